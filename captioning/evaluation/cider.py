@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from captioning.evaluation.ngrams import ORDERS, Ints, ReferenceNGrams, Words
-
-Floats = NDArray[np.float64]
+from captioning.evaluation.resampling import Floats
 
 SIGMA = 6.0  # words; width of the length penalty
 SCALE = 10.0
@@ -45,9 +43,6 @@ class CiderD:
         Args:
             hypotheses: M word lists.
             sets: Number of each hypothesis' reference set; by default the sets in order.
-
-        Raises:
-            ValueError: There is not one set for each hypothesis.
         """
         sets = self.index.sets_of(hypotheses, sets)
         hypothesis, reference = self.index.pairs(sets)  # (P,)

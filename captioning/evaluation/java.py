@@ -16,11 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from captioning.evaluation.ngrams import Words
-
-Floats = NDArray[np.float64]
+from captioning.evaluation.resampling import Floats
 
 METEOR_COUNTS = 23
 _ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.2, 0.6, 0.75  # METEOR 1.5's parameters for English, task "rank"
@@ -44,9 +42,7 @@ def missing_meteor() -> str | None:
 
 
 def meteor_counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Floats:
-    """Return the counts that corpus METEOR sums over images.
-
-    METEOR's separator ``|||`` is removed from words.
+    """Return the counts that corpus METEOR sums over images. METEOR's separator ``|||`` is removed from words.
 
     Returns:
         (images, 23): words of the caption and of its best reference; function words of both; for the four kinds of

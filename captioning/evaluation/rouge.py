@@ -16,11 +16,7 @@ def rouge_l(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) 
     """Return ROUGE-L in [0, 1] of each image's caption, (images,); the corpus' ROUGE-L is the mean.
 
     Precision and recall are each the best over the references, possibly of two different ones. A caption without words
-    counts as one empty word, as in the toolkit.
-
-    Args:
-        hypotheses: One word list per image.
-        references: The word lists of each image's references.
+    counts as one empty word, as in the toolkit. The hypotheses are one word list per image, the references several.
 
     Raises:
         ValueError: The lists differ in length, or an image has no reference.

@@ -10,16 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
+from jsonargparse import ArgumentParser
 
 import captioning.attention
 from captioning.attention import Attention, Normaliser, Score
 from captioning.attention.hard import StochasticAttention
-from captioning.cli.fit import CaptioningCLI
 from captioning.data.batch import pad_captions
 from captioning.model import AttentionDecoder
-from captioning.training.datamodule import CaptionDataModule
-from captioning.training.module import CaptioningModule
-from captioning.vocabulary import Vocabulary
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
@@ -72,19 +70,10 @@ def test_example_attends_to_the_k_best_locations_and_learns(my_attention, masked
         torch.testing.assert_close(out.context[row], weights[row] @ memory.annotations[row // R][best.indices[row]])
 
 
-def test_example_config_puts_it_into_a_model(my_attention, tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["captioning"])
-
-    class Instantiated(CaptioningCLI):
-        subcommand = None
-
-        def before_instantiate_classes(self) -> None:
-            """Make no run folder."""
-
-    configs = [ROOT / "configs" / "shapes_soft.yaml", tmp_path / "my_attention.yaml"]
-    args = [f"--config={path}" for path in configs]
-    args += ["--trainer.logger=false", "--trainer.accelerator=cpu", "--trainer.precision=32-true"]
-    cli = Instantiated(CaptioningModule, CaptionDataModule, run=False, args=args, save_config_callback=None)
-    attention = cli.model.assemble(Vocabulary(["a", "dog"])).decoder.attention
+def test_example_config_builds_it(my_attention):
+    config = yaml.safe_load(block("yaml"))["model"]["decoder"]["init_args"]["attention"]
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--attention", type=Attention)
+    attention = parser.instantiate_classes(parser.parse_object({"attention": config})).attention
     assert isinstance(attention, my_attention.TopAttention) and attention.k == 3
     assert isinstance(attention.score, my_attention.HadamardScore)

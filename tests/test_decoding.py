@@ -145,9 +145,7 @@ def test_images_are_searched_independently(strategy):
             assert hypotheses == (alone[0] if strategy == "beam" else alone)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "captions_each"), [("greedy", 1), ("greedy", 2), ("sample", 1), ("sample", 3), ("beam", 1)]
-)
+@pytest.mark.parametrize(("strategy", "captions_each"), [("greedy", 1), ("sample", 1), ("sample", 3), ("beam", 1)])
 @pytest.mark.parametrize("min_length", [0, 4])
 def test_captions_do_not_depend_on_images_leaving_the_batch(strategy, captions_each, min_length):
     tables = torch.stack([table(seed) for seed in range(13)])

@@ -21,7 +21,7 @@ def greedy(
     max_length: int = 30,
     constraints: Constraints = Constraints(),  # noqa: B008 - frozen
 ) -> list[Hypothesis]:
-    """Return the caption that takes the most probable word at every step, one per row of ``state``: a beam of one.
+    """Return the caption that takes the most probable word at every step, one per image of ``state``: a beam of one.
 
     Args:
         max_length: Largest number of steps. A caption that has not ended by then is cut off after this many words.

@@ -12,7 +12,7 @@ import msgspec
 
 from captioning.data.coco_nouns import synonyms
 from captioning.data.objects import GroundedObject
-from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry, read_annotations
+from captioning.data.records import SPLITS, CaptionIndex, CaptionSource, ImageEntry, read_annotations
 from captioning.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -52,8 +52,10 @@ class CocoSource(CaptionSource):
         name = f"{'val' if split == 'test' else split}{self.year}"
         return self.root / "annotations" / f"captions_{name}.json", name
 
+    def annotations(self) -> list[Path]:
+        return [self.files(split)[0] for split in SPLITS]
+
     def remedy(self) -> str:
-        """Return what to do if a file is missing."""
         return f"run captioning prepare coco --year {self.year} --root {self.root}, or see data/README.md"
 
     def synonyms(self, word: str) -> frozenset[str]:

@@ -40,12 +40,16 @@ class FolderSource(CaptionSource):
         if self.captions.suffix not in (".jsonl", ".csv"):
             raise InputError(f"{self.captions}: captions must be a .jsonl or .csv file")
 
+    def annotations(self) -> list[Path]:
+        return [self.captions]
+
+    def remedy(self) -> str:
+        return (
+            "give the folder with captions.jsonl or captions.csv, or the file's name as captions (see data/README.md)"
+        )
+
     def index(self, split: str) -> CaptionIndex:
-        if not self.captions.is_file():
-            raise InputError(
-                f"{self.captions}: missing; give the folder with captions.jsonl or captions.csv, or the file's name as "
-                "captions (data/README.md says what it holds)"
-            )
+        self.prepare()
         entries: dict[str, ImageEntry] = {}
         split_of: dict[str, str] = {}
         has_splits = False

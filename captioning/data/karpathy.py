@@ -34,8 +34,17 @@ class KarpathySource(CaptionSource):
             return "the split file's own, lower case, without punctuation"
         return super().tokens
 
+    def annotations(self) -> list[Path]:
+        return [self.json_path]
+
+    def remedy(self) -> str:
+        name = self.json_path.stem.removeprefix("dataset_")
+        if name in ("coco", "flickr8k", "flickr30k"):
+            return f"run captioning prepare {name}{' --karpathy' * (name == 'coco')} --root {self.json_path.parent}"
+        return super().remedy()
+
     def index(self, split: str) -> CaptionIndex:
-        images = read_annotations(self.json_path, _SplitFile, "split file", self._remedy()).images
+        images = read_annotations(self.json_path, _SplitFile, "split file", self.remedy()).images
         splits = ("train", "restval") if split == "train" else (split,)
         entries = [self._entry(image) for image in images if image.split in splits]
         if not entries:
@@ -56,12 +65,6 @@ class KarpathySource(CaptionSource):
                 raise InputError(f"{self.json_path}: image {image_id} has a sentence without {lacks}")
             captions.append(" ".join(words))
         return ImageEntry(image_id, str(Path(image.filepath, image.filename)), captions)
-
-    def _remedy(self) -> str:
-        name = self.json_path.stem.removeprefix("dataset_")
-        if name in ("coco", "flickr8k", "flickr30k"):
-            return f"run captioning prepare {name}{' --karpathy' * (name == 'coco')} --root {self.json_path.parent}"
-        return "see data/README.md"
 
 
 class _Sentence(msgspec.Struct):

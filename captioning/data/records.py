@@ -149,7 +149,22 @@ class CaptionSource:
         return self.tokenizer.description
 
     def prepare(self) -> None:
-        """Generate the data if they are generated. Runs once per machine, before ``index``."""
+        """Generate the data, or check that their files exist. Runs once per machine, before a run makes its folder.
+
+        Raises:
+            InputError: A file is missing; says which, and what to do.
+        """
+        for path in self.annotations():
+            if not path.is_file():
+                raise InputError(f"{path}: missing; {self.remedy()}")
+
+    def annotations(self) -> list[Path]:
+        """Return the files that ``prepare`` looks for."""
+        return []
+
+    def remedy(self) -> str:
+        """Return what to do if one of them is missing."""
+        return "see data/README.md"
 
     def index(self, split: str) -> CaptionIndex:
         """Return the images and captions of ``"train"``, ``"val"`` or ``"test"``.

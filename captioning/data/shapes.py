@@ -66,7 +66,6 @@ class ShapesSource(CocoSource):
         return self.root / "annotations" / f"captions_{split}.json", split
 
     def remedy(self) -> str:
-        """Return what to do if a file is missing."""
         return f"run captioning prepare shapes --root {self.root}"
 
     def synonyms(self, word: str) -> frozenset[str]:

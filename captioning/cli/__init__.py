@@ -24,7 +24,7 @@ COMMANDS = {
     "compare": "compare runs: metrics with intervals and tests, curves, captions, attention",
     "export": "write a trained captioner as a folder that others can use",
     "average": "write a checkpoint whose weights are the mean of several",
-    "prepare": "get a data set or an encoder's weights; count n-grams for a CIDEr-D reward",
+    "prepare": "get a data set, or an encoder's weights",
     "extract": "compute a frozen encoder's features once, for faster training",
     "completion": "print a script that completes command lines in bash or zsh",
 }

@@ -52,7 +52,8 @@ class OneLineErrors:
         message = re.sub(union, r"\1 Got value:", message, flags=re.DOTALL)
         message = re.sub(r"typing.Literal(\[.+?\])", r"one of \1", message).replace("Parser key", "option")
         message = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", message)
-        raise InputError(f"{' '.join(message.split())}{hint} (see {self.prog} --help)") from ex
+        line, see = " ".join(message.split()) + hint, f" (see {self.prog} --help)"
+        raise InputError(line.replace(see, "") + see) from ex  # the error may be that of a configuration file
 
 
 def _class_names() -> set[str]:

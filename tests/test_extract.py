@@ -1,0 +1,99 @@
+"""`captioning extract`: parts of a training configuration, and options that win over it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers_faults import command, refused
+from helpers_runs import save_checkpoint
+
+from captioning.cli.build import build
+from captioning.data import CaptionSource
+from captioning.data.shapes import ShapesSource
+from captioning.encoders import Encoder, TorchvisionEncoder
+from captioning.errors import InputError
+
+COUNTS = {"train": 4, "val": 2, "test": 1}
+ENCODER = {"name": "squeezenet1_1", "node": "features.4", "weights": None, "image_size": 48}
+
+
+@pytest.fixture(autouse=True)
+def workdir(tmp_path, monkeypatch) -> Path:
+    """A configuration of an encoder with random weights on a few shapes; entered."""
+    monkeypatch.chdir(tmp_path)
+    ShapesSource("shapes", image_size=48, **COUNTS).prepare()
+    source = {"class_path": "captioning.data.ShapesSource", "init_args": {"root": "x", "image_size": 48, **COUNTS}}
+    parts = {"encoder": {"class_path": "TorchvisionEncoder", "init_args": ENCODER}, "bound_samples": 7}
+    Path("config.yaml").write_text(yaml.safe_dump({"model": parts, "data": {"source": source}, "trainer": {}}))
+    return tmp_path
+
+
+OPTIONS = ["--config", "config.yaml", "--data.source.root", "shapes"]
+
+
+def extracted(*options: object) -> dict[str, int]:
+    """The number of images by the name of their split."""
+    command("extract", *OPTIONS, "--output", "out", "--num_workers", 0, "--device", "cpu", *options)
+    return {path.stem: len(json.loads(path.read_text())["paths"]) for path in Path("out").glob("*.json")}
+
+
+def test_features_of_the_configured_splits_are_written_and_the_next_command_is_said(capsys):
+    checkpoint = save_checkpoint(Path("tuned.ckpt"), with_encoder=TorchvisionEncoder(**ENCODER))
+    assert extracted("--flipped", "--init_from", checkpoint) == {"train": 4, "val": 2, "train_flipped": 4}
+    said = "add to the training command:  --data.features out --data.augmentation.flip 0.5 --init_from tuned.ckpt"
+    assert said in capsys.readouterr().out
+    other = save_checkpoint(Path("other.ckpt"))
+    line = refused(capsys, "extract", *OPTIONS, "--output", "new", "--init_from", other)
+    assert "other.ckpt: its encoder is not the config's" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model.encoder.trainable_from", "features.3", "--init_from", "tuned.ckpt"], "set trainable_from to null"),
+        ([], "model.encoder.weights is null: random weights differ in every run"),
+        (["--flipped", "--split", "val"], "--flipped: only training images are mirrored"),
+        (["--init_from", "gone.ckpt"], "--init_from gone.ckpt: no such file"),
+        (["--data.batch_size", "3"], "--data.batch_size: no such option"),
+        (["--data.source", "os.system"], "os.system is not imported; name its module with --import"),
+    ],
+)
+def test_what_cannot_be_extracted_is_one_line(capsys, options, message):
+    save_checkpoint(Path("tuned.ckpt"), with_encoder=TorchvisionEncoder(**ENCODER))
+    line = refused(capsys, "extract", *OPTIONS, "--output", "out", *options)
+    assert message in line and not list(Path().glob("out/*"))
+
+
+def test_later_configurations_and_options_win():
+    def source(options=(), **values):
+        first = {"class_path": "captioning.data.ShapesSource", "init_args": {"root": "a", "train": 1, "val": 2}}
+        configs = [
+            {"data": {"source": first, "batch_size": 3}, "trainer": {"devices": 1}},
+            {"data": {"source": values}},
+        ]
+        (built,) = build({"data.source": CaptionSource}, configs, options)
+        return built
+
+    later = source(init_args={"val": 5})
+    assert (later.images["train"], later.images["val"]) == (1, 5)
+    options = source(["--data.source.train", "7", "--data.source.init_args.seed=4"], init_args={"val": 5})
+    assert (options.images["train"], options.images["val"], options.seed) == (7, 5, 4)
+    other = source(class_path="captioning.data.CocoSource", init_args={"year": 2014})
+    assert (type(other).__name__, other.year) == ("CocoSource", 2014)
+
+
+@pytest.mark.parametrize("where", ["source", "model_args"])
+def test_a_configuration_runs_nothing_foreign(tmp_path, where):
+    foreign = {"class_path": "os.system", "init_args": {"command": f"touch {tmp_path / 'ran'}"}}
+    encoder = ENCODER | {"model_args": {"dropout": foreign}}
+    parts = (
+        {"data": {"source": foreign}}
+        if where == "source"
+        else {"model": {"encoder": {"class_path": "TorchvisionEncoder", "init_args": encoder}}}
+    )
+    with pytest.raises(InputError):
+        build({"data.source": CaptionSource} if where == "source" else {"model.encoder": Encoder}, [parts])
+    assert not (tmp_path / "ran").exists()

@@ -8,8 +8,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from helpers import trace_of
-from PIL import Image
 from torch import Tensor, nn
 
 from captioning.cells import CellGrid
@@ -17,8 +15,6 @@ from captioning.data.objects import GroundedObject
 from captioning.data.transforms import Preprocessing
 from captioning.encoders import ConvEncoder, Encoder, TimmEncoder, TorchvisionEncoder
 from captioning.evaluation.grounding import cell_coverage, centre_attention, noun_hits, object_cells
-from captioning.views.maps import smooth_alphas
-from captioning.views.overlays import attention_figure
 
 SHIFTED = CellGrid((3, 4), (2.0, 7.0), (10.0, 8.0), (30, 32))  # rows -3..7, 7..17, 17..27; columns 3..11, .. 27..35
 
@@ -149,36 +145,6 @@ def test_regular_cells_cut_the_view_into_equal_parts(grid, size):
         np.testing.assert_array_equal(edges, (np.arange(count + 1) * (side / count)).clip(max=side))
     assert cells.centre(0) == (size[0] / grid[0] / 2, size[1] / grid[1] / 2)
     assert cells.scaled(size) == cells
-
-
-# Pictures
-
-
-def test_a_map_has_its_maximum_at_the_cells_own_centre_and_even_attention_is_even():
-    cells = CellGrid((14, 14), (0.5, 15.5), (16, 16), (224, 224))
-    for location in (0, 90, 100, 13, 195):
-        smooth = smooth_alphas(np.eye(196)[location], cells)
-        y, x = np.add(np.unravel_index(smooth.argmax(), smooth.shape), 0.5)
-        top, bottom, left, right = cells.square(location)
-        assert top <= y <= bottom and left <= x <= right
-    inner = smooth_alphas(np.eye(196)[90], cells)  # row 6, column 6
-    assert np.unravel_index(inner.argmax(), inner.shape) in {(96, 111), (96, 112), (95, 111)}
-    np.testing.assert_allclose(smooth_alphas(np.full(196, 1 / 196), cells), 1 / 196, rtol=1e-5)
-
-
-def test_the_chosen_cell_is_framed_where_it_lies():
-    alphas = np.full((3, 12), 1 / 12)
-    figure = attention_figure(
-        Image.new("RGB", (32, 30), "gray"), ["a", "b", "c"], trace_of(alphas, locations=[0, 6, 11]), SHIFTED
-    )
-    axes = figure.axes[0]
-    for location, picture, frame in zip((0, 6, 11), axes.images[1:-1], axes.patches[::2], strict=True):
-        left, right, _, top = picture.get_extent()
-        x, y = frame.get_xy()
-        drawn = [y, y + frame.get_height(), x, x + frame.get_width()]
-        scale = (right - left) / 32
-        expected = np.array(SHIFTED.square(location)) * scale + [top, top, left, left]
-        np.testing.assert_allclose(drawn, expected, atol=0.01)
 
 
 # Grounding

@@ -9,7 +9,7 @@ import hashlib
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,6 @@ from captioning.component import Component
 from captioning.data.transforms import Preprocessing
 from captioning.encoders.offset import measured_offset
 from captioning.errors import InputError
-
-T = TypeVar("T")
 
 Layout = Literal["channels_first", "channels_last", "tokens", "class_token_first"]
 
@@ -89,10 +87,9 @@ class Encoder(Component):
         self.network = network.to(memory_format=torch.channels_last)
         self.trainable_from = trainable_from
         self.learning_rate = learning_rate
-        self._preprocessing = preprocessing
+        self.preprocessing = preprocessing
         self._layout, self.grid_size, self.annotation_dim = self._measure()
         self._cells: tuple[Any, CellGrid] | None = None
-        self._digest: tuple[Any, str] | None = None
         self.set_trainable(trainable_from is not None)
 
     @classmethod
@@ -124,11 +121,10 @@ class Encoder(Component):
             raise ValueError(f"images must be (B, {expected}), got {tuple(images.shape)}")
         images = images.contiguous(memory_format=torch.channels_last)
         with torch.no_grad() if self.frozen else contextlib.nullcontext():
-            # The network in training may need statistics of the whole batch.
-            trains = not self.frozen and (self.training or torch.is_grad_enabled())
-            size = _IMAGES_IN_CACHE if images.is_cpu and not trains else max(1, len(images))
-            parts = [self._arrange(self._maps(part)) for part in images.split(size)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+            # In training, the network may need statistics of the whole batch.
+            if not images.is_cpu or (not self.frozen and (self.training or torch.is_grad_enabled())):
+                return self._arrange(self._maps(images))
+            return torch.cat([self._arrange(self._maps(part)) for part in images.split(_IMAGES_IN_CACHE)])
 
     def _arrange(self, maps: Tensor) -> Tensor:
         if self._layout == "channels_first":
@@ -148,7 +144,7 @@ class Encoder(Component):
             )
         self.network.eval()
         with torch.no_grad():
-            maps = self._maps(torch.zeros(1, 3, *self._preprocessing.size, device=weight.device))
+            maps = self._maps(torch.zeros(1, 3, *self.preprocessing.size, device=weight.device))
         shape = tuple(maps.shape[1:])
         if len(shape) == 3:
             # Inputs are square and so are grids: the two equal sides are the height and the width.
@@ -171,10 +167,9 @@ class Encoder(Component):
         They are measured at the first use, and again when the weights have changed. A large network takes many seconds,
         so they are kept with a model that is saved.
         """
-        version = self._weights_version()
-        if self._cells is None or self._cells[0] != version:
-            self._cells = version, self._measured_cells()
-        return self._cells[1]
+        if (known := self.known_cells) is None:
+            known = self.cells = self._measured_cells()
+        return known
 
     @cells.setter
     def cells(self, value: CellGrid) -> None:
@@ -187,35 +182,16 @@ class Encoder(Component):
         return self._cells[1] if self._cells is not None and self._cells[0] == self._weights_version() else None
 
     def _measured_cells(self) -> CellGrid:
-        modes = {module: module.training for module in self.network.modules()}
         self.network.eval()
         size, device = self.preprocessing.size, next(self.network.parameters()).device
         try:
             with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
-                offset = measured_offset(
-                    lambda images: self._arrange(self._maps(images)),
-                    self.grid_size,
-                    size,
-                    device,
-                    probes=_PROBES_OF_FROZEN if self.frozen else _PROBES,
-                )
+                probes = _PROBES_OF_FROZEN if self.frozen else _PROBES
+                annotations = lambda images: self._arrange(self._maps(images))  # noqa: E731
+                offset = measured_offset(annotations, self.grid_size, size, device, probes=probes)
         finally:
-            for module, mode in modes.items():
-                module.training = mode
+            self.train(self.training)
         return dataclasses.replace(CellGrid.regular(self.grid_size, size), offset=offset)
-
-    @property
-    def preprocessing(self) -> Preprocessing:
-        """Turns an image into this encoder's input. A checkpoint sets it; the input size cannot change."""
-        return self._preprocessing
-
-    @preprocessing.setter
-    def preprocessing(self, value: Preprocessing) -> None:
-        if value.size != self._preprocessing.size:
-            raise InputError(
-                f"preprocessing gives {value.size} pixels, the encoder was built for {self._preprocessing.size}"
-            )
-        self._preprocessing = value
 
     # Freezing
 
@@ -228,15 +204,10 @@ class Encoder(Component):
         """Freeze everything, or thaw the part that ``trainable_from`` names. The optimizer's groups stay valid.
 
         Raises:
-            InputError: The encoder is to be thawed, but ``trainable_from`` is None or no stage.
+            InputError: The encoder is to be thawed, but ``trainable_from`` names no stage.
         """
-        if trainable and self.trainable_from is None:
-            raise InputError(
-                f"{type(self).__name__}: trainable_from is not set; name the first stage to fine-tune: "
-                + ", ".join(self.stages())
-            )
         self._trainable = trainable
-        tuned = {id(parameter) for parameter in self._tuned_parameters()} if trainable else set()
+        tuned = {id(parameter) for parameter in self._tuned(self.network.named_parameters())} if trainable else set()
         for parameter in self.parameters():
             parameter.requires_grad_(id(parameter) in tuned)
         self.train(self.training)
@@ -246,7 +217,7 @@ class Encoder(Component):
         super().train(False)
         self.training = mode
         if mode and self._trainable:
-            for module in self._tuned_modules():
+            for module in self._tuned(self.network.named_modules()):
                 keeps = self.keeps_batch_norm_statistics and isinstance(module, nn.modules.batchnorm._BatchNorm)
                 module.training = not keeps
         return self
@@ -260,7 +231,7 @@ class Encoder(Component):
         if self.trainable_from is None:
             return []
         rate = {} if self.learning_rate is None else {"lr": self.learning_rate}
-        return [{"params": self._tuned_parameters(), **rate}]
+        return [{"params": self._tuned(self.network.named_parameters()), **rate}]
 
     def stages(self) -> list[str]:
         """Return the names of coarse parts of the network, in order: useful values of ``trainable_from``."""
@@ -270,21 +241,15 @@ class Encoder(Component):
         inner = [_with_weights(self.network.get_submodule(name), f"{name}.") or [name] for name in stages]
         return [name for names in inner for name in names]
 
-    def _tuned_parameters(self) -> list[nn.Parameter]:
-        return self._from_stage(self.network.named_parameters())
-
-    def _tuned_modules(self) -> list[nn.Module]:
-        return self._from_stage(self.network.named_modules())
-
-    def _from_stage(self, named: Iterable[tuple[str, T]]) -> list[T]:
-        """Return the values from the first one of the stage ``trainable_from`` on."""
-        stage, items = self.trainable_from, list(named)
+    def _tuned(self, named: Iterable[tuple[str, Any]]) -> list[Any]:
+        """Return the parameters or modules from the first one of the stage ``trainable_from`` on."""
+        items = list(named)
         for i, (name, _) in enumerate(items):
-            if stage is not None and f"{name}.".startswith(f"{stage}."):
+            if f"{name}.".startswith(f"{self.trainable_from}."):
                 return [value for _, value in items[i:]]
+        stages = ", ".join(self.stages())
         raise InputError(
-            f"{type(self).__name__}: trainable_from={stage!r} is no stage with weights; stages: "
-            + ", ".join(self.stages())
+            f"{type(self).__name__}: trainable_from={self.trainable_from!r} is no stage with weights; stages: {stages}"
         )
 
     # Identity
@@ -323,16 +288,13 @@ class Encoder(Component):
         return tuple((tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors)
 
     def _weights_digest(self) -> str:
-        version = self._weights_version()
-        if self._digest is None or self._digest[0] != version:
-            digest = hashlib.sha256()
-            # num_batches_tracked does not take part in the computation, and many weight files lack it.
-            tensors = {k: v for k, v in sorted(self.state_dict().items()) if not k.endswith("num_batches_tracked")}
-            for name, tensor in tensors.items():
-                digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-                digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-            self._digest = version, "sha256:" + digest.hexdigest()
-        return self._digest[1]
+        digest = hashlib.sha256()
+        # num_batches_tracked does not take part in the computation, and many weight files lack it.
+        tensors = {k: v for k, v in sorted(self.state_dict().items()) if not k.endswith("num_batches_tracked")}
+        for name, tensor in tensors.items():
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return "sha256:" + digest.hexdigest()
 
 
 def _with_weights(module: nn.Module, prefix: str = "") -> list[str]:

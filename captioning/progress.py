@@ -4,45 +4,33 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TextIO
 
 from captioning.errors import printable
 
 
 class Progress:
-    """Shows how much of a task is done. A context manager.
+    """Shows on standard output how much of a task is done. A context manager.
 
     Args:
         label: Name of the task.
         total: Units of the whole task; None if unknown.
         done: Units that were done before.
         unit: What is counted. "bytes" are shown as MB.
-        stream: Where to show it, standard output by default.
-        shown: Whether to show more than the lines of ``say``.
     """
 
-    def __init__(
-        self,
-        label: str,
-        total: int | None = None,
-        done: int = 0,
-        *,
-        unit: str = "images",
-        stream: TextIO | None = None,
-        shown: bool = True,
-    ) -> None:
+    def __init__(self, label: str, total: int | None = None, done: int = 0, *, unit: str = "images") -> None:
         self.label, self.total, self.done, self.unit = printable(label), total, done, unit
-        self._shown, self._stream = shown, stream or sys.stdout
         self._started = self._printed = time.monotonic()
         self._bar = None
-        if shown and self._stream.isatty():
+        if sys.stdout.isatty():
             from rich import progress as bars  # slow to import, and help needs none of it
-            from rich.console import Console
 
-            columns = (bars.TextColumn("{task.description}"), bars.BarColumn(), bars.TimeRemainingColumn())
-            console = Console(file=self._stream, markup=False, emoji=False, highlight=False, soft_wrap=True)
-            # Standard output may lead to a file or another program.
-            self._bar = bars.Progress(*columns, console=console, redirect_stdout=self._stream is sys.stdout)
+            columns = (
+                bars.TextColumn("{task.description}", markup=False),
+                bars.BarColumn(),
+                bars.TimeRemainingColumn(),
+            )
+            self._bar = bars.Progress(*columns)
 
     def __enter__(self) -> Progress:
         if self._bar is not None:
@@ -59,16 +47,13 @@ class Progress:
         self.done, now = done, time.monotonic()
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=done, description=self._line())
-        elif self._shown and now - self._printed > max(10, 0.05 * (now - self._started)):  # seconds
+        elif now - self._printed > max(10, 0.05 * (now - self._started)):  # seconds
             self._printed = now
             self.say(self._line())
 
     def say(self, line: str) -> None:
         """Print a line, above the bar if there is one."""
-        if self._bar is not None:
-            self._bar.console.print(printable(line))
-        else:
-            print(printable(line), file=self._stream, flush=True)
+        print(printable(line), flush=True)  # rich redirects it
 
     def _line(self) -> str:
         numbers = [self.done] if self.total is None else [self.done, self.total]

@@ -83,7 +83,7 @@ def test_the_card_says_what_it_is_what_it_learned_from_and_how_well(run):
     assert "| attention | SoftAttention |" in text and "| vocabulary | 7 words; tokens: Penn Treebank" in text
     metrics = json.loads((run / "test_metrics.json").read_text())
     assert f"| bleu4 | {metrics['test/bleu4']:.2f} |" in text and "| nll | 1.25 |" in text
-    assert "Test split; beam_size 2." in text
+    assert "Split test; beam_size 2." in text
 
 
 def test_the_card_has_no_metrics_of_another_checkpoint_of_the_run(run):
@@ -93,7 +93,7 @@ def test_the_card_has_no_metrics_of_another_checkpoint_of_the_run(run):
         content["search"]["checkpoint"] = checkpoint
         metrics.write_text(json.dumps(content))
         text = (export(run) / "README.md").read_text()
-        assert ("Test split; beam_size 2." in text) == shown and ("It was not tested" in text) != shown
+        assert ("Split test; beam_size 2." in text) == shown and ("It was not tested" in text) != shown
 
 
 def test_notes_replace_the_sections_of_the_card_that_they_have_and_add_the_others(run, tmp_path, capsys):
@@ -104,7 +104,7 @@ def test_notes_replace_the_sections_of_the_card_that_they_have_and_add_the_other
         text.startswith("---\nlibrary_name: captioning\n") and "license: other\n---\n\n# Mine\n\nA captioner.\n" in text
     )
     assert "# mine" not in text and text.count("## Limits\n\nIt has seen no cat.\n\n## Licence") == 1
-    assert text.endswith("## Thanks\n\nTo all.\n") and "## Metrics\n\nTest split" in text
+    assert text.endswith("## Thanks\n\nTo all.\n") and "## Metrics\n\nSplit test" in text
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -121,7 +121,7 @@ def _training(settings: Mapping[str, Any]) -> str:
         "optimizer": _class(model.get("optimizer")),
         "objective": _class(model.get("objective")),
         "seed": settings.get("seed_everything"),
-        "mean of the weights of": ", ".join(member["checkpoint"] for member in settings.get("averaged") or ()) or None,
+        "mean of": ", ".join(member["checkpoint"] for member in settings.get("averaged") or ()) or None,
     }
     return _table("setting", {name: value for name, value in values.items() if value is not None})
 
@@ -130,24 +130,22 @@ def _class(config: Mapping[str, Any] | None) -> str | None:
     """Return a class's name with its plain arguments."""
     if not config:
         return None
-    arguments = (config.get("init_args") or {}).items()
-    plain = [f"{name} {value}" for name, value in arguments if isinstance(value, (int, float, str))]
+    arguments = config.get("init_args") or {}
+    plain = [f"{name} {value}" for name, value in arguments.items() if isinstance(value, (int, float, str))]
     return ", ".join([config["class_path"].rpartition(".")[2], *plain])
 
 
 def _metrics(run: Path | None, checkpoint: str) -> list[str]:
     """Return a table for each split on which this checkpoint was tested."""
     tables = []
-    for stage, title in {"test": "Test split", "val": "Validation split"}.items():
-        path = Path() if run is None else run / f"{stage}_metrics.json"
+    for path in (run / "test_metrics.json", run / "val_metrics.json") if run else ():
         content = read_json(path) if path.is_file() else {}
-        search = content.get("search", {})
-        if not content or search.pop("checkpoint", checkpoint) != checkpoint:
-            continue
-        title = {"val": "Validation split", "train": "Training split"}.get(search.pop("split", None), title)
-        how = ", ".join(f"{name} {value}" for name, value in search.items())
-        values = {name.partition("/")[2]: value for name, value in content.items() if name.startswith(f"{stage}/")}
-        tables.append(f"{title}; {how}.\n\n" + _table("metric", {name: f"{n:.2f}" for name, n in values.items()}))
+        search = content.pop("search", {})
+        if content and search.pop("checkpoint", checkpoint) == checkpoint:
+            split = search.pop("split", None) or path.name.partition("_")[0]
+            how = ", ".join(f"{name} {value}" for name, value in search.items())
+            metrics = {n.partition("/")[2]: f"{value:.2f}" for n, value in content.items() if isinstance(value, float)}
+            tables.append(f"Split {split}; {how}.\n\n{_table('metric', metrics)}")
     return tables
 
 

@@ -109,12 +109,13 @@ def _from_bytes(content: bytes) -> Image.Image:
 
 def _from_numbers(source: NDArray[Any] | Tensor) -> Image.Image:
     """Return an array (.., channels) or a tensor (channels, ..) as RGB."""
-    kind, expected, values = "array", "(height, width, 1, 3 or 4)", source
     if isinstance(source, Tensor):
         kind, expected = "tensor", "(1, 3 or 4, height, width)"
         pixels = source.detach().cpu()
         pixels = pixels.float() if pixels.dtype in (torch.bfloat16, torch.float16) else pixels
-        values = pixels.permute(1, 2, 0).numpy() if pixels.ndim == 3 else pixels.numpy()
+        values: NDArray[Any] = pixels.permute(1, 2, 0).numpy() if pixels.ndim == 3 else pixels.numpy()
+    else:
+        kind, expected, values = "array", "(height, width, 1, 3 or 4)", source
     shape = tuple(source.shape)
     if values.ndim not in (2, 3) or 0 in shape or (values.ndim == 3 and values.shape[-1] not in (1, 3, 4)):
         raise InputError(f"image: {kind} must be {expected} or (height, width), got {shape}")

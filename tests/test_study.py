@@ -486,10 +486,9 @@ def test_a_study_of_drawn_locations_tabulates_how_training_went(measured, capsys
 @pytest.mark.slow
 def test_a_study_from_nothing_to_its_table(place, capsys):
     overlay = tiny_config(place / "shapes")
-    overlay["trainer"] |= {"callbacks": [{"class_path": "captioning.training.Throughput"}]}
     overlay["model"] = {"encoder": {"init_args": overlay["model"]["encoder"]["init_args"]}}
     Path("overlay.yaml").write_text(yaml.safe_dump(overlay))
-    content = {"name": "tiny", "seeds": [1], "fit": ["--config=overlay.yaml"], "evaluate": ["--split=val"]}
+    content = {"name": "tiny", "seeds": [1], "fit": ["--config=overlay.yaml"], "evaluate": ["--data.test_split=val"]}
     write(content | {"variants": {"soft": {"config": "shapes_soft"}}})
     main()
     main("--dry_run")

@@ -25,7 +25,7 @@ def captioners(tmp_path_factory) -> dict[str, ImageCaptioner]:
     paths = {
         "soft": save_checkpoint(folder / "soft.ckpt"),
         "hard": save_checkpoint(folder / "hard.ckpt", attention=HardAttention, gated=False),
-        "summed": save_checkpoint(folder / "marginal.ckpt", output=SummedOutput()),
+        "summed": save_checkpoint(folder / "summed.ckpt", output=SummedOutput()),
     }
     return {name: load(path) for name, path in paths.items()} | {"ensemble": load([*paths.values()])}
 

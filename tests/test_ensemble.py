@@ -43,7 +43,7 @@ def make_member(seed: int, attention: Attention, output: Output | None = None, *
 
 
 def make_members() -> list[Captioner]:
-    """Soft with a state of its own, hard without a gate, marginal: of the same cells and other weights; and a coarser
+    """Soft with a state of its own, hard without a gate, summed: of the same cells and other weights; and a coarser
     grid of another view."""
     members = [
         make_member(1, Soft(CoverageScore(5))),
@@ -143,7 +143,7 @@ def make_batch(views: list[Tensor]) -> CaptionBatch:
 
 
 @torch.no_grad()
-def test_the_likelihood_of_references_is_that_of_the_mixture():
+def test_the_likelihood_of_references_is_the_mean_of_the_models():
     members, views = make_members(), make_views()
     asked = []
 

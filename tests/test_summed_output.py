@@ -205,7 +205,7 @@ def test_reinforce_bound_of_the_same_model_is_below_the_likelihood():
     captioner, batch = make_captioner(std=1.0), make_batch()
     with torch.no_grad():
         output = captioner(batch)
-        marginal = reductions.step_log_probs(output.logits, output.targets, output.mask).sum(1).double().numpy()
+        likelihood = reductions.step_log_probs(output.logits, output.targets, output.mask).sum(1).double().numpy()
         caption_parts = log_likelihoods(captioner, batch, captioner.decoder.output)
     for n in (1, 2):  # captions of two and three steps: 13^2 and 13^3 paths
         log_w, log_p = caption_parts[n]
@@ -216,9 +216,9 @@ def test_reinforce_bound_of_the_same_model_is_below_the_likelihood():
         log_path = sum(log_w[t, paths[:, t]] for t in steps)
         log_caption = sum(rewards[t, paths[:, t]] for t in steps)
         assert np.exp(log_path).sum() == pytest.approx(1)
-        assert np.logaddexp.reduce(log_path + log_caption) == pytest.approx(marginal[n], abs=1e-5)
+        assert np.logaddexp.reduce(log_path + log_caption) == pytest.approx(likelihood[n], abs=1e-5)
         bound = float(np.exp(log_path) @ log_caption)
-        assert bound < marginal[n] - 0.05
+        assert bound < likelihood[n] - 0.05
 
 
 @pytest.mark.parametrize("options", OUTPUTS.values(), ids=OUTPUTS)

@@ -65,8 +65,8 @@ class LocalScore(Score):
         self.position_hidden = StepLinear(query_dim, hidden_dim, bias=False)
         self.position_output = StepLinear(hidden_dim, 2, bias=False)
         self._grid_size = grid_size
-        rows, columns = torch.meshgrid(*(torch.arange(size) + 0.5 for size in grid_size), indexing="ij")
-        centres = torch.stack([rows.flatten(), columns.flatten()])  # (2, L)
+        y, x = torch.meshgrid(*(torch.arange(size) + 0.5 for size in grid_size), indexing="ij")
+        centres = torch.stack([y.flatten(), x.flatten()])  # (2, L)
         # Persistent, so that a checkpoint of another grid is refused.
         self.register_buffer("centres", centres)
         self.register_buffer("size", torch.tensor(grid_size, dtype=centres.dtype), persistent=False)

@@ -74,6 +74,6 @@ def expected_context(weights: Tensor, annotations: Tensor) -> Tensor:
     return matmul(weights.to(annotations.dtype), annotations)
 
 
-def repeat_rows(x: Tensor, times: int) -> Tensor:
-    """Return (N, ..) as (N * times, ..); the copies of a row are adjacent."""
-    return x if times == 1 else x.unsqueeze(1).expand(-1, times, *x.shape[1:]).flatten(0, 1)
+def repeat_rows(x: Tensor, n: int) -> Tensor:
+    """Return (N, ..) as (N * n, ..); the copies of a row are adjacent."""
+    return x if n == 1 else x.unsqueeze(1).expand(-1, n, *x.shape[1:]).flatten(0, 1)

@@ -47,7 +47,7 @@ def sample(
 ) -> list[Hypothesis]:
     """Return one caption per row of ``state``, each word drawn from the model's distribution.
 
-    Scores and log-probabilities are the model's own, not those of the tempered, cut and masked distribution. A step
+    Log-probabilities are the model's own, not those of the tempered, cut and masked distribution. A step
     draws one number per row from torch's global generator, also for rows that have ended, so no caption depends on the
     others.
 

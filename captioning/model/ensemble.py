@@ -159,7 +159,7 @@ class MeanStep:
 def mean_log_probs(log_probs: Sequence[Tensor]) -> Tensor:
     """Return log of the mean of several distributions (.., V) in nats.
 
-    Probabilities are averaged, not their logarithms: the result is a mixture of equally likely models. It sums to one,
+    Probabilities are averaged, not their logarithms: the models are equally likely. The result sums to one,
     and no model can veto a word that the others are sure of.
     """
     total = log_probs[0]

@@ -1,13 +1,20 @@
-"""The LSTM decoder with attention: Eq. 1-7 of Xu et al., Show, Attend and Tell (ICML 2015).
+"""The LSTM decoder with attention of Xu et al., Show, Attend and Tell (ICML 2015). Reading begins here.
 
-In the letters of the paper, where t is the step and phi the selection of the attention:
+In the letters of the paper, where t is the step and phi the selection of the attention, a step computes
 
-    e_ti = f_att(a_i, h_{t-1}),  alpha_t = softmax(e_t),  z_t = phi({a_i}, {alpha_ti})     Eq. 4-6, ``attention``
-    z_t <- beta_t z_t,  beta_t = sigmoid(f_beta(h_{t-1}))                                   Sec. 4.2.1, ``gate``
-    i, f, o = sigmoid(T(E y_{t-1}, h_{t-1}, z_t)),  g = tanh(T(E y_{t-1}, h_{t-1}, z_t))    Eq. 1
-    c_t = f * c_{t-1} + i * g                                                               Eq. 2
-    h_t = o * tanh(c_t)                                                                     Eq. 3
-    p(y_t) = softmax(L_o(E y_{t-1} + L_h h_t + L_z z_t))                                    Eq. 7, ``output``
+    e_ti = f_att(a_i, h_{t-1})                                             Eq. 4    attention/scores.py
+    alpha_t = softmax(e_t)                                                 Eq. 5    attention/normalisers.py
+    z_t = phi({a_i}, {alpha_ti})                                           Eq. 6    attention/base.py
+        s_t ~ Multinoulli(alpha_t), z_t = a_{s_t}                          Eq. 8-9  attention/hard.py
+        z_t = sum_i alpha_ti a_i                                           Eq. 13   attention/soft.py
+    z_t <- beta_t z_t,  beta_t = sigmoid(f_beta(h_{t-1}))                  Sec. 4.2.1, here: ``ScalarGate``
+    i, f, o = sigmoid(T(E y_{t-1}, h_{t-1}, z_t)),  g = tanh(T(..))        Eq. 1    here: ``_recur``
+    c_t = f * c_{t-1} + i * g                                              Eq. 2
+    h_t = o * tanh(c_t)                                                    Eq. 3
+    p(y_t) = softmax(L_o(E y_{t-1} + L_h h_t + L_z z_t))                   Eq. 7    model/output.py
+
+Training minimises the terms of Eq. 14 (objective/terms.py); where locations are drawn, the bound of Eq. 10 by the
+gradient of Eq. 11-12 (objective/estimators.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The deep output as a mixture over locations: hard attention summed exactly."""
+"""The deep output summed over locations: the exact likelihood of a word, whatever location it came from."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class SummedOutput(Output):
         name = type(attention).__name__
         if isinstance(attention, MultiHeadAttention):
             raise InputError(
-                f"output: {name} looks at several locations at once; a mixture component needs a single one"
+                f"output: {name} looks at several locations at once; a sum over locations takes one that looks at a single one"
             )
         if not isinstance(attention, SoftAttention):
             raise InputError(f"output: {name} chooses locations itself; a sum over all of them takes SoftAttention")

@@ -38,7 +38,8 @@ def beam_search(
 
     With several groups this is diverse beam search (Vijayakumar et al. 2018): every group is a beam of K / groups, and
     a word costs it ``diversity`` for each beam of the groups before it that chose the word at the same step (Hamming
-    diversity). The best of every group come first, then the second of every group. Log-probabilities are the model's own.
+    diversity). The best of every group come first, then the second of every group. Log-probabilities are
+    the model's own.
 
     Args:
         state: State of B rows, one per image; after the first step it has K rows per image.

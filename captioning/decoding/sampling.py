@@ -30,7 +30,6 @@ def greedy(
     Raises:
         InputError: No caption of ``max_length`` words meets the constraints.
     """
-
     beams = beam_search(step, state, beam_size=1, max_length=max_length, constraints=constraints)
     return [hypothesis for (hypothesis,) in beams]
 

@@ -60,7 +60,7 @@ class SummedOutput(Output):
         name = type(attention).__name__
         if isinstance(attention, MultiHeadAttention):
             raise InputError(
-                f"output: {name} looks at several locations at once; a sum over locations takes one that looks at a single one"
+                f"output: {name} looks at several locations at once; a sum over all of them takes SoftAttention"
             )
         if not isinstance(attention, SoftAttention):
             raise InputError(f"output: {name} chooses locations itself; a sum over all of them takes SoftAttention")

@@ -384,6 +384,7 @@ class Score(CommandLine):
             module.scored = Path(path).name
             return module
 
+        scored_model.__qualname__ += secrets.token_hex(4)  # jsonargparse keeps a function of a name for the process
         options = [f"--config={json.dumps(content)}" for content in settings]
         super().__init__(stage, scored_model, [*options, *args])
 

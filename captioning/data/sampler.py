@@ -51,7 +51,7 @@ class CaptionBatches(Sampler[list[int]]):
         rank, world_size: This process, and how many there are.
 
     Raises:
-        InputError: An option is out of its range, or there is no caption.
+        InputError: An option is out of its range.
     """
 
     def __init__(
@@ -68,13 +68,9 @@ class CaptionBatches(Sampler[list[int]]):
         world_size: int = 1,
     ) -> None:
         check_range(1, batch_size=batch_size, captions_per_image=captions_per_image)
-        if group not in ("length", "image"):
-            raise InputError(f"group must be length or image, got {group!r}")
         if captions_per_image is not None and group != "image":
             raise InputError(f"captions_per_image: needs group image, got {group}")
         self.lengths, images = np.asarray(lengths), np.asarray(image_of_caption)
-        if not len(images):
-            raise InputError("there is no caption to sample")
         self.seed, self.group, self.rank, self.world_size = seed, group, rank, world_size
         self.epoch, self.first = start
         # The units that are shuffled: captions, or images.

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from captioning.data.shape_world.drawing import LEAST_VISIBLE, paint
 from captioning.data.shape_world.grammar import STYLES, SYNONYMS, describe
-from captioning.data.shape_world.scene import COLOURS, NOUNS, SIZES, Shape, sample_scene
+from captioning.data.shape_world.scene import COLOURS, NOUNS, SIZES, Shape
 from captioning.data.shapes import ShapesSource
 from captioning.errors import InputError
 
@@ -31,12 +30,6 @@ def source(tmp_path_factory) -> ShapesSource:
     source = make(tmp_path_factory.mktemp("data") / "shapes")
     source.prepare()
     return source
-
-
-@pytest.fixture(scope="module")
-def scenes() -> list:
-    rng = np.random.default_rng(11)
-    return [sample_scene(rng) for _ in range(400)]
 
 
 def files(root: Path) -> dict[str, bytes]:
@@ -170,13 +163,9 @@ def test_an_interrupted_run_leaves_nothing_half_done(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("other", [{"seed": 7}, {"image_size": 96}, {"train": 31}])
 def test_shapes_made_with_other_arguments_are_refused(source, other):
-    (key,) = other
-    with pytest.raises(
-        InputError, match=r"shapes\.json: these shapes were made with .* instead of .*another root"
-    ) as e:
+    name = "images" if "train" in other else next(iter(other))
+    with pytest.raises(InputError, match=rf"shapes\.json: these shapes were made with {name} .* instead of .*another"):
         make(source.root, **other).prepare()
-    assert ("images" if key == "train" else key) in str(e.value)
-    assert "\n" not in str(e.value)
 
 
 @pytest.mark.parametrize("content", [None, "{", "{}"])
@@ -184,9 +173,7 @@ def test_a_folder_that_is_not_a_shapes_data_set_is_left_alone(tmp_path, content)
     (tmp_path / "precious.txt").write_text("mine")
     if content is not None:
         (tmp_path / "shapes.json").write_text(content)
-    with pytest.raises(
-        InputError, match=r"shapes\.json: .*choose another root|these shapes were made with format None"
-    ):
+    with pytest.raises(InputError, match=r"shapes\.json: .*choose another root"):
         make(tmp_path).prepare()
     assert (tmp_path / "precious.txt").read_text() == "mine"
 
@@ -200,43 +187,6 @@ def test_reading_before_preparing_says_what_to_run(tmp_path):
 def test_impossible_arguments_are_refused_by_name(tmp_path, options):
     with pytest.raises(InputError, match=next(iter(options))):
         make(tmp_path / "shapes", **options)
-
-
-# Scenes
-
-
-def test_scenes_leave_no_doubt_about_order_and_relations(scenes):
-    for scene in scenes:
-        shapes = scene.shapes
-        assert len({(item.noun, item.colour) for item in shapes}) == len(shapes)
-        assert all(b.x - a.x >= 10 for a, b in itertools.pairwise(shapes))
-        related = {2: [(0, 1)], 3: [(0, 1), (1, 2)], 4: [(0, 1), (2, 3)]}.get(len(shapes), [])
-        for a, b in related:
-            dx, dy = shapes[a].x - shapes[b].x, shapes[a].y - shapes[b].y
-            assert abs(abs(dx) - abs(dy)) >= 10
-    assert {len(scene.shapes) for scene in scenes} == {1, 2, 3, 4}
-    # Some scenes have objects of one noun, which only their colours tell apart.
-    assert any(len({item.noun for item in scene.shapes}) < len(scene.shapes) for scene in scenes)
-
-
-def test_every_object_stays_mostly_visible_and_inside(scenes):
-    rng = np.random.default_rng(3)
-    overlapping = 0
-    for scene in scenes[:60]:
-        painted = paint(scene, rng, 112)
-        if painted is None:
-            continue
-        _, visible = painted
-        edge = np.ones((112, 112), dtype=bool)
-        edge[1:-1, 1:-1] = False
-        assert not (visible & edge).any()
-        for i, item in enumerate(scene.shapes):
-            alone = paint(type(scene)((item,), (0,)), rng, 112)
-            assert alone is not None
-            fraction = visible[i].sum() / alone[1][0].sum()
-            assert LEAST_VISIBLE <= fraction <= 1
-            overlapping += fraction < 0.98
-    assert overlapping > 0
 
 
 # Wording

@@ -50,7 +50,7 @@ def weights(path: str | Path) -> dict[str, Tensor]:
     return torch.load(path, weights_only=True)["state_dict"]
 
 
-@pytest.mark.parametrize("options", [{}, {"attention": HardAttention}, {"output": SummedOutput(rank=3)}])
+@pytest.mark.parametrize("options", [{}, {"attention": HardAttention}, {"output": SummedOutput()}])
 def test_parameters_are_means_and_the_rest_is_the_last_ones(options, capsys):
     paths = [make("a.ckpt", batches=3, **options), make("b.ckpt", 0.5, batches=8, **options)]
     before = [weights(path) for path in paths]

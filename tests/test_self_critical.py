@@ -59,7 +59,6 @@ CASES: dict[str, Callable[[], dict]] = {
         "standardize_annotations": True,
     },
     "summed": lambda: {"attention": SoftAttention(AdditiveScore(4)), "output": SummedOutput()},
-    "summed of rank 3": lambda: {"attention": SoftAttention(AdditiveScore(4)), "output": SummedOutput(rank=3)},
     "transformer": lambda: {
         "decoder": TransformerDecoder(
             MultiHeadAttention(ScaledDotScore(), heads=2), dim=4, layers=2, heads=2, dropout=0.3, tie_embeddings=True

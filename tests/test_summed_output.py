@@ -83,7 +83,7 @@ def log_likelihoods(captioner: Captioner, batch: CaptionBatch, output) -> list[t
             beta = 1.0 if attended.beta_logit is None else float(torch.sigmoid(attended.beta_logit[0]))
             s = W["embedding.weight"][int(token)] + W["output.L_h.weight"] @ h
             annotations, weights = components(output, a[n], alpha, batch.annotation_mask, n)
-            hidden = [s] + [s + project(W, W["output.L_z.weight"] @ annotation) for annotation in annotations]
+            hidden = [s] + [s + W["output.L_z.weight"] @ annotation for annotation in annotations]
             logits = np.array([W["output.L_o.weight"] @ x + W["output.L_o.bias"] for x in hidden])
             log_p.append(logits - np.log(np.exp(logits).sum(1, keepdims=True)))
             with np.errstate(divide="ignore"):
@@ -96,11 +96,6 @@ def summed_of(captioner: Captioner, batch: CaptionBatch, output) -> np.ndarray:
     """log p of every word at all steps of all captions, (M, V)."""
     captions = log_likelihoods(captioner, batch, output)
     return np.concatenate([np.logaddexp.reduce(log_w[:, :, None] + log_p, axis=1) for log_w, log_p in captions])
-
-
-def project(W, x):
-    P = W.get("output.projection.weight")
-    return x if P is None else P.T @ (P @ x)
 
 
 def components(output, a, alpha, mask, n):
@@ -127,8 +122,6 @@ OUTPUTS = {
     "blocks of one cell": {"block": (1, 1)},
     "blocks": {"block": (2, 2)},
     "ragged blocks": {"block": (2, 3)},
-    "rank 3": {"rank": 3},
-    "blocks of rank 4": {"block": (2, 2), "rank": 4},
 }
 
 
@@ -186,8 +179,6 @@ def with_attention(attention: Attention) -> AttentionDecoder:
         (lambda: with_attention(GumbelAttention(AdditiveScore(A))), "GumbelAttention chooses locations itself"),
         (lambda: with_attention(MultiHeadAttention(ScaledDotScore(), heads=1)), "looks at several locations at once"),
         (lambda: SummedOutput(block=(0, 2)), "block"),
-        (lambda: SummedOutput(rank=0), "rank"),
-        (lambda: built(rank=E + 1), "exceeds the embedding's size 6"),
         (lambda: built(None, block=(2, 2)), "needs annotations on a grid"),
         (
             lambda: (d := built(block=(2, 2)))(*pad_captions([[4, 5]]), d.encode(torch.randn(1, 7, D))),

@@ -38,7 +38,6 @@ class SummedOutput(Output):
     Args:
         block: (height, width) of blocks of cells that are one component each: the mean of their annotations, with the
             sum of their weights.
-        rank: Rank of L_o L_z a_i: a learned projection of L_z a_i and of L_o to so many dimensions.
 
     Raises:
         InputError: An option is out of its range.
@@ -46,15 +45,11 @@ class SummedOutput(Output):
 
     has_posterior = True
 
-    def __init__(self, *, block: tuple[int, int] | None = None, rank: int | None = None) -> None:
+    def __init__(self, *, block: tuple[int, int] | None = None) -> None:
         super().__init__()
         if block is not None and (len(block) != 2 or min(block) < 1):
             raise InputError(f"block must be height and width of at least 1, got {list(block)}")
-        if rank is not None and rank < 1:
-            raise InputError(f"rank must be at least 1, got {rank}")
         self.block = None if block is None else tuple(block)
-        self.rank = rank
-        self.projection: nn.Linear | None = None
 
     def check(self, attention: Attention) -> None:
         name = type(attention).__name__
@@ -77,13 +72,8 @@ class SummedOutput(Output):
     ) -> None:
         if self.block is not None and grid_size is None:
             raise InputError(f"block: {list(self.block)} needs annotations on a grid; leave it out")
-        if self.rank is not None and self.rank > embedding_dim:
-            raise InputError(f"rank: {self.rank} exceeds the embedding's size {embedding_dim}; leave it out")
         super().build(embedding_dim, hidden_dim, annotation_dim, vocabulary_size, grid_size, dropout=dropout)
         self._grid_size = grid_size
-        if self.rank is not None:
-            self.projection = nn.Linear(embedding_dim, self.rank, bias=False)
-            nn.init.orthogonal_(self.projection.weight)  # the logits begin as a projection of those of full rank
 
     def prepare_search(self, memory: Memory) -> LocatedMemory:
         return LocatedMemory(**vars(memory), located=locate(*self._factors(memory)))
@@ -122,12 +112,11 @@ class SummedOutput(Output):
         return torch.cat([nn.functional.logsigmoid(-beta_logit), nn.functional.logsigmoid(beta_logit) + log_w], 1)
 
     def _factors(self, memory: Memory) -> tuple[Tensor, Tensor]:
-        """Return A (B, C, r) and W (V, r): the components add A W^T to the logits of a step that does not look."""
+        """Return A (B, C, E) and W (V, E): the components add A W^T to the logits of a step that does not look."""
         annotations, blocks = memory.annotations, self._blocks(memory)
         if blocks is not None:
             annotations = _block_means(annotations, memory.mask, blocks)
-        A, W = self.dropout(self.L_z(annotations)), self.L_o.weight
-        return (A, W) if self.projection is None else (self.projection(A), self.projection(W))
+        return self.dropout(self.L_z(annotations)), self.L_o.weight
 
     def _blocks(self, memory: Memory) -> Tensor | None:
         """Return the block of every location, (L,) int64, counted in row-major order; None without blocks."""

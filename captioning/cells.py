@@ -54,11 +54,6 @@ class CellGrid:
         alike = (self.grid_size, self.stride, self.size) == (other.grid_size, other.stride, other.size)
         return alike and bool((apart <= np.divide(self.stride, 4)).all())
 
-    def centre(self, location: int) -> tuple[float, float]:
-        """Return (y, x) of a location's centre."""
-        row, column = divmod(location, self.grid_size[1])
-        return self.offset[0] + row * self.stride[0], self.offset[1] + column * self.stride[1]
-
     def centres(self) -> tuple[Float64, Float64]:
         """Return the rows' y and the columns' x."""
         y, x = (self.offset[axis] + np.arange(self.grid_size[axis]) * self.stride[axis] for axis in (0, 1))

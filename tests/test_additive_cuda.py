@@ -70,17 +70,6 @@ def test_gradient_of_shared_projections_is_the_sum_over_steps(dtype, device):
     torch.testing.assert_close(P.grad.float(), plain.grad, **tolerance(dtype))
 
 
-def test_gradients_of_all_steps_take_one_launch(device, monkeypatch):
-    kernels = additive._cuda_kernels()
-    launches = []
-    monkeypatch.setattr(kernels, "_launch", lambda kernel, *rest: launches.append(kernel))
-    P, q, v = inputs(8, torch.float32, device)
-    shared = collected(P)
-    sum(additive_logits(shared, q, v).sum() for _ in range(5)).backward()
-    assert [launches.count(kernel) for kernel in (kernels._forward, kernels._backward)] == [5, 5]
-    assert launches.count(kernels._backward_projected) == 1
-
-
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp2")  # infinity is what the kernel counts on
 def test_tanh_of_large_numbers_stays_within_one_and_nan_stays_nan(device):
     P = torch.tensor([-1e4, -20.0, 0.0, 20.0, 1e4, float("nan")], device=device).view(1, 6, 1)
@@ -110,27 +99,6 @@ def test_memory_does_not_grow_with_steps_times_locations_times_units():
     assert torch.cuda.max_memory_allocated() - before < 2 * hidden
 
 
-@pytest.mark.gpu
-def test_double_precision_on_a_gpu_uses_the_formula():
-    P, q, v = (x.detach().double() for x in inputs(7, torch.float32, "cuda"))
-    torch.testing.assert_close(additive_logits(P, q, v), plain_additive_logits(P, q, v))
-
-
-def test_if_triton_cannot_compile_the_reason_is_logged_once(device, monkeypatch, caplog):
-    kernels = additive._cuda_kernels()
-
-    def fail(*arguments):
-        raise RuntimeError("first line\nno C compiler")
-
-    monkeypatch.setattr(kernels, "_launch", fail)
-    kernels._works.cache_clear()
-    try:
-        assert not any(kernels._works(torch.device(device)) for _ in range(2))
-    finally:
-        kernels._works.cache_clear()
-    assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == ["no C compiler"]
-
-
 COMPILE = """
 import sys
 import triton
@@ -156,9 +124,3 @@ for kernel in (additive_cuda._forward, additive_cuda._backward, additive_cuda._b
 def test_kernels_compile_for_gpus_without_atomic_operations(capability, dtype, tmp_path):
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", COMPILE, str(capability), dtype], env=environment, check=True)
-
-
-def test_triton_is_not_imported_for_a_cpu(monkeypatch):
-    monkeypatch.setattr(additive, "_cuda_kernels", lambda: pytest.fail("imported"))
-    assert "additive_cuda" not in vars(additive) and "triton" not in vars(additive)
-    additive_logits(torch.ones(1, 2, 3), torch.ones(1, 1, 3), torch.ones(3))

@@ -124,7 +124,6 @@ def test_equal_encoders_have_equal_cells():
 
 
 def test_a_cell_reaches_half_a_stride_around_its_centre_and_not_out_of_the_view():
-    assert SHIFTED.centre(6) == (12, 23)
     assert SHIFTED.square(6) == (7, 17, 19, 27)
     assert SHIFTED.square(0) == (0, 7, 3, 11) and SHIFTED.square(11) == (17, 27, 27, 32)
     y, x = SHIFTED.edges()
@@ -143,7 +142,7 @@ def test_regular_cells_cut_the_view_into_equal_parts(grid, size):
     cells = CellGrid.regular(grid, size)
     for edges, count, side in zip(cells.edges(), grid, size, strict=True):
         np.testing.assert_array_equal(edges, (np.arange(count + 1) * (side / count)).clip(max=side))
-    assert cells.centre(0) == (size[0] / grid[0] / 2, size[1] / grid[1] / 2)
+    assert cells.offset == (size[0] / grid[0] / 2, size[1] / grid[1] / 2)
     assert cells.scaled(size) == cells
 
 

@@ -13,7 +13,6 @@ from captioning.decoding import BeamOptions, Step, beam_search, greedy
 from captioning.encoders import ConvEncoder
 from captioning.model import AttentionDecoder, SummedOutput
 from captioning.model.captioner import Captioner
-from captioning.objective.reductions import step_nll
 from captioning.trace import AttentionTrace
 from captioning.vocabulary import UNK
 
@@ -53,27 +52,6 @@ def test_beam_of_one_equals_greedy_in_every_precision(name, output):
         beams = captioner.search(memory, BeamOptions(beam_size=1, max_length=T))
     assert [h.ids for h in first] == [beam[0].ids for beam in beams]
     assert len({tuple(h.ids) for h in first}) > B // 2  # the captions do differ
-
-
-@pytest.mark.parametrize("output", [None, SummedOutput])
-@pytest.mark.parametrize("name", ["bf16-true", "64-true"])
-def test_kernels_keep_their_types_if_lightning_changes_the_default(name, output):
-    """Its precision plugin does so around every step; what C writes as float32 must not lie in memory of another."""
-    dtype = {"bf16-true": torch.bfloat16, "64-true": torch.float64}[name]
-    captioner, seen = make_captioner(name, output and output()).to(dtype).train(), annotations(name).to(dtype)
-    captions = torch.tensor([[1, 7, 8, 2]] * B)
-    batch = CaptionBatch(captions, torch.full((B,), 3), torch.arange(B), torch.arange(B), torch.arange(B), None, seen)
-    losses = []
-    for default in (torch.float32, dtype):
-        torch.manual_seed(1)
-        torch.set_default_dtype(default)
-        try:
-            output_of = captioner(batch)
-            losses.append(step_nll(output_of.logits, output_of.targets).sum())
-            losses[-1].backward()
-        finally:
-            torch.set_default_dtype(torch.float32)
-    torch.testing.assert_close(losses[0], losses[1], rtol=1e-3, atol=0)
 
 
 def ties(logits: torch.Tensor) -> float:

@@ -50,14 +50,6 @@ def test_ordinary_uses_of_a_collected_tensor_count_too():
     torch.testing.assert_close(weight.grad, x.sum(0).expand(OUT, IN) + 2 * weight.detach())
 
 
-def test_going_backwards_twice_gives_the_same_gradient_twice():
-    weight = torch.randn(OUT, IN, requires_grad=True)
-    y = linear(torch.randn(N, IN), collected(weight)).sum()
-    (first,) = torch.autograd.grad(y, weight, retain_graph=True)
-    (second,) = torch.autograd.grad(y, weight)
-    torch.testing.assert_close(first, second)
-
-
 def test_nothing_is_collected_where_no_gradient_is_needed():
     weight = torch.randn(OUT, IN, requires_grad=True)
     with torch.no_grad():

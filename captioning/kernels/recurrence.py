@@ -56,10 +56,11 @@ def run_recurrence(
     """
     N, R = len(inputs), len(inputs) // images
     rows, steps = None, inputs.unbind(1)
-    if inputs.is_cpu and (leaving := _Leaving(lengths, images, len(steps))).saves:
-        rows, memory = leaving.rows, memory.select(leaving.order)
+    if inputs.is_cpu and (leaving := _leaving(lengths, images, len(steps))) is not None:
+        order, present = leaving
+        rows, memory = torch.arange(N).view(images, R)[order].flatten(), memory.select(order)
         state = tuple(tensor[rows] for tensor in state)
-        steps = tuple(x[:count] for x, count in zip(inputs[rows].unbind(1), leaving.remaining, strict=True))
+        steps = tuple(x[: count * R] for x, count in zip(inputs[rows].unbind(1), present, strict=True))
     with unrolled(module):
         outputs = _run(functools.partial(step, module), steps, state, memory.collected(), R)
     stacked = [_stacked(tensors, N) for tensors in zip(*outputs, strict=True)]
@@ -69,28 +70,19 @@ def run_recurrence(
     return type(outputs[0])(*stacked)
 
 
-class _Leaving:
-    """The order in which the images leave a batch, each when its longest caption has ended.
+def _leaving(lengths: Tensor, images: int, T: int) -> tuple[Tensor, list[int]] | None:
+    """Return the order of the images, the last to leave first, and how many are there at each of T steps.
+
+    Returns None if too few steps are saved to make up for copying the memory in that order.
 
     Args:
         lengths: (N,) steps of each row, the rows of an image adjacent.
         images: Number of images.
         T: Number of steps.
-
-    Attributes:
-        order: (images,) indices of the images, the last to leave first.
-        rows: (N,) indices of their rows.
-        remaining: Rows at each of the T steps.
-        saves: Whether enough steps are saved to make up for copying the memory in that order.
     """
-
-    def __init__(self, lengths: Tensor, images: int, T: int) -> None:
-        N, ends = len(lengths), lengths.view(images, -1).amax(dim=1)
-        self.order = ends.argsort(descending=True, stable=True)
-        self.rows = torch.arange(N).view(images, -1)[self.order].flatten()
-        present = (ends > torch.arange(T).unsqueeze(1)).sum(dim=1).clamp(min=1)
-        self.remaining: list[int] = (present * (N // images)).tolist()
-        self.saves = sum(self.remaining) < FEW_ENOUGH * N * T
+    ends = lengths.view(images, -1).amax(dim=1)
+    present = (ends > torch.arange(T).unsqueeze(1)).sum(dim=1).clamp(min=1).tolist()
+    return (ends.argsort(descending=True, stable=True), present) if sum(present) < FEW_ENOUGH * images * T else None
 
 
 def to_autocast(x: Tensor) -> Tensor:

@@ -15,6 +15,9 @@ from typing import TypeVar
 
 from captioning.errors import InputError, printable
 
+PROGRESS = "run folder|drawing|epoch|best checkpoint|BLEU-4|Pointing accuracy|written to"
+"""Beginnings of the lines in which training and testing say how they go on."""
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -27,7 +30,7 @@ class Commands:
         shown: Regular expression for the beginning of the lines that are printed.
     """
 
-    def __init__(self, jobs: int, shown: str) -> None:
+    def __init__(self, jobs: int, shown: str = PROGRESS) -> None:
         self.jobs, self._shown, self._stopped = jobs, re.compile(shown), False
         threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // jobs))
         self._environment = os.environ | {"OMP_NUM_THREADS": threads}

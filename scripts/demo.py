@@ -38,7 +38,6 @@ BATCH = 32  # images of a step in the configs, each with its captions
 SMALL_BATCH, FEW_CAPTIONS = 16, 2  # images of a step on a slow processor, captions of each in an epoch
 FEWEST_EPOCHS = 4  # of small batches
 EXAMPLES = 2  # the first images of the test split: the summary keeps their captions, right or wrong
-_PROGRESS = "run folder|drawing|epoch|best checkpoint|test:"
 
 
 class Plan(NamedTuple):
@@ -121,7 +120,7 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
         print(f"{len(RUNS)} models, {plan.epochs} epochs{few * plan.small}")
         minutes = (expected + OTHER_SECONDS) / 60
         print(f"about {minutes:.0f} minutes on this machine, with drawing and scoring\n", flush=True)
-    commands = Commands(len(RUNS), _PROGRESS)
+    commands = Commands(len(RUNS))
 
     def fit(name: str) -> float:
         options = ["--ckpt_path", str(last[name])]

@@ -35,7 +35,6 @@ TIMED = 50
 """Images that are captioned one after the other to measure the time."""
 
 _FIRST, _TUNED, _CRITICAL, _MEAN = "pretrained_first", "pretrained_tuned", "pretrained_self_critical", "pretrained"
-_PROGRESS = "run folder|generating|epoch|best checkpoint|test: |written to"
 
 
 @exits_on_input_error
@@ -48,7 +47,7 @@ def main(argv: list[str] | None = None) -> None:
     stages = recipe(args.runs)
     if unknown := [name for name in args.only or () if name not in stages]:
         raise InputError(f"--only: there is no stage {unknown[0]!r}; one of {', '.join(stages)}")
-    commands, pretrained = Commands(1, _PROGRESS), RunFolder(args.runs / _MEAN)
+    commands, pretrained = Commands(1), RunFolder(args.runs / _MEAN)
     for name in args.only or stages:
         done, command = pretrained.path / f"{name}.done", stages[name]
         if done.exists() and not args.only:

@@ -45,8 +45,6 @@ TRAINING = {  # logged as train/.. -> what the table of the training calls it
     "baseline": "baseline",
     "advantage_std": "deviation of the advantage",
 }
-TENTHS = 10
-_PROGRESS = "run folder|generating|drawing|epoch|best checkpoint|test: "
 _LOCK = threading.Lock()  # runs that end at once write into one file
 
 Scores = dict[str, Any]  # what was measured of one run: "values" in percent, their "unit", and where they come from
@@ -148,7 +146,7 @@ def config_of(name: str) -> Path:
 
 
 class Command(NamedTuple):
-    """A command that is left to run. ``evaluation`` is the name of what it scores, None if it trains."""
+    """A command that is left to run; ``evaluation`` is the name of what it scores, None if it trains."""
 
     what: str
     arguments: list[str]
@@ -246,9 +244,9 @@ def training_of(run: Run) -> dict[str, Any]:
         training[SPEED] = round(speed, 1)
     last = max((curve[-1][0] for curve in run.curves.values()), default=0) + 1
     for name in TRAINING:
-        tenths: list[list[float]] = [[] for _ in range(TENTHS)]
+        tenths: list[list[float]] = [[] for _ in range(10)]
         for step, value in run.curves.get(f"train/{name}", []):
-            tenths[step * TENTHS // last].append(value)
+            tenths[step * 10 // last].append(value)
         if any(tenths):
             training[name] = [float(f"{statistics.fmean(values):.4g}") if values else None for values in tenths]
     return training
@@ -262,7 +260,7 @@ def train(study: Study, jobs: Sequence[Job], side_by_side: int) -> None:
     """
     waiting = [job for job in jobs if any(job.left())]
     print(f"{len(jobs) - len(waiting)} of {len(jobs)} runs are done", flush=True)
-    commands = Commands(side_by_side, _PROGRESS)
+    commands = Commands(side_by_side)
     if waiting:
         prepare(study, waiting, commands)
     outcomes = []
@@ -348,9 +346,8 @@ def main(argv: list[str] | None = None) -> None:
         for notice in write_report(study, file, args.runs, args.report, origin):
             print(f"note: {notice}")
         return
-    for option, chosen, names in (("--only", args.only, study.variants), ("--seeds", args.seeds, study.seeds)):
-        if unknown := [name for name in chosen or () if name not in names]:
-            raise InputError(f"{option}: {unknown[0]} is not in {args.study}; there are {', '.join(map(str, names))}")
+    if unknown := [name for name in args.only or () if name not in study.variants]:
+        raise InputError(f"--only: {unknown[0]} is not in {args.study}; there are {', '.join(study.variants)}")
     jobs = [
         Job(study, variant, seed, args.runs, file)
         for seed in args.seeds or study.seeds

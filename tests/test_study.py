@@ -139,7 +139,6 @@ def test_a_study_that_cannot_be_used_is_one_line(place, capsys, change, message)
     ("argv", "message"),
     [
         (["--only", "sift"], "--only: sift is not in tiny.yaml; there are soft, hard, none"),
-        (["--seeds", "1", "4"], "--seeds: 4 is not in tiny.yaml; there are 1, 2, 3"),
         (["--report", "page.md"], "has no place for the study; add two lines, <!-- study tiny --> and <!-- end -->"),
     ],
 )

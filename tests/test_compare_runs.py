@@ -135,15 +135,6 @@ def test_the_attention_shown_is_that_along_the_tested_caption(tested_pair, shape
         np.testing.assert_allclose(shown["attention"]["prior"]["peaks"], caption.alphas.max(axis=1), rtol=1e-3)
 
 
-def test_the_attention_starts_at_the_first_word_that_differs(tested_pair):
-    entries = {"soft": "a red dog sits", "hard": "a red cat sits"}
-    for folder, caption in zip(tested_pair, entries.values(), strict=True):
-        content = [entry | {"caption": caption} for entry in read_tested(folder)]
-        (folder / "test_captions.json").write_text(json.dumps(content))
-    images = explored_images(explored_by(tested_pair)[0])
-    assert [run["start"] for image in images for run in image["runs"]] == [2] * 8
-
-
 def test_a_summed_outputs_posterior_is_shown_beside_the_alphas(tested_pair):
     save_checkpoint(tested_pair[1] / "checkpoints/best.ckpt", output=SummedOutput())
     images = explored_images(explored_by(tested_pair)[0])
@@ -184,15 +175,6 @@ def test_a_data_source_outside_the_package_is_not_imported(tested_pair):
     models, _ = load_models(runs)
     page, notices = explore(runs, models, compare(runs, resamples=9), seed=0)
     assert page == "" and "InputError is not a known CaptionSource" in notices[-1] and "evil" not in sys.modules
-
-
-def test_settings_missing_beside_a_checkpoint_are_taken_from_it(tested_pair):
-    (tested_pair[0] / "config.yaml").unlink()
-    run = read_run(tested_pair[0])
-    models, troubles = load_models([run])
-    assert run.settings["model"]["search"]["beam_size"] == 2 and not troubles
-    decoder = sum(p.numel() for p in models["soft"].model.decoder.parameters())
-    assert run.parameters == {"decoder": decoder, "encoder": 1366}
 
 
 def test_an_untested_run_is_named_with_its_command(tested_pair, capsys):

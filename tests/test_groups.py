@@ -121,12 +121,6 @@ def test_second_stages_are_seeds_of_one_variant_where_their_first_stages_are(beg
     assert groups == ([["second_1", "second_2"]] if grouped else [["second_1"], ["second_2"]])
 
 
-def test_a_group_has_a_name_that_no_run_has():
-    groups = group_by_seed([run("soft", 7, rate=9.0), run("soft_1", 1), run("soft_2", 2)])
-    assert [group.name for group in groups] == ["soft", "soft (seeds)"]
-    assert [group.name for group in group_by_seed([run("x", 1), run("y", 2)])] == ["x and other seeds"]
-
-
 def test_mean_and_deviation_are_over_the_seeds_of_every_score(study):
     soft, hard = study.groups
     for group, runs in ((soft, SOFT), (hard, HARD)):
@@ -165,13 +159,6 @@ def test_the_runs_of_a_variant_stand_together(study):
     assert list(study.disagreements[0].captions) == [*soft, *hard]
 
 
-def test_an_untested_seed_stands_with_its_variant():
-    untested = run("a_2", 2)
-    untested.captions = None
-    found = compare([run("a_1", 1, search={"beam_size": 3}), HARD[0], untested], resamples=20)
-    assert found.variants == [["a_1", "a_2"], ["study_hard_1"]]
-
-
 def test_two_seeds_of_one_variant_are_never_a_clear_difference():
     found = compare([run("a_1", 1, skill=0.3), run("a_2", 2, skill=0.9)], resamples=50)
     assert found.tests == found.verdicts == found.group_tests == {}
@@ -185,11 +172,6 @@ def test_a_variant_of_one_seed_is_compared_over_images_alone_and_that_is_said():
     assert list(found.tests) == ["other"] and found.group_tests == {}
     assert "One seed each: other. Differences from them are not tested over seeds." in found.notices
     assert found.groups[1].deviation("bleu4") is None
-
-
-def test_different_runs_without_seeds_have_no_table_of_variants():
-    found = compare([SOFT[0], HARD[0]], resamples=50)
-    assert found.groups == [] and found.tables[0].title.startswith("Captions of")
 
 
 def test_the_variants_stand_in_terminal_page_and_numbers(study, capsys):

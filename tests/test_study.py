@@ -17,7 +17,6 @@ from study import read_scores, read_study, score_name, write_measurements
 
 from captioning.comparison.compare import compare
 from captioning.comparison.runs import read_run
-from captioning.comparison.verdicts import ONE_SEED
 from captioning.errors import InputError
 from captioning.evaluation.bleu import bleu_counts, bleu_from_counts, bleu_metrics
 from captioning.evaluation.resampling import holm
@@ -221,14 +220,6 @@ def test_an_average_is_made_of_the_best_checkpoints_of_the_same_seed_and_scored(
     assert test[:2] == ["test", f"--ckpt_path={mean}"]
 
 
-def test_features_are_extracted_first(ran):
-    features = {"config": "shapes_soft", "splits": ["train", "val"], "output": "cache", "flipped": True}
-    write(yaml.safe_load(Path("tiny.yaml").read_text()) | {"features": features})
-    main("--only", "soft", "--seeds", "1")
-    assert ran[0][:2] == ["features", "extract"] and ran[1][1] == "fit"
-    assert ran[0][4:] == ["--output", "cache", "--split", "train", "--split", "val", "--flipped"]
-
-
 def test_a_second_stage_begins_when_the_first_is_done_with_its_best_checkpoint_of_the_same_seed(ran, capsys):
     content = yaml.safe_load(Path("tiny.yaml").read_text())
     variants = {name: {"config": "shapes_soft"} for name in ("none", "soft")}
@@ -266,16 +257,6 @@ def test_a_dry_run_lists_what_is_done_and_left_and_does_nothing(ran, capsys):
         ["tiny_soft_2", "left: train, score"],
     ]
     assert ran == []
-
-
-def test_missing_data_are_named_with_what_to_do_before_anything_is_trained(ran, capsys):
-    variants = {"soft": {"config": "flickr8k_mobilenet_soft"}}
-    write(SHARED | {"variants": variants})
-    with pytest.raises(SystemExit) as left:
-        main()
-    (line,) = capsys.readouterr().err.splitlines()
-    assert left.value.code == 2 and ran == []
-    assert "dataset_flickr8k.json: missing; run captioning prepare flickr8k" in line
 
 
 # The report
@@ -411,25 +392,6 @@ def test_without_run_folders_the_tests_are_those_of_before_as_long_as_the_scores
     write_measurements(MEASURED, scores=measured_scores() | {"hard_1": scores})
     main("--report", "results.md")
     assert "difference from" not in Path("results.md").read_text()
-
-
-def test_runs_on_different_images_are_refused(measured, capsys):
-    path = Path("runs/tiny_hard_3/test_captions.json")
-    path.write_text(json.dumps(json.loads(path.read_text())[:-1]))
-    with pytest.raises(SystemExit):
-        main("--report", "results.md")
-    line = "runs/tiny_hard_3 was scored on other images than the runs before it; score it again"
-    assert line in capsys.readouterr().err
-
-
-def test_a_variant_of_one_seed_has_no_deviation_and_no_test(place):
-    measure("soft", 1, 0.5)
-    measure("hard", 2, 0.7)
-    main("--report", "results.md")
-    page = Path("results.md").read_text()
-    assert table(page, "val, ")["hard"][-3:] == ["42.00", "3.020", "302"] and "difference from" not in page
-    assert f"Rows without a deviation have {ONE_SEED}." in page
-    assert table(page, "BLEU-4 by evaluation")["hard"][-1] == "-"  # not measured
 
 
 # The file of the measurements

@@ -8,12 +8,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from torch.nn import Dropout
 
 from captioning.attention import AdditiveScore, AnnotationAttention, AnnotationDropout, AnnotationLSTM, SoftAttention
 from captioning.attention.layers import AnnotationLayer
 from captioning.data.batch import pad_captions
-from captioning.errors import InputError
 from captioning.model import AttentionDecoder
 
 B, GRID, D, DIM, HEADS, F, C, H, V = 3, (2, 5), 7, 12, 3, 9, 4, 10, 13
@@ -88,32 +86,6 @@ def test_self_attention_equals_a_loop_over_the_locations_that_exist(grid_size, m
             expected = by_hand(layer, annotations[b], mask[b].nonzero().flatten().tolist())
             np.testing.assert_allclose(numpy(read[b, mask[b]]), expected, atol=1e-4)
             assert (read[b, ~mask[b]] == 0).all()
-
-
-def test_hidden_units_and_residual_branches_are_dropped_and_nothing_else():
-    layer, annotations = make_layer().train(), torch.randn(B, L, D)
-    dropped = layer(annotations)
-    assert not torch.allclose(dropped, layer(annotations))
-    expected = layer.eval()(annotations)
-    assert not torch.allclose(dropped, expected)
-    places = [module for module in layer.train().modules() if isinstance(module, Dropout)]
-    assert len(places) == 3 * 2 and {module.p for module in places} == {0.1}
-    for module in places:
-        module.p = 0.0
-    torch.testing.assert_close(layer(annotations), expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize(("options", "message"), [
-    ({"dim": 12, "heads": 5}, "dim 12 must be a multiple of 4 and of its 5 heads"),
-    ({"heads": 7}, "dim 7 must be a multiple of 4"),
-    ({"dim": -8}, "dim must be in 1 .. 65536, got -8"),
-    ({"feedforward_dim": -3}, "feedforward_dim must be in 1 .. 65536, got -3"),
-    ({"dropout": 1.5}, "dropout must be in 0 .. 0.99, got 1.5"),
-    ({"layers": 0}, "heads and layers must be at least 1, got 8 and 0"),
-])  # fmt: skip
-def test_sizes_that_cannot_be_divided_are_refused(options, message):
-    with pytest.raises(InputError, match=message):
-        AnnotationAttention(**options).build(D, GRID)
 
 
 # The bidirectional LSTM

@@ -19,7 +19,7 @@ from captioning.attention import (
     SoftAttention,
 )
 from captioning.data.batch import CaptionBatch, pad_captions
-from captioning.decoding import BeamOptions, beam_search
+from captioning.decoding import beam_search
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
 from captioning.model import AttentionDecoder
@@ -181,18 +181,3 @@ def test_the_state_follows_its_beam(make, beam_size):
             torch.testing.assert_close(torch.tensor(hypothesis.log_probs), log_probs[:steps], atol=1e-4, rtol=1e-4)
             T = len(hypothesis.ids)
             torch.testing.assert_close(hypothesis.trace.alphas, forced.trace.alphas[0, :T], atol=1e-4, rtol=1e-3)
-
-
-@pytest.mark.parametrize("make", STATEFUL.values(), ids=STATEFUL)
-def test_images_that_leave_take_their_state_along(make):
-    model = captioner(make())
-    images = torch.randn(6, 16, D)
-    together = [hypotheses[0] for hypotheses in model.search(model.encode(annotations=images), options(3))]
-    for image, best in enumerate(together):
-        alone = model.search(model.encode(annotations=images[image : image + 1]), options(3))[0][0]
-        assert alone.ids == best.ids
-        torch.testing.assert_close(alone.trace.alphas, best.trace.alphas, atol=1e-4, rtol=1e-3)
-
-
-def options(beam_size: int) -> BeamOptions:
-    return BeamOptions(beam_size=beam_size, max_length=7, min_length=0)

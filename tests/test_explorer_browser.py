@@ -315,23 +315,6 @@ def test_images_go_by_keys_buttons_and_list(visit):
     assert name.inner_text() == "more dogs.jpg"
 
 
-def test_searching_keeps_the_images_that_have_all_words(visit):
-    page = visit()
-    page.keyboard.press("/")
-    page.keyboard.type("sea boat")
-    assert page.locator(".item:visible").count() == 1
-    assert page.locator(".count").inner_text() == "1 of 3"
-    assert page.locator(".explorer h2").inner_text() == "boats.jpg"
-    page.keyboard.press("Escape")
-    assert page.locator(".item:visible").count() == 3
-    page.keyboard.type("reference 1")
-    assert page.locator(".explorer h2").inner_text() == "more dogs.jpg"
-    assert page.locator(".position").inner_text() == "1 / 1"
-    page.keyboard.type(" nonsense")
-    assert page.locator(".item:visible").count() == 0
-    assert page.locator(".explorer h2").inner_text() == "more dogs.jpg"
-
-
 def test_markup_in_captions_and_names_is_shown_as_text(visit):
     trap = "<img src=x onerror=window.caught=1> </script><script>window.caught=1</script>"
     alphas = np.full((len(trap.split()), CELLS), 1 / CELLS)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from captioning.attention import AdditiveScore, LocalScore, SoftAttention
-from captioning.errors import InputError
 
 B, R, D, A, H = 2, 3, 7, 6, 10
 GRID = (4, 6)
@@ -85,18 +84,3 @@ def test_position_learns_to_reach_the_target():
         loss.backward()
         optimizer.step()
     torch.testing.assert_close(attention.score.position(query)[0], torch.tensor([1.5, 1.5]), atol=0.3, rtol=0)
-
-
-def test_options_that_do_not_fit_are_refused_by_name():
-    with pytest.raises(InputError, match=r"LocalScore needs locations on a grid.*grid_size is None"):
-        SoftAttention(LocalScore(AdditiveScore(A))).build(D, H)
-    with pytest.raises(InputError, match=r"window must be \(height, width\).*0.5.*got \(3, 0.2\)"):
-        LocalScore(AdditiveScore(A), window=(3, 0.2))
-    with pytest.raises(InputError, match="window must be"):
-        LocalScore(AdditiveScore(A), window=(3,))
-    with pytest.raises(InputError, match="window must be"):
-        LocalScore(AdditiveScore(A), window=(float("nan"), 3))
-    with pytest.raises(InputError, match=r"position_dim must be in 1 .. 65536, got -2"):
-        LocalScore(AdditiveScore(A), position_dim=-2)
-    with pytest.raises(ValueError, match="grid of 4 x 6 has 24 locations, got 23"):
-        local_attention().prepare(torch.randn(B, 23, D))

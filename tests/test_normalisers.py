@@ -68,20 +68,6 @@ def test_sparse_alphas_equal_those_by_bisection(kind, scale):
     np.testing.assert_allclose(alphas_of(kind, logits).numpy(), expected, atol=1e-12)
 
 
-@every_sparse
-def test_alphas_and_gradients_equal_those_of_the_entmax_package(kind):
-    entmax = pytest.importorskip("entmax", reason="needs the entmax package")
-    theirs = {Entmax15: entmax.entmax15, Sparsemax: entmax.sparsemax}[kind]
-    logits = torch.randn(50, L, dtype=torch.double, requires_grad=True)
-    target = torch.randn(50, L, dtype=torch.double)
-    results = [
-        (alphas.detach(), *torch.autograd.grad((alphas * target).sum(), logits))
-        for alphas in (alphas_of(kind, logits), theirs(logits, dim=-1))
-    ]
-    for ours, other in zip(*results, strict=True):
-        torch.testing.assert_close(ours, other, atol=1e-9, rtol=0)
-
-
 @every
 def test_gradients_of_alphas_and_their_logarithms_match_finite_differences(kind):
     mask = torch.ones(B, 1, L, dtype=torch.bool)

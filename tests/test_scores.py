@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from captioning.attention import AdditiveScore, CosineScore, DotScore, GeneralScore, ScaledDotScore, Score
-from captioning.errors import InputError
 
 B, R, L, D, A, H = 2, 3, 9, 7, 6, 10
 
@@ -64,9 +62,3 @@ def test_cosine_score_is_the_scaled_cosine_of_projections_and_does_not_depend_on
     torch.testing.assert_close(
         score(5 * query, score.project(3 * annotations)), score(query, score.project(annotations))
     )
-
-
-@pytest.mark.parametrize("score", [DotScore(), ScaledDotScore()], ids=lambda score: type(score).__name__)
-def test_dot_forms_refuse_sizes_that_differ_and_name_the_options(score):
-    with pytest.raises(InputError, match=f"{type(score).__name__}.* got 7 and hidden_dim 10.*hidden_dim to 7.*General"):
-        score.build(D, H)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -31,9 +30,8 @@ from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
 from captioning.model import AttentionDecoder, Decoder, TransformerDecoder
 from captioning.model.captioner import Captioner
-from captioning.model.ensemble import Ensemble
 from captioning.objective import LeaveOneOut, Likelihood, reductions
-from captioning.vocabulary import END, PAD, START, UNK
+from captioning.vocabulary import END, PAD, START
 
 GRID, D, DIM, V = (2, 3), 5, 8, 11
 B, L = 3, 6
@@ -194,49 +192,6 @@ def test_padding_and_absent_locations_do_not_influence_anything():
 
 
 # Searches
-
-
-WORDS = range(UNK + 1, 7)  # three
-LONGEST = 3
-EVERY = [[*ids] for n in range(1, LONGEST) for ids in itertools.product(WORDS, repeat=n)]
-"""All captions that end within as many steps; longer ones are cut off."""
-
-
-@torch.no_grad()
-def probabilities(member: Captioner, annotations: Tensor, cut_off: bool) -> dict[tuple[int, ...], list[float]]:
-    """The probabilities of every caption's words by teacher forcing alone; those of the captions that are cut off."""
-    memory, steps_of = member.encode(annotations=annotations), {}
-    ends = EVERY if not cut_off else [[*ids] for ids in itertools.product(WORDS, repeat=LONGEST)]
-    for ids in ends:
-        log_p = member.decoder(*pad_captions([ids]), memory).logits.double().log_softmax(-1)
-        words = ids if cut_off else [*ids, END]
-        steps_of[tuple(ids)] = [float(log_p[t, word].exp()) for t, word in enumerate(words)]
-    return steps_of
-
-
-@pytest.mark.parametrize("together", [False, True])
-def test_a_wide_beam_ranks_captions_as_their_enumeration_does(together):
-    members = [make_captioner(TransformerDecoder(heads(), dim=DIM, layers=2, heads=2), 7)]
-    if together:
-        lstm = AttentionDecoder(SoftAttention(CoverageScore(3)), embedding_dim=4, hidden_dim=5)
-        members.append(make_captioner(lstm, 7))
-    model = Ensemble(members).eval() if together else members[0]
-    annotations = torch.randn(2, L, D)
-    memories = tuple(member.encode(annotations=annotations) for member in members)
-    searched = model.search(memories if together else memories[0], BeamOptions(beam_size=60, max_length=LONGEST))
-    for image, hypotheses in enumerate(searched):
-        for cut_off in (False, True):
-            tables = [probabilities(member, annotations[image : image + 1], cut_off) for member in members]
-            scores = {
-                ids: sum(math.log(np.mean(steps)) for steps in zip(*(table[ids] for table in tables), strict=True))
-                for ids in tables[0]
-            }
-            ranked = sorted(scores, key=scores.__getitem__, reverse=True)
-            ended = [hypothesis for hypothesis in hypotheses if hypothesis.finished != cut_off]
-            assert [tuple(hypothesis.ids) for hypothesis in ended] == ranked
-            assert [hypothesis.log_prob for hypothesis in ended] == pytest.approx(
-                [scores[ids] for ids in ranked], abs=1e-4
-            )
 
 
 @pytest.mark.parametrize("lstm", [False, True])

@@ -47,19 +47,6 @@ def test_load_caption_and_figure_take_three_lines(checkpoint, images, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["figure.png"]
 
 
-def test_a_caption_has_everything_in_step_with_its_words(captioner, images):
-    for caption in captioner.caption(images, max_length=6):
-        T = len(caption.words)
-        assert caption.alphas.shape == (T, ROWS * COLUMNS)
-        assert caption.alphas.dtype == np.float32
-        np.testing.assert_allclose(caption.alphas.sum(axis=1), 1, rtol=1e-5)
-        assert caption.betas.shape == (T,)
-        assert len(caption.log_probs) == T + caption.finished
-        assert caption.log_prob == pytest.approx(sum(caption.log_probs), rel=1e-5)
-        assert caption.grid_size == (ROWS, COLUMNS)
-        assert T <= 6
-
-
 @pytest.mark.parametrize(
     ("attention", "output"), [(SoftAttention, None), (HardAttention, None), (SoftAttention, SummedOutput())]
 )
@@ -156,7 +143,7 @@ def test_search_defaults_to_what_the_run_was_evaluated_with(tmp_path, images):
 def test_alternatives_are_the_rest_of_the_beam_with_attention_of_their_own(captioner, images):
     caption = captioner.caption(images[0], beam_size=4, max_length=5)
     assert len({caption.text, *(other.text for other in caption.alternatives)}) == 4
-    for other in caption.alternatives:
+    for other in (caption, *caption.alternatives):
         T = len(other.words)
         assert other.text == " ".join(other.words)
         assert other.alphas.shape == (T, ROWS * COLUMNS) and other.trace.locations.shape == (T,)
@@ -183,12 +170,6 @@ def test_a_checkpoint_with_a_summed_output_tells_the_posterior_of_every_word(tmp
     np.testing.assert_allclose(content["posteriors"], caption.posteriors, rtol=1e-5)
     for other in caption.alternatives:
         assert other.posteriors.shape == (len(other.words), ROWS * COLUMNS)
-
-
-def test_greedy_is_the_beam_of_one(captioner, images):
-    greedy, beam = captioner.caption(images[2], method="greedy"), captioner.caption(images[2], beam_size=1)
-    assert greedy.text == beam.text
-    assert greedy.alternatives == []
 
 
 def test_sampling_with_a_seed_repeats_itself_and_leaves_the_global_stream_alone(captioner, images):

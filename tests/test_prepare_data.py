@@ -87,10 +87,11 @@ def coco(server, monkeypatch):
     table = dict(prepare.COCO)
     for key, body in bodies.items():
         archive = table[2017, key]._replace(images=len(names.get(key, ())), size=len(body))
-        table[2017, key] = archive._replace(md5=hashlib.md5(body).hexdigest())
-        server.files[urllib.parse.urlsplit(archive.url).path] = body
+        path = urllib.parse.urlsplit(archive.url).path
+        table[2017, key] = archive._replace(md5=hashlib.md5(body).hexdigest(), url=server.url + path)
+        server.files[path] = body
     monkeypatch.setattr(prepare, "COCO", table)
-    return lambda root, *options: ("prepare", "coco", "--root", root, "--mirror", server.url, *options)
+    return lambda root, *options: ("prepare", "coco", "--root", root, *options)
 
 
 def test_coco_is_downloaded_unpacked_and_checked(coco, tmp_path, capsys):
@@ -160,7 +161,7 @@ def test_a_full_disk_is_reported_before_the_download(coco, server, tmp_path, mon
 
 
 @pytest.fixture
-def flickr(server):
+def flickr(server, monkeypatch):
     """Karpathy's archive with three Flickr8k images."""
     images = [
         {"imgid": i, "split": split, "filename": f"{i}.jpg", "sentences": [{"tokens": ["a", "dog"]}]}
@@ -170,7 +171,8 @@ def flickr(server):
     server.files["/people/karpathy/deepimagesent/caption_datasets.zip"] = zipped(
         {"dataset_flickr8k.json": content, "dataset_coco.json": "{}"}
     )
-    return lambda root, *options: ("prepare", "flickr8k", "--root", root, "--mirror", server.url, *options)
+    monkeypatch.setattr(prepare, "KARPATHY_URL", f"{server.url}/people/karpathy/deepimagesent/caption_datasets.zip")
+    return lambda root: ("prepare", "flickr8k", "--root", root)
 
 
 def test_what_must_be_asked_for_by_hand_is_said(flickr, tmp_path, capsys):

@@ -75,8 +75,6 @@ def serve(captioner: ImageCaptioner[Any], name: str, host: str, port: int) -> Bl
         page.launch(
             server_name=host,
             server_port=port,
-            share=False,
-            inbrowser=False,
             prevent_thread_lock=True,
             quiet=True,
             ssr_mode=False,

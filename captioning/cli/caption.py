@@ -7,6 +7,7 @@ import dataclasses
 import json as json_text
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
@@ -89,24 +90,8 @@ def caption(
         captioning caption photo.jpg --overlay photo.png
         captioning caption holiday/ --model best.ckpt --overlay attention/ --json captions.jsonl
     """
+    given = dict(locals())  # the options by their names
     models = model or ["pretrained"]
-    decoding = {
-        "beam_size": beam_size,
-        "length_normalization": length_normalization,
-        "prefix": prefix,
-        "samples": samples,
-        "max_length": max_length,
-        "min_length": min_length,
-        "no_repeat_ngram": no_repeat_ngram,
-        "diverse": diverse,
-        "diversity": diversity,
-        "inference": inference,
-        "seed": seed,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "method": "sample" if sample else None,
-    }
     single = len(images) == 1 and images[0] != "-" and not Path(images[0]).is_dir()
     named = list(_paths(images))
     paths = [path for path in named if os.path.exists(path)]
@@ -124,9 +109,9 @@ def caption(
     from captioning.inference import load
 
     captioner = load(models, device_name(device))
-    options = dataclasses.replace(
-        captioner.options, **{name: value for name, value in decoding.items() if value is not None}
-    )
+    names = {field.name for field in dataclasses.fields(captioner.options)}
+    decoding = {name: value for name, value in given.items() if name in names and value is not None}
+    options = dataclasses.replace(captioner.options, **decoding, **({"method": "sample"} if sample else {}))
 
     def skip(path: Any, error: InputError) -> None:
         nonlocal unread
@@ -138,8 +123,8 @@ def caption(
         for one in captioner.stream(paths, options, batch_size=batch_size, on_error=skip):
             content = one.to_dict()
             if overlay is not None:
-                content["overlay"] = str(target := next(overlays[str(one.path)]))
-                one.save_figure(target, style, heads=heads, details=details)
+                content["overlay"] = str(overlays[str(one.path)])
+                one.save_figure(overlays[str(one.path)], style, heads=heads, details=details)
             if lines is not None:
                 print(json_text.dumps(content), file=lines, flush=True)
             if lines is not sys.stdout:
@@ -165,8 +150,10 @@ def _paths(images: Sequence[str]) -> Iterator[str]:
         if name == "-":
             yield from (os.fsdecode(line) for line in sys.stdin.buffer.read().splitlines() if line.strip())
         elif os.path.isdir(name):
-            inside = [os.path.join(folder, file) for folder, _, files in os.walk(name) for file in files]
-            found = [path for path in inside if _is_image(os.path.basename(path))]
+            inside = [
+                os.path.join(folder, file) for folder, _, files in os.walk(name) for file in files if file[0] != "."
+            ]
+            found = [path for path in inside if Path(path).suffix.lower() in IMAGE_SUFFIXES]
             if not found:
                 raise InputError(f"{name}: no image in this folder; looked for {', '.join(sorted(IMAGE_SUFFIXES))}")
             yield from sorted(found)
@@ -174,12 +161,8 @@ def _paths(images: Sequence[str]) -> Iterator[str]:
             yield name
 
 
-def _is_image(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES and not name.startswith(".")
-
-
-def _overlay_paths(target: Path | None, paths: Sequence[str], single: bool) -> dict[str, Iterator[Path]]:
-    """Return the overlays of each image, which may be named several times: the file, or files in the folder.
+def _overlay_paths(target: Path | None, paths: Sequence[str], single: bool) -> dict[str, Path]:
+    """Return the overlay of each image: the file, or one in the folder.
 
     Raises:
         InputError: The target is no figure or serves one image alone, or a picture beside an image would be replaced.
@@ -191,17 +174,16 @@ def _overlay_paths(target: Path | None, paths: Sequence[str], single: bool) -> d
             raise InputError(f"--overlay {target}: there may be several images; give a folder")
         if target.suffix.lower() not in _FIGURES:
             raise InputError(f"--overlay {target}: must end in {', '.join(_FIGURES)}, or be a folder")
-        return {path: iter([target]) for path in paths}
-    inputs, taken, overlays = {Path(path).resolve().parent for path in paths}, set(), {}
-    for path in paths:
+        return dict.fromkeys(paths, target)
+    counts: Counter[str] = Counter()
+    overlays = {}
+    for path in dict.fromkeys(paths):
         stem = Path(path).stem
-        numbered = (stem, *(f"{stem}-{number}" for number in range(2, len(paths) + 1)))
-        name = next(name for name in numbered if name not in taken)  # images of the same name from several folders
-        taken.add(name)
-        overlays.setdefault(path, []).append(target / f"{name}.png")
-        if target.resolve() in inputs and overlays[path][-1].exists():
-            raise InputError(f"--overlay {target}: would replace {overlays[path][-1]}; give another folder")
-    return {path: iter(files) for path, files in overlays.items()}
+        counts[stem] += 1  # of images of the same name from several folders
+        overlays[path] = target / (f"{stem}-{counts[stem]}.png" if counts[stem] > 1 else f"{stem}.png")
+        if target.resolve() == Path(path).resolve().parent and overlays[path].exists():
+            raise InputError(f"--overlay {target}: would replace {overlays[path]}; give another folder")
+    return overlays
 
 
 def _write_explorer(path: Path, captions: Sequence[Caption], models: Sequence[str]) -> None:

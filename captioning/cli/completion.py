@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import re
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import shtab
 
@@ -31,24 +30,18 @@ def completion(shell: Literal["bash", "zsh"]) -> None:
     for name, description in TRAINING.items():  # the options of the short help: all of them take seconds of imports
         parser = commands.add_parser(name, help=description)
         for option, metavar in re.findall(r"^  (--[a-z][\w.]+) +([A-Z]*)", training_help(name), re.MULTILINE):
-            _complete_files(parser.add_argument(option, metavar=metavar or None))
+            parser.add_argument(option, metavar=metavar or None)
+        _complete_files(parser)
     for name, description in COMMANDS.items():
-        function = getattr(importlib.import_module(f"captioning.cli.{name}"), name)
-        _add(commands, name, description, function)
+        found = getattr(importlib.import_module(f"captioning.cli.{name}"), name)
+        inside = commands.add_parser(name, help=description).add_subparsers() if isinstance(found, dict) else commands
+        for word, function in found.items() if isinstance(found, dict) else [(name, found)]:
+            parser = inside.add_parser(word, help=description, parents=[parser_of(function, word)], add_help=False)
+            _complete_files(parser)
     print(shtab.complete(whole, shell))
 
 
-def _add(commands: Any, name: str, description: str, function: Any) -> None:
-    if isinstance(function, Mapping):
-        inner = commands.add_parser(name, help=description).add_subparsers()
-        for word, each in function.items():
-            _add(inner, word, "", each)
-        return
-    parser = commands.add_parser(name, help=description, parents=[parser_of(function, name)], add_help=False)
+def _complete_files(parser: argparse.ArgumentParser) -> None:
     for action in parser._actions:
-        _complete_files(action)
-
-
-def _complete_files(action: argparse.Action) -> None:
-    if action.metavar in ("PATH", "MODEL", "IMAGES", "RUNS", "FILE", "DIR"):
-        action.complete = shtab.FILE  # type: ignore[attr-defined]
+        if action.metavar in ("PATH", "MODEL", "IMAGES", "RUNS", "FILE", "DIR"):
+            action.complete = shtab.FILE  # type: ignore[attr-defined]

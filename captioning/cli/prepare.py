@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import urllib.parse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -57,7 +56,6 @@ def coco(
     year: Literal[2014, 2017] | None = None,
     karpathy: bool = False,
     check: bool = False,
-    mirror: str | None = None,
 ) -> None:
     """Download, unpack and check COCO 2017 or 2014 (20 GB).
 
@@ -69,7 +67,6 @@ def coco(
         year: Year of the images; by default 2017.
         karpathy: Karpathy's split of the 2014 images, as in most papers.
         check: Only check that all files are there.
-        mirror: Download from this address, which has the original paths.
 
     Raises:
         InputError: A download fails, or files are missing.
@@ -90,52 +87,47 @@ def coco(
             archive = COCO[chosen, split]
             if sum(map(_wanted, _listing(root / f"{split}{chosen}"))) < archive.images:
                 wanted.append(archive)
-        _get(wanted, _wanted, root, mirror)
+        _get(wanted, _wanted, root)
         if karpathy:
-            _get_split_file("coco", root, mirror)
+            _get_split_file("coco", root)
     if karpathy:
         _finish(KarpathySource(str(root / "dataset_coco.json"), str(root)), "train", "val", "test")
     else:
         _finish(CocoSource(str(root), year=chosen), "train", "val")
 
 
-def flickr8k(*, root: Path = Path("data/flickr8k"), check: bool = False, mirror: str | None = None) -> None:
-    """Download the captions of Flickr8k; say how to get the images.
+def flickr8k(*, root: Path = Path("data/flickr8k")) -> None:
+    """Download the captions of Flickr8k, unpack its images, and say where to ask for them.
 
     Args:
         root: Folder of the files.
-        check: Only check that all files are there.
-        mirror: Download from this address, which has the original paths.
 
     Raises:
-        InputError: A download fails, or images are missing.
+        InputError: The download fails, or images are missing.
     """
-    _flickr("flickr8k", "https://forms.illinois.edu/sec/1713398", "Flickr8k_Dataset.zip", root, check, mirror)
+    _flickr("flickr8k", root, "https://forms.illinois.edu/sec/1713398", "Flickr8k_Dataset.zip")
 
 
-def flickr30k(*, root: Path = Path("data/flickr30k"), check: bool = False, mirror: str | None = None) -> None:
-    """Download the captions of Flickr30k; say how to get the images.
+def flickr30k(*, root: Path = Path("data/flickr30k")) -> None:
+    """Download the captions of Flickr30k, unpack its images, and say where to ask for them.
 
     Args:
         root: Folder of the files.
-        check: Only check that all files are there.
-        mirror: Download from this address, which has the original paths.
 
     Raises:
-        InputError: A download fails, or images are missing.
+        InputError: The download fails, or images are missing.
     """
-    _flickr("flickr30k", "https://forms.illinois.edu/sec/229675", "flickr30k-images.tar.gz", root, check, mirror)
+    _flickr("flickr30k", root, "https://forms.illinois.edu/sec/229675", "flickr30k-images.tar.gz")
 
 
-def _flickr(name: str, form: str, archive: str, root: Path, check: bool, mirror: str | None) -> None:
+def _flickr(name: str, root: Path, form: str, archive: str) -> None:
     from captioning.data.download import unpack
     from captioning.data.karpathy import KarpathySource
 
     images = root / "images"
-    if not check:
-        _get_split_file(name, root, mirror)
-        for file in sorted([*root.glob("*.zip"), *root.glob("*.tar.gz")]):
-            unpack(file, images, lambda member: re.search(r"/\w+\.jpg$", member) is not None, flat=True)
+    _get_split_file(name, root)
+    for file in sorted([*root.glob("*.zip"), *root.glob("*.tar.gz")]):
+        unpack(file, images, lambda member: re.search(r"/\w+\.jpg$", member) is not None, flat=True)
     try:
         _finish(KarpathySource(str(root / f"dataset_{name}.json"), str(images)), "train", "val", "test")
     except InputError as error:
@@ -143,12 +135,7 @@ def _flickr(name: str, form: str, archive: str, root: Path, check: bool, mirror:
 
 
 def shapes(
-    *,
-    root: Path = Path("data/shapes"),
-    seed: int = 0,
-    train: int = 6000,
-    val: int = 500,
-    test: int = 500,
+    *, root: Path = Path("data/shapes"), seed: int = 0, train: int = 6000, val: int = 500, test: int = 500
 ) -> None:
     """Generate images of shapes with captions, in a minute.
 
@@ -200,40 +187,30 @@ def weights(*, root: Path = Path("data/weights")) -> None:
         tensors = {name: tensor.contiguous() for name, tensor in encoder.network.state_dict().items()}
         save_file(tensors, part, metadata={"network": f"timm {MOBILENET}"})
     print(
-        f"{path}: the published weights of {MOBILENET}. They expect padding on all sides. Give captioning extract "
-        "and captioning fit one of these options: --model.encoder.model_args '{output_stride: 16}' if the config sets "
-        "output_stride; --model.encoder.same_padding false if its encoder is MobileNetV1; otherwise "
-        "--model.encoder.model_args '{}'.\n"
-        "docs/results.md was measured with other weights, trained with TensorFlow's "
-        "padding (pad_type: same), which are not published as a file for timm.",
+        f"{path}: the published weights of {MOBILENET}, which expect padding on all sides. Give captioning extract "
+        "and captioning fit --model.encoder.model_args '{output_stride: 16}' if the config sets output_stride, "
+        "--model.encoder.same_padding false if its encoder is MobileNetV1, or --model.encoder.model_args '{}'.",
         flush=True,
     )
 
 
-prepare = {
-    "coco": coco,
-    "flickr8k": flickr8k,
-    "flickr30k": flickr30k,
-    "shapes": shapes,
-    "weights": weights,
-}
+prepare = {"coco": coco, "flickr8k": flickr8k, "flickr30k": flickr30k, "shapes": shapes, "weights": weights}
 """The commands after ``captioning prepare``."""
 
 
-def _get_split_file(name: str, root: Path, mirror: str | None) -> None:
+def _get_split_file(name: str, root: Path) -> None:
     file = f"dataset_{name}.json"
     if not (root / file).is_file():
-        _get([Archive(KARPATHY_URL)], lambda member: member == file, root, mirror)
+        _get([Archive(KARPATHY_URL)], lambda member: member == file, root)
 
 
-def _get(archives: Sequence[Archive], wanted: Callable[[str], bool], root: Path, mirror: str | None) -> None:
+def _get(archives: Sequence[Archive], wanted: Callable[[str], bool], root: Path) -> None:
     """Download, verify, unpack and delete one archive after the other, so that the disk never holds two.
 
     Args:
         archives: What to get.
         wanted: Whether a file of an archive is unpacked, by its name there, which it keeps below the root.
         root: Folder of the files.
-        mirror: Address that has the paths of the published addresses; None for those.
 
     Raises:
         InputError: The disk is too small, or a download fails.
@@ -249,8 +226,7 @@ def _get(archives: Sequence[Archive], wanted: Callable[[str], bool], root: Path,
         )
     for archive in archives:
         path = root / archive.url.rpartition("/")[2]
-        address = urllib.parse.urlsplit(archive.url).path
-        fetch(archive.url if mirror is None else mirror.rstrip("/") + address, path, md5=archive.md5)
+        fetch(archive.url, path, md5=archive.md5)
         unpack(path, root, wanted)
         path.unlink()
 

@@ -36,7 +36,7 @@ reproduce-flickr8k: $(STAMP)  ## train and score the Flickr8k studies, write the
 	    $(BIN)/python scripts/study.py configs/studies/$$study.yaml --measurements runs/reproduced --report docs/results.md || exit; \
 	done
 
-bench: $(STAMP)  ## measure speed beside the common port and the machine's limit (BENCH="--only train")
+bench: $(STAMP)  ## measure speed beside the common port (BENCH="--only train")
 	@$(BIN)/python -m benchmarks $(BENCH)
 
 test: $(STAMP)  ## the quick tests

@@ -1,16 +1,13 @@
-"""Measure the speed of this project against the common port and against the machine's limit.
+"""Measure the speed of this project against the common port.
 
 Every number is a median with quartiles over rounds in which all subjects take turns. The common
-port works as the most used PyTorch implementation does. The limit is the time that the same matrix
-products and memory traffic take at this machine's full speed (docs/performance.md).
+port works as the most used PyTorch implementation does (docs/performance.md).
 
 subjects:
   train     training steps: soft, hard, two samples, the summed likelihood, the transformer
   decode    captions from cached features in batches: greedy, beam 3, beam 5
   alone     the same, one image at a time
   kernels   every kernel beside its plain formula, forward and backward
-  encode    MobileNetV1 alone, and whole extraction from JPEGs
-  load      the loader of cached features, and the fraction of a training step that waits for it
 
 examples:
   python -m benchmarks --json benchmark.json
@@ -23,13 +20,12 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from benchmarks import agreement, decoding, encoding, kernels, loading, training
+from benchmarks import agreement, decoding, kernels, training
 from benchmarks.report import Report
 from benchmarks.timing import Setup
 from captioning.errors import InputError, exits_on_input_error
@@ -41,8 +37,6 @@ SUBJECTS = {
     "decode": decoding.measure,
     "alone": decoding.measure_alone,
     "kernels": kernels.measure,
-    "encode": encoding.measure,
-    "load": loading.measure,
 }
 
 
@@ -66,14 +60,11 @@ def main(argv: list[str] | None = None) -> None:
     names = args.only or list(SUBJECTS)
     agreement.check(torch.device(args.device))
     report = Report()
-    with tempfile.TemporaryDirectory(prefix="captioning-benchmark-") as folder:
-        setup = Setup(torch.device(args.device), args.quick, rounds, Path(folder))
-        for name in names:
-            print(f"{name} ...", file=sys.stderr, flush=True)
-            report.extend(SUBJECTS[name](setup))
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    for table in report.tables():
-        console.print(table)
+    setup = Setup(torch.device(args.device), args.quick, rounds)
+    for name in names:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        report.extend(SUBJECTS[name](setup))
+    Console(width=None if sys.stdout.isatty() else 160).print(report.table())
     if args.json is not None:
         origin = provenance(command=f"python -m benchmarks {shlex.join(argv)}", seed=None)
         settings = {"device": args.device, "threads": torch.get_num_threads(), "rounds": rounds}

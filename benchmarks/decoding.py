@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.common_port import port_beam_search
-from benchmarks.models import Data, natural_lengths, our_module, port_model
+from benchmarks.models import Data, Sizes, natural_lengths, our_module, port_model
 from benchmarks.report import Report, Row
-from benchmarks.timing import Setup
-from benchmarks.work import Sizes, Work, interleave_with_machine
+from benchmarks.timing import Setup, interleave
 from captioning import decoding
 from captioning.decoding import Hypothesis, ImageStepFunction, Step
 from captioning.model.captioner import Captioner
@@ -127,30 +126,19 @@ def _measure_case(name: str, case: Case, setup: Setup, alone: bool) -> Report:
     subjects: dict[str, Callable[[], Any]] = {}
     for strategy, beam_size in STRATEGIES.items():
         subjects |= {strategy: partial(ours, beam_size), f"{strategy} port": partial(ports, beam_size)}
-    timings, machine = interleave_with_machine(subjects, setup)
-    if alone:
-        batches = [sizes._replace(images=1, lengths=(length,)) for length in sizes.lengths[: case.alone]]
-    else:
-        batches = [sizes] * case.batches
-    images = sum(batch.images for batch in batches)
-    steps = sum(batch.steps for batch in batches) / images
-    description = (
-        f"fp32, features; L={sizes.locations} D={sizes.annotation_dim} V={sizes.vocabulary}; "
-        f"{batches[0].images} images at a time, {steps:.1f} steps"
-    )
-    report = Report(machine=machine.to_dict())
-    for strategy, beam_size in STRATEGIES.items():
-        limit = sum(
-            machine.seconds(Work.of_search(batch, beam_size, torch.float32), torch.float32) for batch in batches
-        )
-        report.rows.append(
+    timings = interleave(subjects, setup)
+    images = case.alone if alone else sizes.images * case.batches
+    at_once = 1 if alone else sizes.images
+    description = f"fp32, features; {sizes}; {at_once} images at a time"
+    return Report(
+        [
             Row(
                 f"{strategy}_{name}{'_one_at_a_time' * alone}",
                 f"{strategy}, {description}",
                 timings[strategy].per_item(images),
                 timings[f"{strategy} port"].per_item(case.alone),
-                limit / images,
                 items=1,
             )
-        )
-    return report
+            for strategy in STRATEGIES
+        ]
+    )

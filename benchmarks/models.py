@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.common_port import CommonPort
-from benchmarks.work import Sizes
 from captioning.attention import (
     AdditiveScore,
     HardAttention,
@@ -30,6 +29,37 @@ _FIRST_WORD = len(SPECIALS)
 
 # Words and <end> of Flickr8k's captions: quantiles from 2.5 % in steps of 5 %; their mean is 11.8.
 _NATURAL = (6, 7, 8, 8, 9, 9, 10, 10, 11, 11, 11, 12, 12, 13, 13, 14, 15, 16, 18, 21)
+
+
+class Sizes(NamedTuple):
+    """Sizes of a decoder and its batch.
+
+    Attributes:
+        images: B, each with the same number of captions.
+        lengths: Decoding steps of each of the N captions, <end> counted.
+        locations, annotation_dim, attention_dim, embedding_dim, hidden_dim, vocabulary: L, D, A, E, H, V.
+    """
+
+    images: int
+    lengths: tuple[int, ...]
+    locations: int
+    annotation_dim: int
+    attention_dim: int
+    embedding_dim: int
+    hidden_dim: int
+    vocabulary: int
+
+    @property
+    def steps(self) -> int:
+        """M, the decoding steps of all captions together."""
+        return sum(self.lengths)
+
+    def __str__(self) -> str:
+        return (
+            f"B={len(self.lengths)} T={self.steps / len(self.lengths):.1f} (max {max(self.lengths)}) "
+            f"L={self.locations} D={self.annotation_dim} H={self.hidden_dim} A={self.attention_dim} "
+            f"E={self.embedding_dim} V={self.vocabulary}"
+        )
 
 
 class FeatureSource(Component):

@@ -6,7 +6,6 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -19,13 +18,11 @@ class Setup(NamedTuple):
         device: Device of models and batches.
         quick: Whether sizes are tiny, which shows that the benchmark runs; its numbers then say nothing.
         rounds: Times that each subject is measured.
-        folder: Scratch folder.
     """
 
     device: torch.device
     quick: bool
     rounds: int
-    folder: Path
 
 
 class Timing(NamedTuple):

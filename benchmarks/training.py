@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.common_port import port_training_step
-from benchmarks.models import Data, lstm, natural_lengths, our_module, port_model, transformer
+from benchmarks.models import Data, Sizes, lstm, natural_lengths, our_module, port_model, transformer
 from benchmarks.report import Report, Row
-from benchmarks.timing import Setup
-from benchmarks.work import Sizes, Work, interleave_with_machine
+from benchmarks.timing import Setup, interleave
 from captioning.attention import HardAttention
 from captioning.data.batch import CaptionBatch
 from captioning.kernels.machine import has_bfloat16_products
@@ -53,8 +52,8 @@ MODELS = {
     "soft": Model(lstm),
     "hard": Model(lambda sizes: lstm(sizes, HardAttention)),
     "two_samples": Model(lstm, samples=2),
-    "marginal": Model(lambda sizes: lstm(sizes, output=SummedOutput())),
-    "marginal_blocks": Model(lambda sizes: lstm(sizes, output=SummedOutput(block=(2, 2)))),
+    "summed": Model(lambda sizes: lstm(sizes, output=SummedOutput())),
+    "summed_blocks": Model(lambda sizes: lstm(sizes, output=SummedOutput(block=(2, 2)))),
     "transformer": Model(transformer),
 }
 
@@ -113,20 +112,16 @@ def _measure_case(name: str, sizes: Sizes, setup: Setup) -> Report:
         decoder, samples = MODELS[model]
         step = our_step(sizes, device, precision=dtype, decoder=decoder(sizes), samples=samples)
         subjects[f"{model} {way}"] = partial(step, data.batch())
-    timings, machine = interleave_with_machine(subjects, setup)
-    report = Report(machine=machine.to_dict())
-    for model, (way, dtype) in measured:
-        # Where bfloat16 is emulated, a large product is slower per operation than a step, and gives no limit.
-        limited = dtype == torch.float32 or device.type == "cuda" or has_bfloat16_products()
-        is_soft, counted = model == "soft", model in ("soft", "hard")
-        work = Work.of_training(sizes, dtype, hard=model == "hard")
+    timings = interleave(subjects, setup)
+    report = Report()
+    for model, (way, _) in measured:
+        is_soft = model == "soft"
         report.rows.append(
             Row(
                 f"train_step_{name}_{way}" if is_soft else f"train_step_{name}_{model}_{way}",
-                f"{model.replace('_', ' ')}, {way}; {sizes}" + f"; {work.products / 1e9:.1f} GFLOP" * counted,
+                f"{model.replace('_', ' ')}, {way}; {sizes}",
                 timings[f"{model} {way}"],
                 timings["port" if is_soft else f"soft {way}"],
-                machine.seconds(work, dtype) if counted and limited else None,
                 items=len(sizes.lengths),
                 unit="captions",
                 other_name="common_port" if is_soft else "soft_attention",

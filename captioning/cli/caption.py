@@ -110,8 +110,9 @@ def caption(
 
     captioner = load(models, device_name(device))
     names = {field.name for field in dataclasses.fields(captioner.options)}
-    decoding = {name: value for name, value in given.items() if name in names and value is not None}
-    options = dataclasses.replace(captioner.options, **decoding, **({"method": "sample"} if sample else {}))
+    decoding: dict[str, Any] = {name: value for name, value in given.items() if name in names and value is not None}
+    decoding |= {"method": "sample"} if sample else {}
+    options = dataclasses.replace(captioner.options, **decoding)
 
     def skip(path: Any, error: InputError) -> None:
         nonlocal unread
@@ -150,13 +151,11 @@ def _paths(images: Sequence[str]) -> Iterator[str]:
         if name == "-":
             yield from (os.fsdecode(line) for line in sys.stdin.buffer.read().splitlines() if line.strip())
         elif os.path.isdir(name):
-            inside = [
-                os.path.join(folder, file) for folder, _, files in os.walk(name) for file in files if file[0] != "."
-            ]
-            found = [path for path in inside if Path(path).suffix.lower() in IMAGE_SUFFIXES]
+            inside = (Path(folder, file) for folder, _, files in os.walk(name) for file in files if file[0] != ".")
+            found = sorted(str(path) for path in inside if path.suffix.lower() in IMAGE_SUFFIXES)
             if not found:
                 raise InputError(f"{name}: no image in this folder; looked for {', '.join(sorted(IMAGE_SUFFIXES))}")
-            yield from sorted(found)
+            yield from found
         else:
             yield name
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from captioning.attention import AnnotationLayer, Attended, Attention, Memory
-from captioning.attention.memory import repeat_rows
 from captioning.component import Component
+from captioning.kernels.packed import Packed
 from captioning.kernels.recurrence import to_autocast
 from captioning.trace import EXPECTATION, AttentionTrace, State
 
@@ -37,55 +37,18 @@ class DecoderOutput:
     log_prob: Tensor | None = None
 
 
-class Packed:
-    """The steps of teacher forcing that exist, packed caption by caption: M of N * T.
-
-    Args:
-        captions: (N / samples, T+1) int64, ``<start> w_1 .. <end> <pad> ..``.
-        lengths: (N / samples,) int64, steps of each caption: its words and <end>.
-        samples: Times that every caption is decoded; the samples of a caption are adjacent among the N.
-
-    Attributes:
-        mask: (N, T) bool, True where a step exists.
-        targets: (M,) int64, the words of the captions.
-
-    Raises:
-        ValueError: Captions or lengths of another shape.
-    """
-
-    def __init__(self, captions: Tensor, lengths: Tensor, samples: int = 1) -> None:
-        if captions.dim() != 2 or lengths.shape != captions.shape[:1]:
-            raise ValueError(f"captions must be (N, T+1), lengths (N,); got {captions.shape} and {lengths.shape}")
-        T = captions.shape[1] - 1
-        self.mask = repeat_rows(torch.arange(T, device=captions.device) < lengths.unsqueeze(1), samples)
-        self._index = self.mask.flatten().nonzero().squeeze(1)  # (M,), positions among all N * T
-        self.targets = self.pack(repeat_rows(captions[:, 1:], samples))
-
-    def pack(self, steps: Tensor) -> Tensor:
-        """Return (M, ..) of (N, T, ..)."""
-        return steps.flatten(0, 1).index_select(0, self._index)
-
-    def unpack(self, packed: Tensor) -> Tensor:
-        """Return (M, ..) as (N, T, ..), 0 at steps that do not exist."""
-        zeros = packed.new_zeros(self.mask.numel(), *packed.shape[1:])
-        return zeros.index_copy(0, self._index, packed).unflatten(0, self.mask.shape)
-
-    def images(self, B: int) -> Tensor:
-        """Return (M,) int64, the image of each step; captions must be grouped by image, equally many for each."""
-        return self._index // (self.mask.numel() // B)
-
-    def output(self, logits: Tensor, attended: Attended, posterior: Tensor | None = None) -> DecoderOutput:
-        """Build the ``DecoderOutput`` of logits (M, V), what (N, T) steps saw, and posterior (M, L)."""
-        mask, trace = self.mask, attended.trace()
-        trace = AttentionTrace(
-            trace.alphas * mask.unsqueeze(-1),
-            None if trace.betas is None else trace.betas * mask,
-            trace.locations.masked_fill(~mask, EXPECTATION),
-            None if posterior is None else self.unpack(posterior.to(trace.alphas.dtype)),
-            None if trace.heads is None else trace.heads * mask[..., None, None],
-        )
-        log_prob = None if attended.log_prob is None else attended.log_prob * mask
-        return DecoderOutput(logits, self.targets, mask, trace, log_prob)
+def output_of(packed: Packed, logits: Tensor, attended: Attended, posterior: Tensor | None = None) -> DecoderOutput:
+    """Return the output of packed steps: of logits (M, V), what (N, T) steps saw, and posterior (M, L)."""
+    mask, trace = packed.mask, attended.trace()
+    trace = AttentionTrace(
+        trace.alphas * mask.unsqueeze(-1),
+        None if trace.betas is None else trace.betas * mask,
+        trace.locations.masked_fill(~mask, EXPECTATION),
+        None if posterior is None else packed.unpack(posterior.to(trace.alphas.dtype)),
+        None if trace.heads is None else trace.heads * mask[..., None, None],
+    )
+    log_prob = None if attended.log_prob is None else attended.log_prob * mask
+    return DecoderOutput(logits, packed.targets, mask, trace, log_prob)
 
 
 class Decoder(Component):

@@ -27,9 +27,10 @@ from captioning.attention.memory import repeat_rows
 from captioning.component import check_size
 from captioning.errors import check_range
 from captioning.kernels.linear import Linear
+from captioning.kernels.packed import Packed
 from captioning.kernels.recurrence import run_recurrence
 from captioning.kernels.unroll import StepLinear
-from captioning.model.decoder import Decoder, DecoderOutput, Packed
+from captioning.model.decoder import Decoder, DecoderOutput, output_of
 from captioning.model.output import DeepOutput, Output
 from captioning.trace import AttentionTrace, State
 from captioning.vocabulary import PAD
@@ -139,12 +140,12 @@ class AttentionDecoder(Decoder):
         return self.output.step(word, attended, memory), state, attended.trace()  # Eq. 7
 
     def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, samples: int = 1) -> DecoderOutput:
-        packed, B = Packed(captions, lengths, samples), len(memory.annotations)
+        B, packed = len(memory.annotations), Packed(repeat_rows(captions, samples), repeat_rows(lengths, samples))
         word = self.embedding(captions[:, :-1])  # (N, T, E), for all steps at once, as are its gates and Eq. 7
         attended = self._all_steps(self.word_to_gates(word), memory, B, lengths, samples)
         word, of_words = packed.pack(repeat_rows(word, samples)), attended.map(packed.pack)
         logits, posterior = self.output(word, of_words, memory, packed.images(B), packed.targets)
-        return packed.output(logits, attended, posterior)
+        return output_of(packed, logits, attended, posterior)
 
     def _all_steps(self, word_gates: Tensor, memory: Memory, B: int, lengths: Tensor, samples: int) -> Attended:
         """Run the recurrence over all steps of word_gates (N, T, 4H); returns fields (N * S, T, ..)."""

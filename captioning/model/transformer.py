@@ -16,7 +16,8 @@ from captioning.attention.memory import repeat_rows
 from captioning.component import check_size
 from captioning.errors import InputError, check_range
 from captioning.kernels.linear import Linear, precise_linear
-from captioning.model.decoder import Decoder, DecoderOutput, Packed
+from captioning.kernels.packed import Packed
+from captioning.model.decoder import Decoder, DecoderOutput, output_of
 from captioning.trace import AttentionTrace, State
 from captioning.vocabulary import PAD
 
@@ -155,9 +156,9 @@ class TransformerDecoder(Decoder):
         return precise_linear(self.to_words, hidden.squeeze(1)), state, trace
 
     def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, samples: int = 1) -> DecoderOutput:
-        packed = Packed(captions, lengths, samples)
+        packed = Packed(repeat_rows(captions, samples), repeat_rows(lengths, samples))
         hidden, _, attended = self._read(repeat_rows(captions[:, :-1], samples), None, memory)
-        return packed.output(self.to_words(packed.pack(hidden)), attended)
+        return output_of(packed, self.to_words(packed.pack(hidden)), attended)
 
     def _read(self, tokens: Tensor, state: State | None, memory: Memory) -> tuple[Tensor, State, Attended]:
         """Read words (N, T) that follow the words of ``state``; T is 1 if there is a state.

@@ -77,9 +77,6 @@ class FeatureSource(Component):
     def parameter_groups(self) -> list[dict[str, Any]]:
         return []
 
-    def fingerprint(self) -> dict[str, Any]:
-        return {"encoder": "none", "grid_size": list(self.grid_size), "annotation_dim": self.annotation_dim}
-
 
 def natural_lengths(count: int) -> tuple[int, ...]:
     """Return ``count`` numbers of decoding steps, distributed as those of Flickr8k's captions."""

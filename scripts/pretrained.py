@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from commands import Commands
-from study import measurement_of
+from measurements import measurement_of
 
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import read_json, write_json

@@ -15,22 +15,20 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import statistics
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 from commands import Commands
+from measurements import measurement_of, read_scores, score_name, write_measurements
 
 from captioning.comparison.runs import Run, read_run
 from captioning.errors import InputError, did_you_mean, exits_on_input_error
-from captioning.evaluation.metrics import UNIT
-from captioning.files import read_json, write_text
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
 from captioning.settings import read_config
@@ -46,8 +44,6 @@ TRAINING = {  # logged as train/.. -> what the table of the training calls it
     "advantage_std": "deviation of the advantage",
 }
 _LOCK = threading.Lock()  # runs that end at once write into one file
-
-Scores = dict[str, Any]  # what was measured of one run: "values" in percent, their "unit", and where they come from
 
 
 class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -224,19 +220,6 @@ class Job(NamedTuple):
             write_measurements(self.file, scores=read_scores(self.file) | {name: scores})
 
 
-def measurement_of(folder: Path, arguments: Sequence[str], seed: int) -> Scores:
-    """Return what ``captioning test`` left in a folder, and where it comes from."""
-    tested = read_run(folder)
-    return {
-        "values": {name: round(value, 4) for name, value in tested.scores.items()},
-        "unit": UNIT,
-        "split": tested.search.get("split"),
-        "images": len(tested.captions or {}),
-        "search": tested.search,
-        **provenance(command=f"captioning {shlex.join(arguments)}", seed=seed),
-    }
-
-
 def training_of(run: Run) -> dict[str, Any]:
     """Return the speed of a training and the means of its statistics in each tenth, as far as they were logged."""
     training: dict[str, Any] = {}
@@ -287,41 +270,6 @@ def prepare(study: Study, jobs: Sequence[Job], commands: Commands) -> None:
         command = ["extract", "--config", str(config_of(features.config)), "--output", features.output]
         command += [word for split in features.splits for word in ("--split", split)]
         commands.run("features", [*command, *["--flipped"] * features.flipped])
-
-
-# The file of the measurements: {"scores": {"soft_1": .., "soft_1_beam5": ..}, "comparisons": {"shapes": ..}}
-
-
-def score_name(variant: str, seed: int, evaluation: str = "") -> str:
-    return f"{variant}_{seed}" + f"_{evaluation}" * bool(evaluation)
-
-
-def read_scores(path: Path) -> dict[str, Scores]:
-    """Return the scores of a study's file by name; none if there is no file yet.
-
-    What scores of earlier versions have in common stands once, under "common".
-    """
-    content = read_json(path) if path.exists() else {}
-    common = content.get("common", {})
-    return {name: _merged(common, entry) for name, entry in content.get("scores", {}).items()}
-
-
-def _merged(common: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
-    both = [key for key in common if isinstance(common[key], dict) and isinstance(entry.get(key), dict)]
-    return {**common, **entry, **{key: _merged(common[key], entry[key]) for key in both}}
-
-
-def write_measurements(path: Path, **sections: Mapping[str, Any]) -> None:
-    """Replace sections of a study's file. An entry takes one line, so that a difference of two versions is readable."""
-    content = (read_json(path) if path.exists() else {}) | sections
-    if "scores" in sections:
-        content.pop("common", None)
-    written = []
-    for section, entries in content.items():
-        lines = [f"  {json.dumps(name)}: {json.dumps(entry, ensure_ascii=False)}" for name, entry in entries.items()]
-        written.append(f" {json.dumps(section)}: {{\n" + ",\n".join(lines) + "\n }")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, "{\n" + ",\n".join(written) + "\n}\n")
 
 
 @exits_on_input_error

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from study import SPEED, TRAINING, Scores, Study, read_scores, score_name, write_measurements
+from measurements import Scores, read_scores, score_name, write_measurements
+from study import SPEED, TRAINING, Study
 
 from captioning.comparison.measures import Measure
 from captioning.comparison.result import Group, change_text

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from pytorch_lightning.cli import LightningCLI
-from study import read_scores, read_study
-
 from captioning.cli.fit import CaptioningCLI
-from captioning.objective.terms import DoublyStochasticPenalty
 from captioning.training.averaging import WeightAverage
+from measurements import read_scores
+from pytorch_lightning.cli import LightningCLI
+from study import read_study
+
+from captioning.objective.terms import DoublyStochasticPenalty
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule
 from captioning.vocabulary import Vocabulary

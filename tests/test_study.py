@@ -13,7 +13,8 @@ import study
 import yaml
 from commands import Commands
 from helpers_runs import make_captions, tiny_config
-from study import read_scores, read_study, score_name, write_measurements
+from measurements import read_scores, score_name, write_measurements
+from study import read_study
 
 from captioning.comparison.compare import compare
 from captioning.comparison.runs import read_run

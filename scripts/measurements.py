@@ -1,0 +1,65 @@
+"""The measurements of a study in one JSON file: the scores of every run, and the tests between its variants.
+
+{"scores": {"soft_1": .., "soft_1_beam5": ..}, "comparisons": {"shapes": ..}}
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from captioning.comparison.runs import read_run
+from captioning.evaluation.metrics import UNIT
+from captioning.files import read_json, write_text
+from captioning.provenance import provenance
+
+Scores = dict[str, Any]
+"""What was measured of one run: "values" in percent, their "unit", and where they come from."""
+
+
+def measurement_of(folder: Path, arguments: Sequence[str], seed: int) -> Scores:
+    """Return what ``captioning test`` left in a folder, and where it comes from."""
+    tested = read_run(folder)
+    return {
+        "values": {name: round(value, 4) for name, value in tested.scores.items()},
+        "unit": UNIT,
+        "split": tested.search.get("split"),
+        "images": len(tested.captions or {}),
+        "search": tested.search,
+        **provenance(command=f"captioning {shlex.join(arguments)}", seed=seed),
+    }
+
+
+def score_name(variant: str, seed: int, evaluation: str = "") -> str:
+    return f"{variant}_{seed}" + f"_{evaluation}" * bool(evaluation)
+
+
+def read_scores(path: Path) -> dict[str, Scores]:
+    """Return the scores of a study's file by name; none if there is no file yet.
+
+    What scores of earlier versions have in common stands once, under "common".
+    """
+    content = read_json(path) if path.exists() else {}
+    common = content.get("common", {})
+    return {name: _merged(common, entry) for name, entry in content.get("scores", {}).items()}
+
+
+def _merged(common: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
+    both = [key for key in common if isinstance(common[key], dict) and isinstance(entry.get(key), dict)]
+    return {**common, **entry, **{key: _merged(common[key], entry[key]) for key in both}}
+
+
+def write_measurements(path: Path, **sections: Mapping[str, Any]) -> None:
+    """Replace sections of a study's file. An entry takes one line, so that a difference of two versions is readable."""
+    content = (read_json(path) if path.exists() else {}) | sections
+    if "scores" in sections:
+        content.pop("common", None)
+    written = []
+    for section, entries in content.items():
+        lines = [f"  {json.dumps(name)}: {json.dumps(entry, ensure_ascii=False)}" for name, entry in entries.items()]
+        written.append(f" {json.dumps(section)}: {{\n" + ",\n".join(lines) + "\n }")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, "{\n" + ",\n".join(written) + "\n}\n")

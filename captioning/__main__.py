@@ -50,30 +50,22 @@ def _run(name: str, words: list[str]) -> None:
             raise InputError(f"{option} {value}: no such file{near(value)}")
         if is_path and option in ("--config", "-c"):
             importlib.import_module("captioning.settings").read_config(Path(value), option)  # names the file
-    _import_modules(options.imports, [Path(), *(Path(value).parent for option, value in given if option == "--config")])
+    if options.imports:
+        configs = [Path(value) for option, value in given if option == "--config"]
+        sys.path[:0] = [str(folder.resolve()) for folder in (Path(), *(config.parent for config in configs))]
+    for module in options.imports:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # a user's module may fail in any way
+            hint = f"; give {module[:-3]}, without .py" if module.endswith(".py") else ""
+            raise InputError(f"--import {module}: {type(error).__name__}: {error}{hint}") from error
+        IMPORTED.append(module)
     if name in TRAINING:
         announce(name, "PyTorch and Lightning")
         words = ["--help" if word == "--help_all" else word for word in words]
         importlib.import_module("captioning.cli.lightning").run(name, words)
     else:
         call(f"captioning {name}", getattr(importlib.import_module(f"captioning.cli.{name}"), name), words)
-
-
-def _import_modules(names: Sequence[str], folders: Sequence[Path]) -> None:
-    """Import modules of the user's, which are looked for in these folders first.
-
-    Raises:
-        InputError: A module does not exist, or cannot be imported.
-    """
-    if names:
-        sys.path[:0] = [str(folder.resolve()) for folder in folders]
-    for name in names:
-        try:
-            importlib.import_module(name)
-        except Exception as error:  # a user's module may fail in any way
-            hint = f"; give {name[:-3]}, without .py" if name.endswith(".py") else ""
-            raise InputError(f"--import {name}: {type(error).__name__}: {error}{hint}") from error
-        IMPORTED.append(name)
 
 
 if __name__ == "__main__":

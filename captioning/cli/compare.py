@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json as json_text
+import os
 import shlex
 import subprocess
 import sys
@@ -58,13 +59,14 @@ def compare(
     from captioning.comparison.attention_explorer import explore, load_models
     from captioning.comparison.compare import compare as comparison_of
     from captioning.comparison.page import comparison_page
-    from captioning.comparison.runs import common_folder, name_runs
+    from captioning.comparison.runs import common_folder, find_runs, name_runs
     from captioning.comparison.terminal import print_comparison
     from captioning.provenance import provenance
 
     printed = str(json) == "-"
     with contextlib.redirect_stdout(sys.stderr) if printed else contextlib.nullcontext():
-        found = _found(runs)
+        # A run that was named by itself, to compare with, is not added again with those of its folder.
+        found = list({os.path.abspath(run.folder or name): run for name in runs for run in find_runs(name)}.values())
         if len(found) < 2:
             raise InputError(f"give two or more runs to compare, got {' '.join(runs)}")
         name_runs(found)
@@ -75,7 +77,7 @@ def compare(
         explorer, more = explore(found, models, comparison, seed=seed)
         comparison.notices += problems + more
         print_comparison(comparison)
-        command = f"captioning compare {shlex.join(runs)}"
+        command = f"captioning compare {shlex.join(runs)} --metric {metric}"
         origin = provenance(command=command, seed=seed)
         version = (origin["commit"] or "unknown") + ", changed since" * origin["uncommitted_changes"]
         footer = [command, f"Version {version}; {origin['date']}; {resamples} resamples from seed {seed}."]
@@ -88,21 +90,6 @@ def compare(
     elif json is not None:
         write_json(json, content)
         print(f"numbers       {json}")
-
-
-def _found(names: Sequence[str]) -> list[Run]:
-    """Return the runs in the folders; one that was named by itself is not added again with those of its folder."""
-    from captioning.comparison.runs import find_runs
-
-    found: list[Run] = []
-    for name in names:
-        before = [run.folder.resolve() for run in found if run.folder is not None]
-        found += [
-            run
-            for run in find_runs(name)
-            if run.folder is None or run.folder.resolve() == Path(name).resolve() or run.folder.resolve() not in before
-        ]
-    return found
 
 
 def _test(runs: Sequence[Run]) -> None:

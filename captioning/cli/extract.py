@@ -71,11 +71,6 @@ def extract(
             encoder.load_state_dict(load(init_from).encoder.state_dict())
         except RuntimeError as error:
             raise InputError(f"--init_from {init_from}: its encoder is not the config's ({one_line(error)})") from error
-    elif encoder.to_config()["init_args"].get("weights", "DEFAULT") is None:
-        raise InputError(
-            "model.encoder.weights is null: random weights differ in every run, so no training run could use these "
-            "features; give --model.encoder.weights PATH"
-        )
     source.prepare()
     place = check_device(device_name(device))
     extract_features(

@@ -142,8 +142,10 @@ def call(prog: str, command: Command | Mapping[str, Command], args: Sequence[str
             print(f"usage: {prog} {'|'.join(command)} [options]\n")
             for name, function in command.items():
                 print(f"  {name:<{width}}  {(inspect.getdoc(function) or '').partition(chr(10))[0]}")
+        elif args[0] in command:
+            call(f"{prog} {args[0]}", command[args[0]], args[1:])
         else:
-            call(f"{prog} {args[0]}", chosen(args[0], command, prog), args[1:])
+            raise InputError(f"{prog} {args[0]}: no such command{did_you_mean(args[0], command)}")
         return
     parser = parser_of(command, prog)
     parameters = inspect.signature(command).parameters
@@ -160,15 +162,3 @@ def call(prog: str, command: Command | Mapping[str, Command], args: Sequence[str
     several = [name for name, parameter in parameters.items() if parameter.kind is parameter.VAR_POSITIONAL]
     words = [word for name in several for word in given.pop(name)]
     command(*words, **given)
-
-
-def chosen(name: str, commands: Mapping[str, Command], prog: str) -> Command:
-    """Return the command of that name.
-
-    Raises:
-        InputError: There is none.
-    """
-    if name not in commands:
-        hint = did_you_mean(name, commands) or f"; `{prog}` lists the commands"
-        raise InputError(f"{prog} {name}: no such command{hint}")
-    return commands[name]

@@ -283,7 +283,7 @@ class CountingAttention(SoftAttention):
         (lambda: make_decoder(MultiHeadAttention(NTMScore(3), heads=2)), "NTMScore carries a state.*another score"),
         (
             lambda: make_decoder(CountingAttention(AdditiveScore(3))),
-            "CountingAttention carries a state.*another attention",
+            "CountingAttention with AdditiveScore carries a state",
         ),
         (lambda: make_decoder(dim=10), "dim 10 must be even and a multiple of its 4 heads"),
         (lambda: make_decoder(dim=9, heads=3), "dim 9 must be even"),

@@ -53,13 +53,13 @@ def _run(name: str, words: list[str]) -> None:
     if options.imports:
         configs = [Path(value) for option, value in given if option == "--config"]
         sys.path[:0] = [str(folder.resolve()) for folder in (Path(), *(config.parent for config in configs))]
+    IMPORTED[:] = options.imports
     for module in options.imports:
         try:
             importlib.import_module(module)
         except Exception as error:  # a user's module may fail in any way
             hint = f"; give {module[:-3]}, without .py" if module.endswith(".py") else ""
             raise InputError(f"--import {module}: {type(error).__name__}: {error}{hint}") from error
-        IMPORTED.append(module)
     if name in TRAINING:
         announce(name, "PyTorch and Lightning")
         words = ["--help" if word == "--help_all" else word for word in words]

@@ -55,17 +55,21 @@ def _run(name: str, words: list[str]) -> None:
         sys.path[:0] = [str(folder.resolve()) for folder in (Path(), *(config.parent for config in configs))]
     IMPORTED[:] = options.imports
     for module in options.imports:
-        try:
-            importlib.import_module(module)
-        except Exception as error:  # a user's module may fail in any way
-            hint = f"; give {module[:-3]}, without .py" if module.endswith(".py") else ""
-            raise InputError(f"--import {module}: {type(error).__name__}: {error}{hint}") from error
+        _import(module)
     if name in TRAINING:
         announce(name, "PyTorch and Lightning")
         words = ["--help" if word == "--help_all" else word for word in words]
         importlib.import_module("captioning.cli.lightning").run(name, words)
     else:
         call(f"captioning {name}", getattr(importlib.import_module(f"captioning.cli.{name}"), name), words)
+
+
+def _import(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # a user's module may fail in any way
+        hint = f"; give {module[:-3]}, without .py" if module.endswith(".py") else ""
+        raise InputError(f"--import {module}: {type(error).__name__}: {error}{hint}") from error
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from helpers import save_image
 from helpers_faults import command, refused
 from helpers_runs import make_run, save_checkpoint, tiny_config
 
+from captioning.cli import IMPORTED
 from captioning.data.shapes import ShapesSource
 
 
@@ -110,6 +111,7 @@ def test_a_class_of_the_users_is_found_by_import(workdir, capsys):
     options = ["--config", "mine.yaml", "--trainer.accelerator", "toaster"]
     assert "mine.Mine is not imported" in refused(capsys, *FIT.split(), *options)
     assert "toaster" in refused(capsys, *FIT.split(), *options, "--import", "mine")
+    IMPORTED.clear()  # another command line of a user is another process
 
 
 def test_the_version_is_printed(capsys):

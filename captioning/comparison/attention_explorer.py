@@ -78,7 +78,9 @@ def explore(
         framing = (preprocessing.crop or 0) / preprocessing.resize
         suffix = framings.setdefault(framing, f", as {run.name} cuts it" if framings else "")
         said = [item.captions[run.name].split() for item in items]
-        notices += _doubts(run, model, said)
+        shown, tested_one = run.checkpoint.name if run.checkpoint else "", run.search.get("checkpoint")
+        if tested_one not in (None, shown):
+            notices.append(f"{run.name} was tested with {tested_one}, which is gone; the attention shown is {shown}'s.")
         inference = run.search.get("inference", model.model.decoder.attention.inference)
         try:
             captions = model.force_decode(
@@ -97,22 +99,6 @@ def explore(
                 images[name] = shown_image(name, caption.view, [], references=item.references)
             images[name]["runs"].append(caption.for_explorer(run.name, numbers=numbers, start=item.first_difference))
     return explorer_fragment(list(images.values())) if images else "", notices
-
-
-def _doubts(run: Run, model: ImageCaptioner, captions: Sequence[Sequence[str]]) -> list[str]:
-    """Return sentences on why the attention shown may not be that of the test."""
-    doubts = []
-    tested = run.search.get("checkpoint")
-    if run.checkpoint is not None and tested not in (None, run.checkpoint.name):
-        doubts.append(
-            f"{run.name} was tested with {tested}, which is gone; the attention shown is {run.checkpoint.name}'s."
-        )
-    elif any(word not in model.vocabulary and word != "<unk>" for words in captions for word in words):
-        doubts.append(
-            f"Captions of {run.name} have words that its checkpoint does not know: another checkpoint was tested, and "
-            "the attention shown is not its attention; test the run again."
-        )
-    return doubts
 
 
 def _image_files(runs: Sequence[Run], ids: Sequence[int]) -> tuple[dict[int, Path], str]:

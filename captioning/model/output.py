@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from captioning.attention import Attended, Attention, Memory
 from captioning.component import Component
+from captioning.kernels.dropout import Dropout
 from captioning.kernels.linear import Linear, precise_linear
 
 
@@ -45,7 +46,7 @@ class Output(Component):
         self.L_h = Linear(hidden_dim, embedding_dim, bias=False)
         self.L_z = Linear(annotation_dim, embedding_dim, bias=False)
         self.L_o = Linear(embedding_dim, vocabulary_size)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         nn.init.zeros_(self.L_o.bias)
 
     def prepare_search(self, memory: Memory) -> Memory:

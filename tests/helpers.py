@@ -40,6 +40,7 @@ def save_image(path: Path, seed: int = 0, size: tuple[int, int] = (30, 20)) -> P
 def trace_of(alphas: ArrayLike, betas: ArrayLike | None = None, locations: ArrayLike | None = None) -> AttentionTrace:
     """The trace of a caption with alphas (T, L); contexts are expectations where no locations are given."""
     alphas = np.asarray(alphas, dtype=np.float32)
+    alphas = alphas if alphas.size else alphas.reshape(0, CELLS)
     chosen: Any = np.full(len(alphas), EXPECTATION) if locations is None else np.asarray(locations)
     return AttentionTrace(alphas, None if betas is None else np.asarray(betas, dtype=np.float32), chosen)
 

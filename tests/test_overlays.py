@@ -195,16 +195,6 @@ def test_words_are_never_read_as_formulas_and_the_figure_is_saved(tmp_path):
     assert pyplot is None or not pyplot.get_fignums()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"alphas": random_alphas(3)}, {"alphas": random_alphas(2, 14)}, {"posterior": random_alphas(2, 14)}],
-)
-def test_a_figure_of_contradicting_shapes_is_refused(changes):
-    trace = trace_of(random_alphas(2))._replace(**changes)
-    with pytest.raises(ValueError, match="attention of 2 words on a grid of 3 x 5 has shape"):
-        attention_figure(random_view(), ["a", "cat"], trace, CELLS)
-
-
 def test_the_chosen_cell_is_framed_in_its_panel_and_soft_attention_chooses_nothing():
     chosen = [0, 14, -1]
     figure = attention_figure(random_view(), ["a", "b", "c"], trace_of(random_alphas(3), locations=chosen), CELLS)

@@ -80,9 +80,6 @@ def shown_run(
         cells: The L cells on the view.
         numbers: Values beside the run's name, such as the metric of a sentence; numbers are rounded to 4 digits.
         start: The word that is shown first, counted from 0; the last one of a shorter caption.
-
-    Raises:
-        ValueError: The attention of a caption is not that of its words and cells.
     """
     height, width = cells.size
     return {
@@ -92,13 +89,13 @@ def shown_run(
         "offset": [cells.offset[0] / height, cells.offset[1] / width],  # of the view's sides
         "stride": [cells.stride[0] / height, cells.stride[1] / width],
         "numbers": {name: x if isinstance(x, str) else _number(x) for name, x in (numbers or {}).items()},
-        "captions": [_caption(caption, cells) for caption in captions],
+        "captions": [_caption(caption) for caption in captions],
         "start": start,
     }
 
 
-def _caption(caption: Any, cells: CellGrid) -> Shown:
-    trace = maps.checked_trace(caption.words, caption.trace, cells)
+def _caption(caption: Any) -> Shown:
+    trace = caption.trace.map(np.asarray)
     by_name = {"prior": trace.alphas}
     if trace.posterior is not None:
         by_name["posterior"] = trace.posterior

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from captioning.cells import CellGrid
-from captioning.trace import AttentionTrace
 
 Style = Literal["color", "paper"]
 
@@ -28,25 +27,6 @@ LOOKS: dict[Style, dict[str, float]] = {
 }
 """How a map shows on the view: its brightness where there is no attention, and the opacity of the map's colour where
 there is most."""
-
-
-def checked_trace(words: Sequence[str], trace: AttentionTrace, cells: CellGrid) -> AttentionTrace:
-    """Return the trace of T words as arrays.
-
-    Raises:
-        ValueError: Alphas, posterior or heads are not those of T words and of the grid's L locations.
-    """
-    height, width = cells.grid_size
-    T, L = len(words), height * width
-
-    def array(values: Any) -> NDArray[Any]:
-        array = np.asarray(values)
-        if array.size and (array.shape[0] != T or (array.ndim > 1 and array.shape[-1] != L)):
-            raise ValueError(f"attention of {T} words on a grid of {height} x {width} has shape {array.shape}")
-        return array if array.size else array.reshape(T, *array.shape[1:-1], L)
-
-    fields = trace._replace(betas=None, locations=None).map(array)
-    return fields._replace(betas=trace.betas, locations=np.asarray(trace.locations, dtype=np.int64))
 
 
 def smooth_alphas(alpha: ArrayLike, cells: CellGrid) -> NDArray[np.float32]:

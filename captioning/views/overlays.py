@@ -12,7 +12,7 @@ from PIL import Image
 
 from captioning.cells import CellGrid
 from captioning.trace import AttentionTrace
-from captioning.views.maps import Style, checked_trace, paint, scale_end, smooth_alphas
+from captioning.views.maps import Style, paint, scale_end, smooth_alphas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,12 +63,12 @@ def attention_figure(
         details: Write beta and the map's maximum beneath each panel, and show the alphas above a posterior.
 
     Raises:
-        ValueError: The shapes contradict each other, or there are no heads to show.
+        ValueError: There are no heads to show.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    trace = checked_trace(words, trace, cells)
+    trace = trace.map(np.asarray)
     maps = _named_maps(trace, heads=heads, details=details)
     whole = (view if photo is None else photo).convert("RGB")
     background = _background(whole, region)

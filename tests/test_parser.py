@@ -105,6 +105,19 @@ def test_the_docstring_is_the_help(capsys):
     assert "Raises" not in text and "overrides" not in text
 
 
+def test_without_words_a_list_takes_several_values():
+    def add(*, number: list[int]) -> None:
+        """Add.
+
+        Args:
+            number: A number.
+        """
+        given.append(number)
+
+    call("captioning add", add, "--number 1 2 --number 3".split())
+    assert given.pop() == [1, 2, 3]
+
+
 def test_one_of_several_commands_is_chosen_by_its_word(capsys):
     call("captioning kitchen", {"toast": toast}, ["toast", "rye", "--topping", "1"])
     assert given.pop()[0] == ("rye",)

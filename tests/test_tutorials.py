@@ -14,6 +14,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
+import wandb
 from helpers_faults import command as captioning
 from PIL import Image
 
@@ -62,6 +63,7 @@ def run(command: list[str], tiny: list[str]) -> None:
     program, *words = command
     if program == "captioning":
         captioning(*words, *(tiny if words[0] == "fit" else ()))
+        wandb.finish()  # the end of a process does so
     elif words[:2] == ["-m", "pytest"]:
         environment = os.environ | {"PYTHONPATH": f"{Path.cwd()}{os.pathsep}{ROOT}"}
         done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, check=False)
@@ -126,8 +128,6 @@ def test_new_attention(workplace, monkeypatch):
 
 @pytest.mark.slow
 def test_soft_against_hard(workplace, monkeypatch, capsys):
-    import wandb
-
     wandb.teardown()  # of an earlier test's: it would keep that test's environment
     monkeypatch.delenv("WANDB_DATA_DIR", raising=False)
 

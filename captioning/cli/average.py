@@ -17,9 +17,9 @@ def average(*, model: list[Path], output: Path, fraction: list[float] | None = N
     the same weights. For runs with random weights of their own, use an ensemble (docs/self-critical.md).
 
     Args:
-        model: A checkpoint; repeat the option for each one.
+        model: The checkpoints.
         output: The checkpoint to write.
-        fraction: Weight of a checkpoint in the mean, in their order; by default, all weigh the same.
+        fraction: Weight of each checkpoint in the mean; by default, all weigh the same.
 
     Raises:
         InputError: A checkpoint cannot be read, or they do not fit each other.
@@ -27,7 +27,7 @@ def average(*, model: list[Path], output: Path, fraction: list[float] | None = N
     Examples:
         captioning average --model runs/soft/checkpoints/best.ckpt \\
             --model runs/again/checkpoints/best.ckpt --output runs/averaged/checkpoints/best.ckpt
-        captioning average --model a.ckpt --model b.ckpt --fraction 0.3 --fraction 0.7 --output mean.ckpt
+        captioning average --model a.ckpt b.ckpt --fraction 0.3 0.7 --output mean.ckpt
     """
     if exported := next((path for path in model if not path.is_file()), None):
         raise InputError(f"--model {exported}: is no checkpoint; give the FILE.ckpt that it is from")

@@ -32,7 +32,7 @@ def extract(
     Args:
         config: A training configuration; of several, the later ones win.
         output: Folder of the features.
-        split: train, val or test; repeat it for several. By default, train and val.
+        split: Splits, of train, val and test; by default train and val.
         init_from: A model to take the encoder's weights from.
         flipped: Also extract the mirrored training images, for --data.augmentation.flip.
         device: auto, cpu, cuda or cuda:N.

@@ -88,6 +88,7 @@ def _quieten() -> None:
         r"Found \d+ module\(s\) in eval mode",  # a frozen encoder
         ".*does not have many workers",
         r".*isinstance\(treespec, LeafSpec\)",
+        r"Precision \S+ is not supported by the model summary",  # of the size alone
         r"It is recommended to use .*sync_dist=True",  # all processes have the same numbers
         "You're resuming from a checkpoint that ended before the epoch ended",  # the sampler begins at its batch
         "You're using the WeightAveraging callback with a model that overrides",  # strategies that shard are not used

@@ -80,7 +80,7 @@ def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
     """Return the parser of a command.
 
     An argument before a ``*`` is given by its place, ``*names`` takes one or more words, a ``bool`` is a flag, a
-    ``list`` repeats its option, and a ``Literal`` names the choices.
+    ``list`` repeats its option (or, without ``*names``, takes several values), and a ``Literal`` names the choices.
 
     Args:
         command: The function.
@@ -94,19 +94,25 @@ def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
     )
     parser = Parser(prog, description=texts[""], epilog=examples, formatter_class=_Help, allow_abbrev=False)
     types = get_type_hints(command)
-    for name, parameter in inspect.signature(command).parameters.items():
+    parameters = inspect.signature(command).parameters
+    has_words = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values())
+    for name, parameter in parameters.items():
         if name != OVERRIDES:
-            _add(parser, parameter, types[name], " ".join(sentences[name].split()))
+            _add(parser, parameter, types[name], " ".join(sentences[name].split()), has_words=has_words)
     return parser
 
 
-def _add(parser: argparse.ArgumentParser, parameter: inspect.Parameter, kind: Any, sentence: str) -> None:
+def _add(
+    parser: argparse.ArgumentParser, parameter: inspect.Parameter, kind: Any, sentence: str, *, has_words: bool
+) -> None:
     """Add the option or the word that gives one argument."""
     options: dict[str, Any] = {}
     if type(None) in get_args(kind):
         kind = next(each for each in get_args(kind) if each is not type(None))
     if get_origin(kind) is list:
-        (kind,), options["action"] = get_args(kind), "append"
+        (kind,) = get_args(kind)
+        # Several values of one option would swallow a word that stands behind them.
+        options = {"action": "append"} if has_words else {"action": "extend", "nargs": "+"}
     if kind is bool:
         options["action"] = "store_true"
     elif get_origin(kind) is Literal:
@@ -121,7 +127,7 @@ def _add(parser: argparse.ArgumentParser, parameter: inspect.Parameter, kind: An
     if default not in (None, False, parameter.empty, ()):
         sentence += f" Default: {default}."
     required = default is parameter.empty
-    default = None if required or "append" in options.values() else default  # argparse would append to a default
+    default = None if required or "action" in options else default  # argparse would append to a default
     parser.add_argument(f"--{parameter.name}", required=required, default=default, help=sentence, **options)
 
 

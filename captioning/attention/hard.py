@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from captioning.attention.base import Attended, Attention, Score
 from captioning.attention.memory import Memory, expected_context
 from captioning.attention.normalisers import Normaliser
 from captioning.errors import InputError, check_range
+from captioning.kernels.dropout import Dropout
 from captioning.trace import EXPECTATION
 
 
@@ -63,7 +64,7 @@ class StochasticAttention(Attention):
         self.ramp = tuple(ramp)
         check_range(0, 0.99, dropout=dropout)
         self.per_batch = per_batch
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.inference = inference
         # Batches begun: a buffer, so that a resumed run continues, and an int, to avoid a device synchronisation.
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))

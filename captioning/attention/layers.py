@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from captioning.attention.base import check_locations
 from captioning.component import Component, check_size
 from captioning.errors import InputError, check_range
+from captioning.kernels.dropout import Dropout
 
 
 class AnnotationLayer(Component):
@@ -93,7 +94,7 @@ class AnnotationAttention(AnnotationLayer):
         )
         layer.self_attn.dropout = 0.0
         for name in ("dropout", "dropout1", "dropout2"):
-            setattr(layer, name, nn.Dropout(self.dropout))
+            setattr(layer, name, Dropout(self.dropout))
         self.layers = nn.TransformerEncoder(layer, self.layer_count, nn.LayerNorm(dim), enable_nested_tensor=False)
         for parameter in self.layers.parameters():  # the layers are copies of one and would start equal
             if parameter.dim() > 1:
@@ -173,7 +174,7 @@ class AnnotationDropout(AnnotationLayer):
     def __init__(self, p: float = 0.2) -> None:
         super().__init__()
         check_range(0, 0.99, p=p)
-        self.dropout = nn.Dropout(p)
+        self.dropout = Dropout(p)
 
     def build(self, annotation_dim: int, grid_size: tuple[int, int] | None = None) -> int:
         return annotation_dim

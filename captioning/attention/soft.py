@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from captioning.attention.base import Attended, Attention, Score
 from captioning.attention.memory import Memory, expected_context
 from captioning.attention.normalisers import Normaliser
 from captioning.errors import check_range
+from captioning.kernels.dropout import Dropout
 
 
 class SoftAttention(Attention):
@@ -24,7 +25,7 @@ class SoftAttention(Attention):
         super().__init__(normaliser)
         check_range(0, 0.99, dropout=dropout)
         self.score = score
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     @property
     def deterministic(self) -> bool:

@@ -26,6 +26,7 @@ from captioning.attention import AnnotationLayer, Attended, Attention, Memory
 from captioning.attention.memory import repeat_rows
 from captioning.component import check_size
 from captioning.errors import check_range
+from captioning.kernels.dropout import Dropout
 from captioning.kernels.linear import Linear
 from captioning.kernels.packed import Packed
 from captioning.kernels.recurrence import run_recurrence
@@ -174,7 +175,7 @@ class InitialMLP(nn.Module):
     def __init__(self, annotation_dim: int, hidden_dim: int, layers: int, dropout: float) -> None:
         super().__init__()
         hidden = [
-            nn.Sequential(Linear(annotation_dim, annotation_dim), nn.ReLU(), nn.Dropout(dropout))
+            nn.Sequential(Linear(annotation_dim, annotation_dim), nn.ReLU(), Dropout(dropout))
             for _ in range(layers - 1)
         ]
         self.layers = nn.Sequential(*hidden, Linear(annotation_dim, hidden_dim), nn.Tanh())

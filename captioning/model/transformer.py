@@ -15,6 +15,7 @@ from captioning.attention.layers import sinusoids
 from captioning.attention.memory import repeat_rows
 from captioning.component import check_size
 from captioning.errors import InputError, check_range
+from captioning.kernels.dropout import Dropout
 from captioning.kernels.linear import Linear, precise_linear
 from captioning.kernels.packed import Packed
 from captioning.model.decoder import Decoder, DecoderOutput, output_of
@@ -117,7 +118,7 @@ class TransformerDecoder(Decoder):
             attention.build(d, d, grid_size)
             self._refuse_state(attention, grid_size)
         self.embedding = nn.Embedding(vocabulary_size, d, padding_idx=PAD)
-        self.dropout = nn.Dropout(p)
+        self.dropout = Dropout(p)
         self.layers = nn.ModuleList(
             TransformerLayer(d, self.heads, self.feedforward_dim, p) for _ in range(self.layer_count)
         )
@@ -200,9 +201,9 @@ class TransformerLayer(nn.Module):
         self.word_projection = Linear(dim, 3 * dim)
         self.word_output = Linear(dim, dim)
         self.feedforward = nn.Sequential(
-            Linear(dim, feedforward_dim), nn.ReLU(), nn.Dropout(dropout), Linear(feedforward_dim, dim)
+            Linear(dim, feedforward_dim), nn.ReLU(), Dropout(dropout), Linear(feedforward_dim, dim)
         )
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)

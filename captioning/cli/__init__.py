@@ -94,7 +94,7 @@ _SCORE = """usage: captioning {command} --ckpt_path MODEL [--config DATA.yaml] [
   --model.inference HOW         how hard attention forms contexts: expected, argmax or sample
   --model.ensemble '["b.ckpt"]' average the word probabilities with those of these models
   --trainer.accelerator NAME    auto, cpu or gpu
-  --help_all                    every option with its meaning and default
+  --help_all                    every option with its meaning and default; give --ckpt_path, too
 
 example:
   captioning {command} --ckpt_path runs/shapes_soft/checkpoints/best.ckpt --model.search.beam_size 3"""

@@ -90,7 +90,7 @@ def simulate(cell: Cell, replications: int, random: Generator) -> dict[str, floa
     for start in range(0, replications, size):
         batch = min(size, replications - start)
         score = _score(cell.score, batch)
-        gain = Gains.of(_counts(cell, deviations, batch, random), score, paired=cell.paired)
+        gain = Gains(*_counts(cell, deviations, batch, random), score, paired=cell.paired)
         values.append(gain.values)
         halves.append(gain.half_width(0.05))
     error = np.concatenate(values) - _true_difference(cell, deviations)
@@ -105,7 +105,7 @@ def simulate(cell: Cell, replications: int, random: Generator) -> dict[str, floa
 def _seed_deviations(cell: Cell, random: Generator, batch: int) -> tuple[float, float]:
     """Return the deviations over seeds that give the images their share, from runs whose seeds do nothing."""
     counts = _counts(cell, (0.0, 0.0), batch, random)
-    over_images = float(Gains.of(counts, _score(cell.score, batch), paired=cell.paired).over_images.mean())
+    over_images = float(Gains(*counts, _score(cell.score, batch), paired=cell.paired).over_images.mean())
     of_seeds = over_images * (1 / cell.image_share - 1)
     if cell.paired:
         gain = math.sqrt(of_seeds * cell.seeds[1])

@@ -12,15 +12,15 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import yaml
+from captioning.cli.fit import main
+from captioning.training.checkpoint_io import AtomicCheckpointIO
 
 from captioning.attention import AdditiveScore, Attention, SoftAttention
-from captioning.cli.fit import main
 from captioning.data.shapes import ShapesSource
 from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
 from captioning.model import AttentionDecoder, Output
 from captioning.training.callbacks import NamedCheckpoint
-from captioning.training.checkpoint_io import AtomicCheckpointIO
 from captioning.training.datamodule import CaptionDataModule, VocabularyOptions
 from captioning.training.module import CaptioningModule
 

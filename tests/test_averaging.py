@@ -11,12 +11,12 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import yaml
+from captioning.cli.fit import main
 from helpers_runs import tiny_config
 from helpers_training import last_checkpoint, make_data, make_module, make_shapes, make_trainer, run_stage
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from captioning.attention import AdditiveScore, HardAttention
-from captioning.cli.fit import main
 from captioning.data.shapes import ShapesSource
 from captioning.errors import InputError
 from captioning.inference import load

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from captioning.errors import InputError
-from captioning.evaluation.files import pair, read_references, read_results, write_results
+from captioning.evaluation.files import pair, read_results, write_results
+from captioning.evaluation.files import read_references as read_references_of
+from captioning.tokenizers import PennTreebank
 
 ANNOTATIONS = [
     {"id": 1, "image_id": 7, "caption": "A dog runs, fast."},
@@ -17,6 +19,10 @@ ANNOTATIONS = [
     {"id": 4, "image_id": 9, "caption": " . "},
     {"id": 5, "image_id": 8, "caption": "A bird in the sky"},
 ]
+
+
+def read_references(path: Path, split: str = "test"):
+    return read_references_of(path, split=split, tokenizer=PennTreebank())
 
 
 @pytest.fixture
@@ -79,7 +85,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
 
 
 def test_references_of_coco_are_tokenised_and_gathered_by_image(folder):
-    assert read_references(Path("refs.json")).words == {
+    assert read_references(Path("refs.json"))[0] == {
         7: [["a", "dog", "runs", "fast"], ["the", "dog", "is", "running", "over", "grass"]],
         9: [["two", "red", "cats", "sit", "on", "a", "mat"]],
         8: [["a", "bird", "in", "the", "sky"]],
@@ -90,10 +96,10 @@ def test_references_of_karpathy_are_of_the_split_and_keep_their_tokens(tmp_path)
     path = tmp_path / "dataset.json"
     images = [karpathy("test", 3, "a dog s life", "x"), karpathy("val", 4, "b"), karpathy("restval", 5, "c")]
     path.write_text(json.dumps({"images": images}))
-    assert read_references(path).words == {3: [["a", "dog", "s", "life"], ["x"]]}
-    assert read_references(path).tokens == "the split file's own, lower case, without punctuation"
-    assert read_references(path, split="val").words == {4: [["b"]]}
-    assert read_references(path, split="train").words == {5: [["c"]]}
+    words = {3: [["a", "dog", "s", "life"], ["x"]]}
+    assert read_references(path) == (words, "the split file's own, lower case, without punctuation")
+    assert read_references(path, split="val")[0] == {4: [["b"]]}
+    assert read_references(path, split="train")[0] == {5: [["c"]]}
 
 
 @pytest.mark.parametrize(
@@ -115,7 +121,7 @@ def test_a_file_without_references_is_refused_in_one_line(tmp_path, content, mes
 
 
 def test_captions_are_paired_with_the_references_of_their_image():
-    references = {1: [["a"]], 2: [["b"], ["c"]]}
-    assert pair({2: "A b."}, references, where=Path("r.json")) == ([["a", "b"]], [[["b"], ["c"]]])
+    references, options = {1: [["a"]], 2: [["b"], ["c"]]}, {"where": Path("r.json"), "tokenizer": PennTreebank()}
+    assert pair({2: "A b."}, references, **options) == ([["a", "b"]], [[["b"], ["c"]]])
     with pytest.raises(InputError, match=r"r.json: 2 of 3 images have no references, among them image_id 5"):
-        pair({1: "a", 5: "b", 6: "c"}, references, where=Path("r.json"))
+        pair({1: "a", 5: "b", 6: "c"}, references, **options)

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from helpers_runs import tiny_config
-
-from captioning.cli import evaluate
 from captioning.cli.command_line import with_run_config
 from captioning.cli.fit import main
 from captioning.cli.loggers import wandb_offline_without_account
+from helpers_runs import tiny_config
+
+from captioning.cli import evaluate
 from captioning.errors import InputError
 from captioning.inference import load
 from captioning.tokenizers import PennTreebank

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from helpers_runs import tiny_config
-
 from captioning.cli.fit import main
+from helpers_runs import tiny_config
 
 SEVERAL = [2, pytest.param(3, marks=pytest.mark.slow)]
 HARD = {

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from captioning.training.processes import BatchNormSync, mean_in_order
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -35,7 +36,6 @@ from captioning.objective import (
     NoBaseline,
     RewardToGo,
 )
-from captioning.training.processes import BatchNormSync, mean_in_order
 
 V = 11
 CAPTIONS = (1, 3, 2, 4, 2)  # of each image: the processes have different numbers of captions and of words

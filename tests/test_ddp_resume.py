@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from captioning.training.checkpoint_io import AtomicCheckpointIO
+from captioning.training.processes import BatchNormSync
+from captioning.training.stopping import Preemption
 from helpers_training import make_data, make_module, make_shapes, make_trainer, run_stage
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from captioning.attention import AdditiveScore, HardAttention
 from captioning.data.shapes import ShapesSource
-from captioning.training.checkpoint_io import AtomicCheckpointIO
 from captioning.training.module import CaptioningModule
-from captioning.training.processes import BatchNormSync
-from captioning.training.stopping import Preemption
 
 STEPS = 9  # 7 an epoch, of 8 captions
 

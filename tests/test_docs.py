@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from PIL import Image
-
 from captioning.cli.usage import TOOLS
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

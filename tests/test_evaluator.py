@@ -197,5 +197,5 @@ def test_a_damaged_entry_is_refused(tmp_path, change):
     (tmp_path / "c.json").write_text(json.dumps([entry]))
     assert read_captions(tmp_path / "c.json")[1].log_prob == -1
     (tmp_path / "c.json").write_text(json.dumps([entry | change]))
-    with pytest.raises(InputError, match=r"c.json: not what `captioning test` writes"):
+    with pytest.raises(InputError, match=r"c.json: expected what `captioning test` writes"):
         read_captions(tmp_path / "c.json")

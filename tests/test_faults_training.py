@@ -15,14 +15,14 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import yaml
+from captioning.training.divergence import Diverged, StopOnDivergence, all_finite
+from captioning.training.stopping import STOPPED, Preemption, ends_after_the_step
 from helpers_faults import Fault, faults, proves
 from helpers_runs import tiny_config
 from helpers_training import last_checkpoint, make_data, make_module, make_shapes, make_trainer, run_stage
 
 from captioning.data.shapes import ShapesSource
-from captioning.training.divergence import Diverged, StopOnDivergence, all_finite
 from captioning.training.schedules import WarmupCosine
-from captioning.training.stopping import STOPPED, Preemption, ends_after_the_step
 
 STEPS = 7  # of an epoch
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from captioning.training.resumed_settings import ResumedSettings
+from captioning.training.stopping import Preemption
 from helpers_training import last_checkpoint, make_data, make_module, make_shapes, make_trainer, run_stage
 from pytorch_lightning.callbacks import EarlyStopping, GradientAccumulationScheduler
 from torch.optim.lr_scheduler import CosineAnnealingLR, PolynomialLR
 
 from captioning.data.shapes import ShapesSource
 from captioning.training.callbacks import Unfreeze
-from captioning.training.resumed_settings import ResumedSettings
 from captioning.training.schedules import WarmupCosine
-from captioning.training.stopping import Preemption
 
 STEPS = 7  # of an epoch
 RATE = 3e-3

@@ -50,9 +50,9 @@ def test_what_is_no_run_is_refused_by_name(tmp_path):
     ("file", "text", "message"),
     [
         ("test_captions.json", "[{", "cannot be read"),
-        ("test_captions.json", "{}", "not what `captioning test` writes"),
-        ("test_captions.json", '[{"image_id": 3}]', "not what `captioning test` writes"),
-        ("test_metrics.json", "[]", "not what `captioning test` writes"),
+        ("test_captions.json", "{}", "expected what `captioning test` writes"),
+        ("test_captions.json", '[{"image_id": 3}]', "expected what `captioning test` writes"),
+        ("test_metrics.json", "[]", "expected what `captioning test` writes"),
         ("config.yaml", "a: [", "not a YAML file"),
         ("config.yaml", "- a", "not a configuration"),
     ],

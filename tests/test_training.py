@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from captioning.training.checkpoint_io import AtomicCheckpointIO
 from helpers_training import make_data, make_module, make_shapes, make_trainer, run_stage
 from matplotlib.figure import Figure
 from pytorch_lightning.callbacks import ModelCheckpoint
@@ -23,7 +24,6 @@ from captioning.evaluation.files import read_results
 from captioning.model import SummedOutput
 from captioning.objective import ArgmaxBaseline, Likelihood
 from captioning.training import CaptionSamples, Throughput, Unfreeze
-from captioning.training.checkpoint_io import AtomicCheckpointIO
 from captioning.training.module import CaptioningModule
 from captioning.training.schedules import WarmupCosine
 

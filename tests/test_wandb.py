@@ -15,10 +15,9 @@ import pytest
 import torch
 import wandb
 import yaml
+from captioning.cli.fit import main
 from helpers_runs import tiny_config
 from PIL import Image
-
-from captioning.cli.fit import main
 
 pytestmark = pytest.mark.slow
 

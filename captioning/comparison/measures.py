@@ -9,21 +9,10 @@ import numpy as np
 
 from captioning.comparison.result import Comparison
 from captioning.evaluation.metrics import METRICS, Family, count
-from captioning.evaluation.records import CaptionedImage
+from captioning.evaluation.records import NOUN_METRICS, CaptionedImage
 from captioning.evaluation.resampling import Floats, Statistic, percentage
 
 Captions = Mapping[int, CaptionedImage]
-
-# Metric -> the field of a noun's judgement whose mean it is. A metric that is neither better nor worse is a baseline:
-# what attention that ignores the caption would score at the same nouns.
-_GROUNDING = {
-    "pointing_accuracy": "hit",
-    "pointing_chance": "chance",
-    "pointing_centre": "centre_hit",
-    "attention_correctness": "correctness",
-    "correctness_uniform": "uniform",
-    "correctness_centre": "centre",
-}
 
 
 class Measure(NamedTuple):
@@ -91,7 +80,7 @@ def grounding_measures(scored: Mapping[str, Sequence[CaptionedImage]]) -> list[M
     """Return measures of attention at the nouns of captions and of references."""
     measures = []
     for prefix, judgements in {"": "hits", "reference_": "reference_hits"}.items():
-        for name, column in _GROUNDING.items():
+        for name, column in NOUN_METRICS.items():
             counts = {}
             for run, images in scored.items():
                 judged = [[getattr(noun, column) for noun in getattr(image, judgements)] for image in images]

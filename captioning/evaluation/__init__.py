@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __all__ = ["evaluate"]
-
-if TYPE_CHECKING:
-    from captioning.evaluation.evaluator import evaluate
 
 
 def __getattr__(name: str) -> Any:

@@ -36,13 +36,12 @@ def bleu_counts(
         ValueError: There is not one image for each hypothesis, or an image has no reference.
     """
     index = references if isinstance(references, ReferenceNGrams) else ReferenceNGrams(references)
-    sets = index.sets_of(hypotheses, sets)
+    sets, hypothesis, reference = index.pairs(hypotheses, sets)
     counts = np.zeros((len(hypotheses), 2 * ORDERS + 2), dtype=np.int64)
     lengths = np.array([len(words) for words in hypotheses], dtype=np.int64)
-    for n, (own, most) in enumerate(zip(index.count(hypotheses), index.most(), strict=True)):
+    for n, (own, most) in enumerate(zip(index.count(hypotheses), index.most, strict=True)):
         counts[:, n] = own[:, : most.shape[1]].minimum(most[sets]).sum(axis=1)
         counts[:, ORDERS + n] = np.maximum(lengths - n, 0)
-    hypothesis, reference = index.pairs(sets)
     closest = np.lexsort((index.lengths[reference], abs(index.lengths[reference] - lengths[hypothesis]), hypothesis))
     counts[:, -2] = lengths
     counts[hypothesis[closest][::-1], -1] = index.lengths[reference[closest]][::-1]  # the closest one is written last
@@ -78,21 +77,17 @@ def bleu_from_counts(counts: ArrayLike, *, brevity_penalty: bool = True) -> NDAr
     return values * _brevity_penalty(counts)[..., None] if brevity_penalty else values
 
 
-def sentence_bleu(counts: ArrayLike, n: int = ORDERS) -> NDArray[np.float64]:
-    """Return BLEU-n of single images in percent, (...), from their ``bleu_counts`` (..., 10).
+def sentence_bleu(counts: ArrayLike) -> NDArray[np.float64]:
+    """Return BLEU-1..4 of single images in percent, (..., 4), from their ``bleu_counts`` (..., 10).
 
     The counts of n-grams with two words and more are increased by one (Lin and Och 2004), since most captions have no
     four words in a row in common with a reference. Its mean over images is not corpus BLEU.
     """
-    smoothed = np.array(counts, dtype=np.float64)
-    smoothed[..., 1:ORDERS] += 1
-    smoothed[..., ORDERS + 1 : 2 * ORDERS] += 1
-    return bleu_from_counts(smoothed)[..., n - 1]
+    return bleu_from_counts(np.asarray(counts) + np.array([0, 1, 1, 1, 0, 1, 1, 1, 0, 0]))
 
 
 def _brevity_penalty(counts: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return exp(1 - r / c), (...), where hypotheses have c words and references r > c; 0 for c = 0, as nltk does."""
     hypothesis, reference = counts[..., -2], counts[..., -1]
     with np.errstate(divide="ignore", invalid="ignore"):
-        penalty = np.exp(1 - reference / hypothesis)
-    return np.where(hypothesis > reference, 1.0, np.where(hypothesis > 0, penalty, 0.0))
+        return np.where(hypothesis > 0, np.exp(np.minimum(0, 1 - reference / hypothesis)), 0.0)

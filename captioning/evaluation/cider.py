@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from captioning.evaluation.ngrams import ORDERS, Ints, ReferenceNGrams, Words
-from captioning.evaluation.resampling import Floats
+from captioning.evaluation.resampling import Floats, ratio
 
 SIGMA = 6.0  # words; width of the length penalty
 SCALE = 10.0
@@ -29,13 +30,10 @@ class CiderD:
 
     def __init__(self, references: Sequence[Sequence[Words]]) -> None:
         self.index = ReferenceNGrams(references)
-        self._log_documents = float(np.log(max(len(self.index), 1)))
-        self._weights, self._values, self._norms = [], [], []  # for each n: (K,) idf, (references, K), (references,)
-        for counts, most in zip(self.index.counts, self.index.most(), strict=True):
-            documents = (most > 0).sum(axis=0)
-            self._weights.append(self._log_documents - np.log(documents))
-            self._values.append((counts * self._weights[-1]).tocsr())
-            self._norms.append(np.sqrt((self._values[-1] ** 2).sum(axis=1)))
+        self._log_documents = float(np.log(max(len(references), 1)))
+        # For each n: (K,) inverse document frequencies, (references, K).
+        self._weights = [self._log_documents - np.log((most > 0).sum(axis=0)) for most in self.index.most]
+        self._values = [(n * weights).tocsr() for n, weights in zip(self.index.counts, self._weights, strict=True)]
 
     def values(self, hypotheses: Sequence[Words], sets: Sequence[int] | Ints | None = None) -> Floats:
         """Return CIDEr-D in [0, 10] of each hypothesis, (M,); the corpus' CIDEr-D is the mean.
@@ -43,23 +41,26 @@ class CiderD:
         Args:
             hypotheses: M word lists.
             sets: Number of each hypothesis' reference set; by default the sets in order.
+
+        Raises:
+            ValueError: There is not one set for each hypothesis.
         """
-        sets = self.index.sets_of(hypotheses, sets)
-        hypothesis, reference = self.index.pairs(sets)  # (P,)
+        sets, hypothesis, reference = self.index.pairs(hypotheses, sets)
         similarity = np.zeros(len(hypothesis))
-        for n, counts in enumerate(self.index.count(hypotheses)):
-            known = len(self._weights[n])
-            weights = np.append(self._weights[n], np.full(counts.shape[1] - known, self._log_documents))
-            values = (counts * weights).tocsr()
-            norms = np.sqrt((values**2).sum(axis=1))[hypothesis] * self._norms[n][reference]
-            own, other = values[:, :known][hypothesis], self._values[n][reference]
-            product = (own.minimum(other) * other).sum(axis=1)
-            similarity += np.divide(product, norms, out=np.zeros_like(norms), where=norms > 0)
+        for counts, known, of_references in zip(self.index.count(hypotheses), self._weights, self._values, strict=True):
+            unseen = np.full(counts.shape[1] - len(known), self._log_documents)
+            values = (counts * np.append(known, unseen)).tocsr()
+            own, other = values[:, : len(known)][hypothesis], of_references[reference]
+            similarity += ratio((own.minimum(other) * other).sum(axis=1), _norms(values)[hypothesis] * _norms(other))
         # The toolkit measures length in bigrams, so no word and one word are equally long.
         lengths = np.array([max(len(words) - 1, 0) for words in hypotheses], dtype=np.int64)
         difference = lengths[hypothesis] - np.maximum(self.index.lengths[reference] - 1, 0)
         similarity *= np.exp(-(difference**2) / (2 * SIGMA**2))
         return SCALE * np.bincount(hypothesis, similarity, minlength=len(sets)) / (ORDERS * self.index.sizes[sets])
+
+
+def _norms(values: csr_array) -> Floats:
+    return np.asarray(np.sqrt((values**2).sum(axis=1)))
 
 
 def cider_d(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Floats:

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from captioning.data.batch import CaptionBatch
 from captioning.data.loading import BatchLoader, CaptionDataset
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.sampler import ImageBatches
-from captioning.data.transforms import Preprocessing
 from captioning.decoding import BeamOptions, Hypothesis
-from captioning.evaluation.grounding import ObjectCells, ObjectsInView, grounding_metrics, noun_hits, posterior_metrics
-from captioning.evaluation.metrics import caption_metrics
+from captioning.evaluation.grounding import ObjectCells, ObjectsInView, grounding_metrics, noun_hits
+from captioning.evaluation.metrics import METRICS, caption_metrics
 from captioning.evaluation.records import CaptionedImage, NounHit
 from captioning.model.captioner import Captioner, CaptionModel
-from captioning.model.ensemble import Ensemble
 from captioning.objective.bounds import sampled_bounds
 from captioning.objective.reductions import token_log_probs
 from captioning.vocabulary import Vocabulary
@@ -56,8 +53,8 @@ class Evaluated:
         """Return the metrics, and the images in the order of the split; without images, there are no metrics.
 
         The metrics are ``caption_metrics``, log-probabilities of the references in nats per word, and
-        ``grounding_metrics`` of captions and, as "reference_..", of references; also ``posterior_metrics`` where the
-        model has a posterior.
+        ``grounding_metrics`` of captions and, as "reference_..", of references; also, as "posterior_..", by the
+        posterior where the model has one, whose baselines are those of the prior.
 
         Args:
             java: Compute METEOR where it is available.
@@ -72,12 +69,10 @@ class Evaluated:
                 totals[name] += value
         words = totals.pop("words", 0)
         metrics |= {name: total / words for name, total in totals.items()}
-        metrics |= grounding_metrics([hit for image in images for hit in image.hits])
-        of_references = grounding_metrics([hit for image in images for hit in image.reference_hits])
-        metrics |= {f"reference_{name}": value for name, value in of_references.items()}
-        metrics |= posterior_metrics("posterior", [hit for image in images for hit in image.posterior_hits])
-        reference_hits = [hit for image in images for hit in image.reference_posterior_hits]
-        return metrics | posterior_metrics("reference_posterior", reference_hits), images
+        for kind in ("", "reference_", "posterior_", "reference_posterior_"):
+            found = grounding_metrics([hit for image in images for hit in getattr(image, f"{kind}hits")])
+            metrics |= {kind + name: value for name, value in found.items() if kind + name in METRICS}
+        return metrics, images
 
 
 class Evaluator:
@@ -107,7 +102,7 @@ class Evaluator:
         index: CaptionIndex,
         objects: Callable[[int], Sequence[ObjectCells]],
         *,
-        search: BeamOptions = BeamOptions(),  # noqa: B008 - frozen
+        search: BeamOptions,
         bound_samples: int = 0,
         seed: int = 0,
         keep: int = 0,
@@ -133,24 +128,21 @@ class Evaluator:
 
     def update(self, batch: CaptionBatch) -> None:
         """Evaluate a batch of images, each with all its captions."""
+        rows = batch.rows.tolist()
         with self._inference(batch):
             memory = self.captioner.encode_batch(batch)
-            objects = {row: self.objects(row) for row in batch.rows.tolist()}
-            of_references = self._references(batch, memory, objects) if len(batch.captions) else {}
+            objects = [self.objects(row) for row in rows]
+            hits = self._references(batch, memory, objects) if len(batch.captions) else [{} for _ in rows]
             images, hypotheses = zip(*self._caption(batch, memory), strict=True)
             traced = [[best] for best in hypotheses]
-            if any(objects.values()) or any(row < self.keep for row in objects):
+            if any(objects) or any(row < self.keep for row in rows):
                 traced = self.captioner.with_posterior(memory, traced)
-        for (row, in_view), image, (best,) in zip(objects.items(), images, traced, strict=True):
-            words, trace = image.words, best.trace
+        for row, in_view, image, judged, (best,) in zip(rows, objects, images, hits, traced, strict=True):
             if row < self.keep:
                 self.kept[row] = image, best
-            self.evaluated.images[row] = dataclasses.replace(
-                image,
-                hits=noun_hits(words, trace.alphas.numpy(), in_view),
-                posterior_hits=[] if trace.posterior is None else noun_hits(words, trace.posterior.numpy(), in_view),
-                **of_references.get(row, {}),
-            )
+            for name, weights in (("hits", best.trace.alphas), ("posterior_hits", best.trace.posterior)):
+                judged[name] = [] if weights is None else noun_hits(image.words, weights.numpy(), in_view)
+            self.evaluated.images[row] = dataclasses.replace(image, **judged)
 
     def caption(self, batch: CaptionBatch) -> list[tuple[CaptionedImage, Hypothesis]]:
         """Return the record of every image of a batch, without hits, and the hypothesis of its best caption."""
@@ -175,29 +167,25 @@ class Evaluator:
         return captioned
 
     def _references(
-        self, batch: CaptionBatch, memory: Any, objects: Mapping[int, Sequence[ObjectCells]]
-    ) -> dict[int, dict[str, list[NounHit]]]:
-        """Teacher-force the references, and return what attention at their nouns hits, by row of the split."""
+        self, batch: CaptionBatch, memory: Any, objects: Sequence[Sequence[ObjectCells]]
+    ) -> list[dict[str, list[NounHit]]]:
+        """Teacher-force the references, and return what attention at their nouns hits, by image of the batch."""
         with self.captioner.inferring("expected"):
             output = self.captioner.teacher_force(batch, memory)
-        sums = {
-            "words": len(output.targets),
-            "nll": -float(token_log_probs(output.logits, output.targets).sum()),
-        }
+        nll = -float(token_log_probs(output.logits, output.targets).sum())
+        sums = {"words": len(output.targets), "nll": nll}
         if self.bound_samples and isinstance(self.captioner, Captioner):
             bounds = sampled_bounds(self.captioner, batch, memory, self.bound_samples)
             sums |= {"bound": bounds.bound, "iwae_bound": bounds.importance_weighted}
         self.evaluated.sums[int(batch.rows[0])] = sums
-        rows = list(objects)
-        hits: dict[int, dict[str, list[NounHit]]] = {row: {} for row in rows}
-        weights = {"reference_hits": output.trace.alphas, "reference_posterior_hits": output.trace.posterior}
-        for name, of_captions in weights.items():
-            if of_captions is not None:
-                references = {row: iter(self.index.references(row)) for row in rows}
-                for image, alphas in zip(batch.image_index.tolist(), of_captions.float().cpu().numpy(), strict=True):
-                    row = rows[image]
-                    words = next(references[row]).split()
-                    hits[row].setdefault(name, []).extend(noun_hits(words, alphas, objects[row]))
+        traces = {"reference_hits": output.trace.alphas, "reference_posterior_hits": output.trace.posterior}
+        weights = {name: trace.float().cpu().numpy() for name, trace in traces.items() if trace is not None}
+        references = [iter(self.index.references(row)) for row in batch.rows.tolist()]
+        hits: list[dict[str, list[NounHit]]] = [{name: [] for name in weights} for _ in references]
+        for caption, image in enumerate(batch.image_index.tolist()):
+            words = next(references[image]).split()
+            for name, of_captions in weights.items():
+                hits[image][name] += noun_hits(words, of_captions[caption], objects[image])
         return hits
 
 
@@ -211,8 +199,6 @@ def evaluate(
     limit_images: int | None = None,
     batch_size: int = 50,
     num_workers: int = 0,
-    bound_samples: int = 0,
-    seed: int = 0,
     java: bool = False,
 ) -> tuple[dict[str, float], list[CaptionedImage]]:
     """Caption a split of a data set and return the metrics of the captions and of the attention, and the records.
@@ -226,7 +212,7 @@ def evaluate(
     (True, 3)
 
     Args:
-        captioner: A captioner or an ensemble.
+        captioner: A captioner; or an ensemble, which loads images itself where its members' encoders differ.
         vocabulary: Vocabulary of the captioner's ids.
         source: Data set; its captions are split into words by the vocabulary's tokenizer.
         search: Options that captions are decoded with.
@@ -234,8 +220,6 @@ def evaluate(
         limit_images: Number of images at the beginning of the split that are evaluated; None for all.
         batch_size: Images that go through the model together.
         num_workers: Processes that load images; 0 loads them in this process.
-        bound_samples: As for ``Evaluator``.
-        seed: As for ``Evaluator``.
         java: Compute METEOR where it is available; it knows English alone.
 
     Returns:
@@ -248,16 +232,10 @@ def evaluate(
     source.prepare()
     index = source.index(split) if limit_images is None else source.index(split).take(limit_images)
     index.check_images()
-
-    def load(rows: Tensor, preprocessing: Preprocessing) -> Tensor:
-        return torch.stack([preprocessing(index.image(row, preprocessing)) for row in rows.tolist()])
-
-    if isinstance(captioner, Ensemble) and captioner.load is None:
-        captioner = Ensemble(captioner.captioners, load=load)
     captioner.eval()
     encoder, device = captioner.encoder, next(captioner.parameters()).device
     objects = ObjectsInView(source.objects(split), index, encoder)
-    evaluator = Evaluator(captioner, vocabulary, index, objects, search=search, bound_samples=bound_samples, seed=seed)
+    evaluator = Evaluator(captioner, vocabulary, index, objects, search=search)
     dataset = CaptionDataset(index, vocabulary, encoder.preprocessing, by_image=True)
     for batch in BatchLoader(dataset, ImageBatches(len(index), batch_size), num_workers=num_workers):
         evaluator.update(batch.to(device))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import msgspec
 
 from captioning.errors import InputError
 from captioning.files import read_json, write_json
-from captioning.tokenizers import PennTreebank, Tokenizer
-
-_PENN_TREEBANK = PennTreebank()
+from captioning.tokenizers import Tokenizer
 
 
 class ImageCaption(msgspec.Struct):
@@ -22,13 +20,16 @@ class ImageCaption(msgspec.Struct):
     caption: str
 
 
-def write_results(path: Path, captions: Iterable[tuple[int, str]]) -> None:
-    """Write captions as the COCO server takes them, ``[{"image_id": 17, "caption": "a dog"}, ..]``.
+def converted(path: Path, content: Any, kind: Any, expected: str) -> Any:
+    """Return the content of a JSON file as this type, or raise an InputError that says what was expected."""
+    try:
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{path}: expected {expected}: {error}") from error
 
-    Args:
-        path: The server expects the name ``captions_<split>_<algorithm>_results.json``.
-        captions: Number and caption of each image.
-    """
+
+def write_results(path: Path, captions: Iterable[tuple[int, str]]) -> None:
+    """Write numbers of images and captions as the COCO server takes them, ``[{"image_id": 17, "caption": ..}, ..]``."""
     write_json(path, [{"image_id": i, "caption": caption} for i, caption in captions], indent=None)
 
 
@@ -39,7 +40,7 @@ def read_results(path: Path) -> dict[int, str]:
         InputError: The file cannot be read, an entry lacks a field or has a wrong one, or an image appears twice.
     """
     captions: dict[int, str] = {}
-    for entry in _entries(path, read_json(path), '[{"image_id": 17, "caption": "a dog"}, ..]'):
+    for entry in converted(path, read_json(path), list[ImageCaption], '[{"image_id": 17, "caption": "a dog"}, ..]'):
         if entry.image_id in captions:
             raise InputError(f"{path}: image_id {entry.image_id} has two captions; only one is allowed")
         captions[entry.image_id] = entry.caption
@@ -48,15 +49,8 @@ def read_results(path: Path) -> dict[int, str]:
     return captions
 
 
-class References(NamedTuple):
-    """The word lists of each image's references, by image number, and a description of the words."""
-
-    words: dict[int, list[list[str]]]
-    tokens: str
-
-
-def read_references(path: Path, *, split: str = "test", tokenizer: Tokenizer = _PENN_TREEBANK) -> References:
-    """Read the references of images.
+def read_references(path: Path, *, split: str, tokenizer: Tokenizer) -> tuple[dict[int, list[list[str]]], str]:
+    """Return the word lists of each image's references, by image number, and a description of the words.
 
     Captions of a COCO annotation file (``captions_val2017.json``) are tokenised. A Karpathy split file
     (``dataset_coco.json``) has tokens of its own, which the default tokenizer keeps; its images are numbered by
@@ -74,7 +68,7 @@ def read_references(path: Path, *, split: str = "test", tokenizer: Tokenizer = _
     references: dict[int, list[list[str]]] = {}
     tokens = tokenizer.description
     if isinstance(content, dict) and "annotations" in content:
-        for entry in _entries(path, content["annotations"], "COCO's annotations"):
+        for entry in converted(path, content["annotations"], list[ImageCaption], "COCO's annotations"):
             if words := tokenizer.tokenize(entry.caption):
                 references.setdefault(entry.image_id, []).append(words)
     elif isinstance(content, dict) and "images" in content:
@@ -89,25 +83,16 @@ def read_references(path: Path, *, split: str = "test", tokenizer: Tokenizer = _
         raise InputError(f"{path}: no references, expected COCO's annotations or Karpathy's images")
     if not references:
         raise InputError(f"{path}: holds no caption")
-    return References(references, tokens)
+    return references, tokens
 
 
 def pair(
-    captions: dict[int, str],
-    references: dict[int, list[list[str]]],
-    *,
-    where: Path,
-    tokenizer: Tokenizer = _PENN_TREEBANK,
+    captions: dict[int, str], references: dict[int, list[list[str]]], *, where: Path, tokenizer: Tokenizer
 ) -> tuple[list[list[str]], list[list[list[str]]]]:
     """Return the words of each caption, and the references of its image in the same order.
 
-    Images with references and no caption are left out.
-
-    Args:
-        where: File of the captions, for the message.
-
-    Raises:
-        InputError: An image with a caption has no references.
+    Images with references and no caption are left out. An InputError names the file of the captions, ``where``, if an
+    image with a caption has no references.
     """
     if unknown := [image_id for image_id in captions if image_id not in references]:
         raise InputError(
@@ -115,10 +100,3 @@ def pair(
         )
     words = [tokenizer.tokenize(caption) for caption in captions.values()]
     return words, [references[image_id] for image_id in captions]
-
-
-def _entries(path: Path, content: object, expected: str) -> list[ImageCaption]:
-    try:
-        return msgspec.convert(content, list[ImageCaption])
-    except msgspec.ValidationError as error:
-        raise InputError(f"{path}: expected {expected}: {error}") from error

@@ -14,12 +14,11 @@ from captioning.cells import CellGrid
 from captioning.data.objects import GroundedObject, ObjectLookup
 from captioning.data.records import CaptionIndex
 from captioning.encoders import Encoder
-from captioning.evaluation.records import NounHit
+from captioning.evaluation.records import NOUN_METRICS, NounHit
+from captioning.evaluation.resampling import Floats, ratio
 
 # The adjectives of a noun phrase stand between one of these and the noun.
-_DETERMINERS = frozenset({"a", "an", "the", "one", "two", "three", "four", "another", "some"}) | frozenset(
-    {"this", "that", "these", "those", "its", "his", "her", "their"}
-)
+_DETERMINERS = frozenset("a an the one two three four another some this that these those its his her their".split())
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class ObjectCells:
 
     names: frozenset[str]
     attributes: frozenset[str]
-    covered: NDArray[np.float64]
+    covered: Floats
     cells: CellGrid
 
 
@@ -62,11 +61,12 @@ def object_cells(objects: Sequence[GroundedObject], cells: CellGrid) -> list[Obj
 class ObjectsInView:
     """The objects of a split's images on the encoder's cells, by row of the split.
 
+    They are laid out once, and again where training has moved the cells.
+
     Args:
         lookup: The objects by image id, in the pixels of the image as stored; None if the data set has no masks.
         index: Records of the split.
-        encoder: Its preprocessing makes the view. A trainable encoder's cells may move, so that objects are laid out
-            again.
+        encoder: Its preprocessing makes the view.
     """
 
     def __init__(self, lookup: ObjectLookup | None, index: CaptionIndex, encoder: Encoder) -> None:
@@ -81,8 +81,7 @@ class ObjectsInView:
         if self._cells != (cells := self.encoder.cells):
             self._objects, self._cells = {}, cells
         if row not in self._objects:
-            view = self.encoder.preprocessing
-            objects = self.lookup(int(self.index.image_ids[row]))
+            objects, view = self.lookup(int(self.index.image_ids[row])), self.encoder.preprocessing
             in_view = [dataclasses.replace(item, mask=view.mask(item.mask)) for item in objects]
             self._objects[row] = object_cells(in_view, cells)
         return self._objects[row]
@@ -113,15 +112,14 @@ def noun_hits(words: Sequence[str], alphas: ArrayLike, objects: Sequence[ObjectC
     alphas = np.asarray(alphas).reshape(-1, *cells.grid_size)
     centre = centre_attention(cells)
     hits = []
-    for start, end, adjectives, candidates in _mentions(words, objects):
-        shared = [(len(adjectives & item.attributes), item) for item in candidates if item.covered.any()]
+    for start, end, adjectives, named in _mentions(words, objects):
+        shared = [(len(adjectives & item.attributes), item.covered) for item in named if item.covered.any()]
         if not shared:
             continue
-        named = [item for count, item in shared if count == max(count for count, _ in shared)]
+        most = max(number for number, _ in shared)
         # A visible pixel belongs to one object, so fractions add up.
-        covered = np.minimum(sum(item.covered for item in named), 1.0)
-        touched = covered > 0
-        alpha = alphas[end - 1]
+        covered = np.minimum(sum(fractions for number, fractions in shared if number == most), 1.0)
+        touched, alpha = covered > 0, alphas[end - 1]
         location = int(alpha.argmax())
         hits.append(
             NounHit(
@@ -139,16 +137,6 @@ def noun_hits(words: Sequence[str], alphas: ArrayLike, objects: Sequence[ObjectC
     return hits
 
 
-_FIELDS = {
-    "pointing_accuracy": "hit",
-    "pointing_chance": "chance",
-    "pointing_centre": "centre_hit",
-    "attention_correctness": "correctness",
-    "correctness_uniform": "uniform",
-    "correctness_centre": "centre",
-}
-
-
 def grounding_metrics(hits: Sequence[NounHit]) -> dict[str, float]:
     """Return the means over nouns, in percent, each measure beside baselines that ignore the caption.
 
@@ -159,17 +147,11 @@ def grounding_metrics(hits: Sequence[NounHit]) -> dict[str, float]:
     """
     if not hits:
         return {}
-    return {name: 100 * sum(getattr(hit, field) for hit in hits) / len(hits) for name, field in _FIELDS.items()}
-
-
-def posterior_metrics(name: str, hits: Sequence[NounHit]) -> dict[str, float]:
-    """Return the means over nouns judged by the posterior, in percent; its baselines are those of the prior."""
-    measures = ("pointing_accuracy", "attention_correctness")
-    return {f"{name}_{key}": value for key, value in grounding_metrics(hits).items() if key in measures}
+    return {name: 100 * sum(getattr(hit, field) for hit in hits) / len(hits) for name, field in NOUN_METRICS.items()}
 
 
 @functools.cache
-def centre_attention(cells: CellGrid) -> NDArray[np.float64]:
+def centre_attention(cells: CellGrid) -> Floats:
     """Return attention (height, width) on the middle of the view, whatever the words; it sums to 1.
 
     A Gaussian at the centre of the view with standard deviations of a quarter of its height and of its width, read at
@@ -180,23 +162,20 @@ def centre_attention(cells: CellGrid) -> NDArray[np.float64]:
         for centres, side in zip(cells.centres(), cells.size, strict=True)
     )
     weights = np.outer(vertical, horizontal)
-    weights /= weights.sum()
-    weights.setflags(write=False)  # shared by every caller
-    return weights
+    return weights / weights.sum()
 
 
-def cell_coverage(mask: NDArray[np.bool_], cells: CellGrid) -> NDArray[np.float64]:
+def cell_coverage(mask: NDArray[np.bool_], cells: CellGrid) -> Floats:
     """Return the exact fraction of each cell's area in view that a mask of the view covers, for the cells of the grid.
 
     A pixel on an edge between cells is divided between them. The fraction of a cell out of view is 0.
     """
     (vertical, heights), (horizontal, widths) = _overlaps(cells)
-    area = np.outer(heights, widths)
-    return np.divide(vertical @ mask.astype(np.float64) @ horizontal.T, area, out=np.zeros_like(area), where=area > 0)
+    return ratio(vertical @ mask.astype(np.float64) @ horizontal.T, np.outer(heights, widths))
 
 
 @functools.cache
-def _overlaps(cells: CellGrid) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+def _overlaps(cells: CellGrid) -> list[tuple[Floats, Floats]]:
     """Return for each axis the overlap of cells and pixels, (cells, pixels), and the length of the cells, (cells,)."""
     overlaps = []
     for edges, pixels, count in zip(cells.edges(), cells.size, cells.grid_size, strict=True):
@@ -209,13 +188,13 @@ def _overlaps(cells: CellGrid) -> list[tuple[NDArray[np.float64], NDArray[np.flo
 
 
 @functools.cache
-def _central_cells(cells: CellGrid) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def _central_cells(cells: CellGrid) -> tuple[NDArray[np.intp], ...]:
     """Return an index of the cells nearest to the view's middle; several may be equally near."""
     nearest = []
     for centres, side, stride in zip(cells.centres(), cells.size, cells.stride, strict=True):
         distance = np.abs(centres - side / 2)
         nearest.append(np.flatnonzero(distance <= distance.min() + 1e-6 * stride))
-    return np.ix_(*nearest)  # type: ignore[return-value]
+    return np.ix_(*nearest)
 
 
 def _mentions(
@@ -226,16 +205,14 @@ def _mentions(
     The adjectives are the words before it, back to the phrase's determiner or to the name before.
     """
     longest = max(len(name.split()) for item in objects for name in item.names)
-    start = previous = 0
+    start = phrase = 0  # where the noun phrase begins, after its determiner
     while start < len(words):
         for end in range(min(start + longest, len(words)), start, -1):
-            phrase = " ".join(words[start:end])
-            if named := [item for item in objects if phrase in item.names]:
-                first = start
-                while first > previous and words[first - 1] not in _DETERMINERS:
-                    first -= 1
-                yield start, end, frozenset(words[first:start]), named
-                start = previous = end
+            name = " ".join(words[start:end])
+            if named := [item for item in objects if name in item.names]:
+                yield start, end, frozenset(words[phrase:start]), named
+                start = phrase = end
                 break
         else:
+            phrase = start + 1 if words[start] in _DETERMINERS else phrase
             start += 1

@@ -16,7 +16,7 @@ import numpy as np
 
 from captioning.evaluation.bleu import bleu_counts, bleu_from_counts, bleu_metrics, sentence_bleu
 from captioning.evaluation.cider import cider_d
-from captioning.evaluation.java import JavaError, meteor_counts, meteor_from_counts, missing_meteor
+from captioning.evaluation.java import JavaError, meteor_counts, meteor_from_counts
 from captioning.evaluation.ngrams import ORDERS, Words
 from captioning.evaluation.resampling import Floats, percentage
 from captioning.evaluation.rouge import rouge_l
@@ -76,50 +76,46 @@ class Family:
         values: Maps counts that are summed over images, (..., C), to the corpus' metrics in ``UNIT``, (..., S).
         of_images: Maps (images, C) to the metrics of single images, (images, S). BLEU is smoothed; the means of BLEU
             and METEOR are not the corpus' metrics.
-        missing: Returns why a family that needs Java cannot be computed here, in one line, or None.
+        java: Whether it needs Java.
     """
 
     names: tuple[str, ...]
     counts: Callable[[Sequence[Words], Sequence[Sequence[Words]]], Floats]
     values: Callable[[Floats], Floats]
     of_images: Callable[[Floats], Floats]
-    missing: Callable[[], str | None] | None = None
+    java: bool = False
 
     @property
     def titles(self) -> list[str]:
         return [TITLES[name] for name in self.names]
 
 
-def _mean_of(metric: Callable[[Sequence[Words], Sequence[Sequence[Words]]], Floats]) -> Callable[..., Floats]:
-    """Return counts (images, 2), the image's value and 1, of a metric whose corpus value is the mean over images."""
+def _mean_of(name: str, metric: Callable[[Sequence[Words], Sequence[Sequence[Words]]], Floats]) -> Family:
+    """Return the family of a metric whose corpus value is the mean over images: its counts are the value and 1."""
 
     def counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Floats:
         values = metric(hypotheses, references)
         return np.stack([values, np.ones_like(values)], axis=1)
 
-    return counts
+    def mean(counts: Floats) -> Floats:
+        return percentage(counts)[..., None]
+
+    return Family((name,), counts, mean, mean)
 
 
-def _mean(counts: Floats) -> Floats:
-    return percentage(counts)[..., None]
+def _bleu_counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Floats:
+    return bleu_counts(hypotheses, references).astype(np.float64)
 
 
 def _meteor(counts: Floats) -> Floats:
     return 100 * meteor_from_counts(counts)[..., None]
 
 
-_BLEU = range(1, ORDERS + 1)
 FAMILIES = (
-    Family(
-        tuple(f"bleu{n}" for n in _BLEU),
-        lambda hypotheses, references: bleu_counts(hypotheses, references).astype(np.float64),
-        bleu_from_counts,
-        lambda counts: np.stack([sentence_bleu(counts, n) for n in _BLEU], axis=-1),
-    ),
-    Family(("rouge_l",), _mean_of(rouge_l), _mean, _mean),
-    # Document frequencies are those of all given references: resampling does not count them again.
-    Family(("cider_d",), _mean_of(cider_d), _mean, _mean),
-    Family(("meteor",), meteor_counts, _meteor, _meteor, missing_meteor),
+    Family(tuple(f"bleu{n}" for n in range(1, ORDERS + 1)), _bleu_counts, bleu_from_counts, sentence_bleu),
+    _mean_of("rouge_l", rouge_l),
+    _mean_of("cider_d", cider_d),  # resampling does not count the document frequencies again
+    Family(("meteor",), meteor_counts, _meteor, _meteor, java=True),
 )
 NAMES = tuple(name for family in FAMILIES for name in family.names)
 """The metrics of captions, which have intervals and tests."""
@@ -130,7 +126,7 @@ def count(
 ) -> list[tuple[Family, Floats]]:
     """Return each family of metrics that is available here with its counts (images, C).
 
-    For a family that is not available, one line is logged once.
+    Why METEOR is not available is logged once.
 
     Args:
         hypotheses: One word list per image.
@@ -142,7 +138,7 @@ def count(
     """
     counts = []
     for family in FAMILIES:
-        if java or family.missing is None:
+        if java or not family.java:
             try:
                 counts.append((family, family.counts(hypotheses, references)))
             except JavaError as error:
@@ -153,11 +149,7 @@ def count(
 def caption_metrics(
     hypotheses: Sequence[Words], references: Sequence[Sequence[Words]], *, java: bool = True
 ) -> dict[str, float]:
-    """Return the corpus' metrics in ``UNIT``: those of ``bleu_metrics``, ``rouge_l``, ``cider_d``, perhaps ``meteor``.
-
-    Args:
-        hypotheses, references, java: As for ``count``.
-    """
+    """Return the metrics of ``count`` of the corpus in ``UNIT``, with all of ``bleu_metrics``."""
     metrics: dict[str, float] = {}
     for family, counts in count(hypotheses, references, java=java):
         total = counts.sum(axis=0)

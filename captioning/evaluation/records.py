@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from captioning.cells import CellGrid
-from captioning.errors import InputError
-from captioning.evaluation.files import write_results
+from captioning.evaluation.files import converted, write_results
 from captioning.files import read_json, write_json, write_text
+
+_EXPECTED = "what `captioning test` writes"
 
 
 @dataclass(frozen=True)
@@ -43,6 +41,17 @@ class NounHit:
     uniform: float
     centre: float
     location: int | None = None
+
+
+NOUN_METRICS = {
+    "pointing_accuracy": "hit",
+    "pointing_chance": "chance",
+    "pointing_centre": "centre_hit",
+    "attention_correctness": "correctness",
+    "correctness_uniform": "uniform",
+    "correctness_centre": "centre",
+}
+"""Metrics of attention at nouns, and the field of ``NounHit`` whose mean each is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,33 +95,18 @@ class CaptionedImage:
 
 
 def write_evaluation(
-    folder: Path,
-    stage: str,
-    metrics: Mapping[str, float],
-    images: Sequence[CaptionedImage],
-    *,
-    search: Mapping[str, Any],
-    tokens: str = "",
-    cells: CellGrid | None = None,
-    provenance: Mapping[str, Any] | None = None,
+    folder: Path, stage: str, metrics: Mapping[str, float], images: Sequence[CaptionedImage], **facts: Any
 ) -> None:
     """Write STAGE_metrics.json, STAGE_captions.json and STAGE_results.json, the COCO server's file.
 
     Args:
         stage: "val" or "test".
-        search: Options that the captions were made with.
-        tokens: Description of the words that the metrics compare.
-        cells: The grid that pointing was judged on, if it was.
-        provenance: Where the model and the metrics come from.
+        facts: What the metrics' file says besides where it is not empty: "search", the options that the captions were
+            made with; "tokens", the words that are compared; "cells", the grid that pointing was judged on;
+            "provenance" of the model and the metrics.
     """
-    content: dict[str, Any] = {f"{stage}/{name}": value for name, value in metrics.items()} | {"search": dict(search)}
-    if tokens:
-        content["tokens"] = tokens
-    if cells is not None:
-        content["cells"] = dataclasses.asdict(cells)
-    if provenance:
-        content["provenance"] = dict(provenance)
-    write_json(folder / f"{stage}_metrics.json", content)
+    content = {f"{stage}/{name}": value for name, value in metrics.items()}
+    write_json(folder / f"{stage}_metrics.json", content | {name: fact for name, fact in facts.items() if fact})
     entries = [dataclasses.asdict(image) for image in images]
     for entry in entries:
         if entry["written"] is None:
@@ -139,27 +133,13 @@ def write_predictions(folder: Path, paths: Sequence[Path], images: Sequence[Capt
 
 
 def read_metrics(path: Path) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return the metrics of STAGE_metrics.json without their prefix, and the options of the search.
-
-    Raises:
-        InputError: The file is damaged.
-    """
-    content = _read(path, dict[str, Any])
+    """Return the metrics of STAGE_metrics.json without their prefix, and the options of the search."""
+    content = converted(path, read_json(path), dict[str, Any], _EXPECTED)
     metrics = {name.partition("/")[2]: value for name, value in content.items() if isinstance(value, (int, float))}
     return metrics, dict(content.get("search", {}))
 
 
 def read_captions(path: Path) -> dict[int, CaptionedImage]:
-    """Return the images of STAGE_captions.json by their id. What earlier versions wrote besides is ignored.
-
-    Raises:
-        InputError: The file is damaged.
-    """
-    return {image.image_id: image for image in _read(path, list[CaptionedImage])}
-
-
-def _read(path: Path, kind: Any) -> Any:
-    try:
-        return msgspec.convert(read_json(path), kind)
-    except msgspec.ValidationError as error:
-        raise InputError(f"{path}: not what `captioning test` writes ({error}); run it again") from error
+    """Return the images of STAGE_captions.json by their id. What earlier versions wrote besides is ignored."""
+    images = converted(path, read_json(path), list[CaptionedImage], _EXPECTED)
+    return {image.image_id: image for image in images}

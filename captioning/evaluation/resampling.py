@@ -65,9 +65,6 @@ def bootstrap(counts: ArrayLike, statistic: Statistic, *, resamples: int = 1000,
 
     Args:
         counts: (systems, images, C), or (images, C) of one system.
-        statistic: The metrics of summed counts.
-        resamples: Number of sets.
-        seed: Seed of the draws.
 
     Returns:
         (resamples, systems) or (resamples, systems, S); without the axis of systems for counts of one.
@@ -79,36 +76,10 @@ def bootstrap(counts: ArrayLike, statistic: Statistic, *, resamples: int = 1000,
     return statistic(np.stack([random.multinomial(images, even) @ counts for _ in range(resamples)]))
 
 
-def randomization(
-    first: ArrayLike, second: ArrayLike, statistic: Statistic, *, resamples: int = 1000, seed: int = 0
-) -> Floats:
-    """Return statistic(second) - statistic(first) for ``resamples`` random exchanges of the systems, image by image.
-
-    Each image's pair is exchanged with probability a half (Riezler and Maxwell 2005): the distribution of differences
-    between systems that do not differ.
-
-    Args:
-        first, second: (images, C) of the same images.
-        statistic, resamples, seed: As of ``bootstrap``.
-
-    Returns:
-        (resamples,) or (resamples, S).
-    """
-    before, after = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-    random = np.random.default_rng(seed)
-    gains = np.stack([random.integers(0, 2, size=len(before)) @ (after - before) for _ in range(resamples)])
-    new_first = before.sum(axis=0) + gains
-    return statistic(before.sum(axis=0) + after.sum(axis=0) - new_first) - statistic(new_first)
-
-
 def intervals(counts: ArrayLike, statistic: Statistic, *, resamples: int = 1000, seed: int = 0) -> Floats:
-    """Return (3, ...): the metrics of all images, and the two ends of the middle 95 % of their bootstrap.
-
-    The rest is of ``statistic``'s shape: (S,), or (systems, S) for counts of several systems.
-    """
+    """Return (3,) or (3, S), of counts (images, C): the metrics, and the ends of the middle 95 % of their bootstrap."""
     value = statistic(np.asarray(counts, dtype=np.float64).sum(axis=-2))
-    low, high = _middle(bootstrap(counts, statistic, resamples=resamples, seed=seed))
-    return np.stack([value, low, high])
+    return np.stack([value, *_middle(bootstrap(counts, statistic, resamples=resamples, seed=seed))])
 
 
 def differences(
@@ -116,25 +87,27 @@ def differences(
 ) -> list[Difference]:
     """Return how much higher ``second`` is than ``first``, for each of the S metrics of ``statistic``.
 
-    The p-value counts the observed difference as one of the exchanges, so it is at least 1 / (resamples + 1).
-    Exchanges without a value are left out.
+    The randomization test exchanges the systems image by image with probability a half (Riezler and Maxwell 2005),
+    which gives the distribution of differences between systems that do not differ. Its p-value counts the observed
+    difference as one of the exchanges, so it is at least 1 / (resamples + 1). Exchanges without a value are left out.
 
     Args:
         first, second: (images, C) of the same images.
-        statistic, resamples, seed: As of ``bootstrap``.
     """
     counts = np.stack([np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)])
-    both = statistic(counts.sum(axis=1))
+    total = counts.sum(axis=1)
+    both = statistic(total)
     observed = np.atleast_1d(both[1] - both[0])
     drawn = bootstrap(counts, statistic, resamples=resamples, seed=seed)
     low, high = _middle((drawn[:, 1] - drawn[:, 0]).reshape(resamples, -1))
-    chance = randomization(first, second, statistic, resamples=resamples, seed=seed).reshape(resamples, -1)
+    random, gains = np.random.default_rng(seed), counts[1] - counts[0]
+    exchanged = total[0] + np.stack([random.integers(0, 2, size=len(gains)) @ gains for _ in range(resamples)])
+    chance = (statistic(total[0] + total[1] - exchanged) - statistic(exchanged)).reshape(resamples, -1)
     exchanges = np.isfinite(chance).sum(axis=0)  # in the others one of the two has nothing to be measured
     as_large = (np.abs(chance) >= np.abs(observed) - 1e-9).sum(axis=0)  # the same sums in another order may differ
-    return [
-        Difference(Interval(float(value), float(lower), float(upper)), float(p_value), corrected=float(p_value))
-        for value, lower, upper, p_value in zip(observed, low, high, (as_large + 1) / (exchanges + 1), strict=True)
-    ]
+    p_values = (as_large + 1) / (exchanges + 1)
+    columns = (values.tolist() for values in (observed, low, high, p_values))
+    return [Difference(Interval(*ends), p_value, corrected=p_value) for *ends, p_value in zip(*columns, strict=True)]
 
 
 def holm(tests: Sequence[Difference]) -> list[Difference]:
@@ -153,6 +126,11 @@ def percentage(counts: Floats) -> Floats:
     """Return percent (...) of counts (..., 2), hits and trials; nan for no trial."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(100 * counts[..., 0] / counts[..., 1])
+
+
+def ratio(numerator: Floats, denominator: Floats) -> Floats:
+    """Return their quotient, and 0 where the denominator is 0."""
+    return np.divide(numerator, denominator, out=np.zeros_like(denominator), where=denominator > 0)
 
 
 def _middle(drawn: Floats) -> Floats:

@@ -40,5 +40,5 @@ class CaptionReward:
         hypotheses = [self.vocabulary.decode(caption.ids) + [END_WORD] * caption.finished for caption in captions]
         reward = self.options.cider_d * self.cider_d.values(hypotheses, rows)
         if self.options.bleu4:
-            reward += self.options.bleu4 * sentence_bleu(bleu_counts(hypotheses, self.cider_d.index, rows)) / 100
+            reward += self.options.bleu4 * sentence_bleu(bleu_counts(hypotheses, self.cider_d.index, rows))[:, 3] / 100
         return torch.from_numpy(reward).float()

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from captioning.evaluation.ngrams import Words
+from captioning.evaluation.resampling import Floats
 
 BETA = 1.2  # weight of recall relative to precision
 
 
-def rouge_l(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> NDArray[np.float64]:
+def rouge_l(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Floats:
     """Return ROUGE-L in [0, 1] of each image's caption, (images,); the corpus' ROUGE-L is the mean.
 
     Precision and recall are each the best over the references, possibly of two different ones. A caption without words
-    counts as one empty word, as in the toolkit. The hypotheses are one word list per image, the references several.
+    counts as one empty word, as in the toolkit.
 
     Raises:
         ValueError: The lists differ in length, or an image has no reference.

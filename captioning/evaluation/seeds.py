@@ -26,14 +26,11 @@ against three can be exchanged in 20 ways, so its p-value is at least 0.1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 
-from captioning.evaluation.resampling import Difference, Floats, Interval, Statistic
+from captioning.evaluation.resampling import LEVEL, Difference, Floats, Interval, Statistic, ratio
 
 RULE = "jackknife over images, Cochran's critical values"
 """The rule of these intervals, as files and pages name it."""
@@ -43,7 +40,7 @@ _LEAST_P = 1e-12
 
 
 def seed_differences(
-    first: ArrayLike, second: ArrayLike, statistic: Statistic, *, paired: bool = False, confidence: float = 0.95
+    first: ArrayLike, second: ArrayLike, statistic: Statistic, *, paired: bool = False
 ) -> list[Difference]:
     """Return how much higher the mean over seeds of ``second`` is than that of ``first``, for each of the S metrics.
 
@@ -51,64 +48,48 @@ def seed_differences(
         first, second: (seeds, images, C) of the same images, two or more seeds each; their numbers may differ.
         statistic: Turns counts summed over images (.., C) into metrics (.., S).
         paired: Each run of ``second`` goes on from the run of ``first`` at its place.
-        confidence: Of the interval, which is symmetric.
 
     Raises:
         ValueError: Fewer than two seeds.
     """
-    groups = [np.asarray(counts, dtype=np.float64) for counts in (first, second)]
-    if min(map(len, groups)) < 2:
-        raise ValueError(f"each group needs two seeds or more, got {len(groups[0])} and {len(groups[1])}")
-    gains = Gains.of(groups, statistic, paired=paired)
-    half, p_values = gains.half_width(1 - confidence), gains.p_values()
+    gains = Gains(np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64), statistic, paired=paired)
+    columns = (column.tolist() for column in (gains.values, gains.half_width(LEVEL), gains.p_values()))
     return [
         Difference(Interval(value, value - width, value + width), p_value, corrected=p_value)
-        for value, width, p_value in zip(gains.values.tolist(), half.tolist(), p_values.tolist(), strict=True)
+        for value, width, p_value in zip(*columns, strict=True)
     ]
 
 
-@dataclass(frozen=True)
 class Gains:
-    """How much higher the mean of a variant's runs is, and what that varies by.
+    """How much higher the mean of a variant's runs is, and what that varies by; the arguments of ``seed_differences``.
 
     Attributes:
         values: (S,) the differences.
-        variances: (sources, S), the seeds of each group or of the pairs first, the images last.
-        freedom: (sources, 1) degrees of freedom of these estimates.
-        over_images: (S,) variance over images alone, of these very runs.
+        over_images: (S,) their variance over images alone, of these very runs.
     """
 
-    values: Floats
-    variances: Floats
-    freedom: Floats
-    over_images: Floats
-
-    @classmethod
-    def of(cls, groups: Sequence[Floats], statistic: Statistic, *, paired: bool) -> Gains:
-        """Estimate them from the counts (seeds, images, C) of both variants; see ``seed_differences``."""
-        (before, changes_before), (after, changes_after) = (_jackknife(counts, statistic) for counts in groups)
+    def __init__(self, first: Floats, second: Floats, statistic: Statistic, *, paired: bool) -> None:
+        if min(len(first), len(second)) < 2:
+            raise ValueError(f"each group needs two seeds or more, got {len(first)} and {len(second)}")
+        (before, changes_before), (after, changes_after) = _jackknife(first, statistic), _jackknife(second, statistic)
+        of_images = changes_after.mean(axis=0) - changes_before.mean(axis=0)  # (images, S)
+        self.values = after.mean(axis=0) - before.mean(axis=0)
+        self.over_images = np.square(of_images).sum(axis=0)
         sources = [(before, changes_before), (after, changes_after)]
         if paired:
             sources = [(after - before, changes_after - changes_before)]
-        of_images = changes_after.mean(axis=0) - changes_before.mean(axis=0)  # (images, S)
-        over_images = np.square(of_images).sum(axis=0)
         own = sum(changes.var(axis=0, ddof=1).sum(axis=0) / len(changes) for _, changes in sources)
         over_seeds = [values.var(axis=0, ddof=1) / len(values) for values, _ in sources]
         freedom = [*(len(values) - 1 for values, _ in sources), max(1, len(of_images) - 1)]
-        return cls(
-            values=after.mean(axis=0) - before.mean(axis=0),
-            variances=np.stack([*over_seeds, np.maximum(0, over_images - own)]),
-            freedom=np.array(freedom, dtype=np.float64)[:, None],
-            over_images=over_images,
-        )
+        # The seeds of each group or of the pairs first, the images last: (sources, S) and (sources, 1).
+        self._variances = np.stack([*over_seeds, np.maximum(0, self.over_images - own)])
+        self._freedom = np.array(freedom, dtype=np.float64)[:, None]
 
     def half_width(self, level: float | Floats) -> Floats:
         """Return (S,): how far intervals reach that miss the truth with a probability of ``level``, (S,) or one."""
-        critical = -stdtrit(self.freedom, np.asarray(level) / 2)  # (sources, S), or (sources, 1)
-        deviation = np.sqrt(self.variances.sum(axis=0))
-        weighted = np.divide(
-            (critical * self.variances).sum(axis=0), deviation, out=np.zeros_like(deviation), where=deviation > 0
-        )
+        critical = -stdtrit(self._freedom, np.asarray(level) / 2)  # (sources, S), or (sources, 1)
+        deviation = np.sqrt(self._variances.sum(axis=0))
+        weighted = ratio((critical * self._variances).sum(axis=0), deviation)
         return np.maximum(weighted, critical[-1] * np.sqrt(self.over_images))
 
     def p_values(self) -> Floats:
@@ -122,15 +103,10 @@ class Gains:
 
 
 def _jackknife(counts: Floats, statistic: Statistic) -> tuple[Floats, Floats]:
-    """Return the metrics of runs, and how much they change without an image.
+    """Return the metrics (seeds, S) of counts (seeds, images, C), and how much they change without each image.
 
-    Args:
-        counts: (seeds, images, C).
-        statistic: The metrics of summed counts.
-
-    Returns:
-        (seeds, S) metrics of all images, and (seeds, images, S) changes, from the mean over images, scaled so that sums
-        of their products over images are the covariances of the metrics.
+    The changes (seeds, images, S) are from the mean over images, scaled so that sums of their products over images are
+    the covariances of the metrics.
     """
     runs, images = counts.shape[:2]
     total = counts.sum(axis=1)

@@ -344,7 +344,7 @@ class CaptioningModule(pl.LightningModule):
             self.results,
             search=search,
             tokens=self.data.source.tokens,
-            cells=self.encoder.cells if pointed else None,
+            cells=vars(self.encoder.cells) if pointed else None,
             provenance=self.provenance,
         )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,17 +36,14 @@ class CaptionBatch:
     annotation_mask: Tensor | None = None
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> CaptionBatch:
-        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        return self._each("to", device, non_blocking=non_blocking)
 
     def pin_memory(self) -> CaptionBatch:
-        return self._map(lambda tensor: tensor.pin_memory())
+        return self._each("pin_memory")
 
-    def _map(self, f: Callable[[Tensor], Tensor]) -> CaptionBatch:
-        fields: dict[str, Any] = {
-            field.name: None if (value := getattr(self, field.name)) is None else f(value)
-            for field in dataclasses.fields(self)
-        }
-        return CaptionBatch(**fields)
+    def _each(self, method: str, *args: Any, **options: Any) -> CaptionBatch:
+        there = {name: tensor for name, tensor in vars(self).items() if tensor is not None}
+        return CaptionBatch(**{name: getattr(tensor, method)(*args, **options) for name, tensor in there.items()})
 
 
 def pad_captions(encoded: list[list[int]]) -> tuple[Tensor, Tensor]:

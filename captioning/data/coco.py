@@ -39,10 +39,8 @@ class CocoSource(CaptionSource):
         test_captions: str | None = None,
         test_images: str | None = None,
     ) -> None:
-        self.root = Path(root)
-        self.year = year
-        self.test_captions = test_captions
-        self.test_images = test_images or f"test{year}"
+        self.root, self.year = Path(root), year
+        self.test_captions, self.test_images = test_captions, test_images or f"test{year}"
         self._objects: dict[Path, CocoObjects] = {}
 
     def files(self, split: str) -> tuple[Path, str]:
@@ -93,13 +91,9 @@ class CocoSource(CaptionSource):
 class CocoObjects:
     """The objects of an instances file, one call per image; masks are decoded on demand.
 
-    The noun is the category's name in lower case. Captions do not distinguish objects of one category (and of the same
-    ``attributes``, which the generated shapes have), so their masks are merged, crowds ("iscrowd") included. Objects
-    without an outline are left out.
-
-    Args:
-        path: The file.
-        synonyms: Function that returns the other names of a noun or adjective.
+    The noun is the category's name in lower case, ``synonyms`` returns the other names of a noun or adjective. Captions
+    do not distinguish objects of one category (and of the same ``attributes``, which the generated shapes have), so
+    their masks are merged, crowds included. Objects without an outline are left out.
 
     Raises:
         InputError: The file cannot be read, or an object is of an unknown category or image.
@@ -130,13 +124,10 @@ class CocoObjects:
             warnings.simplefilter("ignore", DeprecationWarning)  # of NumPy 2 about pycocotools' C code
             for (noun, *adjectives), outlines in self._outlines.get(image_id, {}).items():
                 runs = []
-                for outline in outlines:
-                    if isinstance(outline, dict) and isinstance(outline["counts"], str):
-                        runs.append(outline)
-                    elif isinstance(outline, dict):
-                        runs.append(coco.frPyObjects(outline, *self._sizes[image_id]))
-                    else:
-                        runs += coco.frPyObjects(outline, *self._sizes[image_id])
+                for outline in outlines:  # packed run lengths, plain ones, or polygons
+                    packed = isinstance(outline, dict) and isinstance(outline["counts"], str)
+                    encoded = outline if packed else coco.frPyObjects(outline, *self._sizes[image_id])
+                    runs += encoded if isinstance(encoded, list) else [encoded]
                 attributes = frozenset(adjectives).union(*map(self._synonyms, adjectives))
                 mask = coco.decode(coco.merge(runs)).astype(bool)
                 objects.append(GroundedObject(noun, self._synonyms(noun), attributes, mask))

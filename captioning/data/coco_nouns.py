@@ -7,6 +7,7 @@ al., "Object hallucination in image captioning", EMNLP 2018); the table is our o
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 
 _SINGULAR = {
@@ -19,17 +20,21 @@ _SINGULAR = {
 CATEGORIES = tuple(_SINGULAR)
 """COCO's 80 categories, lower case, in the order of its files."""
 
-_PLURAL = {
-    "person": "people",
-    "human": "humans",
-    "child": "children",
-    "wife": "wives",
-    "knife": "knives",
-    "calf": "calves",
-    "ox": "oxen",
-    "goose": "geese",
-    "mouse": "mice",
-} | {name: name for name in "skis scissors shears luggage baggage cattle sheep aircraft broccoli".split()}
+_PLURALS = (  # the first pattern that fits the end of a name, and what takes its place
+    (r"\b(skis|scissors|shears|luggage|baggage|cattle|sheep|aircraft|broccoli)$", r"\1"),
+    (r"\bperson$", "people"),
+    (r"\bhuman$", "humans"),
+    (r"\bchild$", "children"),
+    (r"\b(wi|kni)fe$", r"\1ves"),
+    (r"\bcalf$", "calves"),
+    (r"\box$", "oxen"),
+    (r"\bgoose$", "geese"),
+    (r"\bmouse$", "mice"),
+    (r"man$", "men"),
+    (r"(s|x|ch|sh)$", r"\1es"),
+    (r"([^aeiou])y$", r"\1ies"),
+    (r"$", "s"),
+)
 _MORE = {"person": ["persons"], "bus": ["busses"], "mouse": ["mouses"], "scissors": ["scissor"]}
 
 # "A baby elephant" names an elephant and no human baby, "a bus driver" a person and no bus.
@@ -41,26 +46,12 @@ _RIDERS = "driver drivers rider riders racer racers owner owners passenger passe
 
 def plural(name: str) -> str:
     """Return the plural of a noun phrase: of its last word."""
-    first, space, last = name.rpartition(" ")
-    if last in _PLURAL:
-        last = _PLURAL[last]
-    elif last.endswith("man"):
-        last = last[:-3] + "men"
-    elif last.endswith(("s", "x", "ch", "sh")):
-        last += "es"
-    elif last.endswith("y") and last[-2] not in "aeiou":
-        last = last[:-1] + "ies"
-    else:
-        last += "s"
-    return first + space + last
+    return next(re.sub(pattern, ending, name) for pattern, ending in _PLURALS if re.search(pattern, name))
 
 
 @functools.cache
 def synonyms(category: str) -> frozenset[str]:
-    """Return the other names of a category, plurals included; no name belongs to two categories.
-
-    A category that is not COCO's has only its plural.
-    """
+    """Return the other names of a category, plurals included; of one that is not COCO's only the plural."""
     singular = {category, *_SINGULAR.get(category, [])}
     names = singular | {plural(name) for name in singular} | {*_MORE.get(category, [])}
     if category in _ANIMALS:

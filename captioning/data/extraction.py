@@ -13,8 +13,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from captioning.data.features import create, flipped_split, note, view_fingerprint
-from captioning.data.loading import BatchLoader
+from captioning.data.features import create, note, seen
+from captioning.data.loading import batch_loader
 from captioning.data.records import CaptionIndex
 from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError
@@ -35,23 +35,16 @@ def extract_features(
 ) -> None:
     """Write the features of every image; resumes where an earlier call stopped, and prints its progress.
 
-    Args:
-        encoder: A frozen ``captioning.encoders.Encoder`` in evaluation mode, on the device.
-        indices: Records by the name of their split.
-        output: Folder of the features.
-        device: Device of the encoder.
-        batch_size: Images per batch.
-        num_workers: Processes that decode images beside the network; 0 decodes them in between.
-        flipped: Splits whose mirrored images are written, too.
+    The frozen ``captioning.encoders.Encoder`` is in evaluation mode and on the device; the mirrored images of splits in
+    ``flipped`` are written, too. ``num_workers`` processes decode images beside the network.
 
     Raises:
         InputError: An image cannot be read, the disk is too small, a value does not fit into fp16, or the folder holds
             other features.
     """
-    views = [(split, split, False) for split in indices] + [(flipped_split(split), split, True) for split in flipped]
-    for name, split, mirrored in views:
+    for split, mirrored in [(split, False) for split in indices] + [(split, True) for split in flipped]:
         index = indices[split]
-        fingerprint = view_fingerprint(encoder.fingerprint(), upright=index.upright, flipped=mirrored)
+        name, fingerprint = seen(split, encoder.fingerprint(), upright=index.upright, flipped=mirrored)
         shape = encoder.grid_size[0] * encoder.grid_size[1], encoder.annotation_dim
         rows, done = create(output, name, fingerprint, index.paths, shape)
         total, size = len(rows), " x ".join(map(str, rows.shape))
@@ -62,7 +55,7 @@ def extract_features(
         if missing > free:
             raise InputError(f"--output {output}: needs {missing / 1e9:.2f} GB, {free / 1e9:.2f} GB are free")
         batches = [list(range(first, min(first + batch_size, total))) for first in range(done, total, batch_size)]
-        loader = BatchLoader(_Views(index, encoder.preprocessing, mirrored), batches, num_workers=num_workers)
+        loader = batch_loader(_Views(index, encoder.preprocessing, mirrored), batches, num_workers=num_workers)
         with Progress(name, total, done) as progress, torch.inference_mode():
             try:
                 for number, pixels in enumerate(loader, 1):

@@ -13,7 +13,7 @@ the encoder's by fp16 rounding (a relative 2**-11).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +25,15 @@ from captioning.errors import InputError, one_line
 from captioning.files import read_json, write_json
 
 
-def flipped_split(split: str) -> str:
-    """Return the name under which the features of a split's mirrored images are kept."""
-    return f"{split}_flipped"
-
-
-def view_fingerprint(fingerprint: dict[str, Any], *, upright: bool = False, flipped: bool = False) -> dict[str, Any]:
-    """Return the fingerprint of an encoder together with how it was shown the images.
+def seen(
+    split: str, fingerprint: dict[str, Any], *, upright: bool = False, flipped: bool = False
+) -> tuple[str, dict[str, Any]]:
+    """Return the name that a split's features are kept by, and an encoder's fingerprint with how it saw the images.
 
     It may have seen photographs turned ``upright``, as their cameras marked them, or mirrored.
     """
-    return fingerprint | ({"upright": True} if upright else {}) | ({"flipped": True} if flipped else {})
+    how = {"upright": upright, "flipped": flipped}
+    return split + "_flipped" * flipped, fingerprint | {name: True for name, value in how.items() if value}
 
 
 def create(
@@ -43,10 +41,7 @@ def create(
 ) -> tuple[np.memmap[Any, Any], int]:
     """Return (rows, done): the file to write rows into, (N, L, D) float16, and how many an earlier call has written.
 
-    The N images are named by ``paths``; ``shape`` is (L, D) of one of them.
-
-    Raises:
-        InputError: The folder holds the features of another encoder or of other images.
+    The N images are named by ``paths``; ``shape`` is (L, D). Features of others in the folder are an InputError.
     """
     file, about = folder / f"{split}.npy", folder / f"{split}.json"
     if about.exists() and file.exists():
@@ -67,57 +62,47 @@ def note(folder: Path, split: str, done: int) -> None:
 
 
 class Features:
-    """Cached annotations of one split's images, read only.
+    """Cached annotations of one split's images, mapped from the disk.
 
     Args:
         folder: The folder of the features.
-        split: The split's name, such as ``train``.
-        fingerprint: Fingerprint of the encoder that the cache stands in for (``view_fingerprint``).
-
-    Attributes:
-        rows: (N, L, D) float16, mapped from the disk.
+        split: Their name, such as ``train``.
+        fingerprint: Fingerprint of the encoder that the cache stands in for. Both are as from ``seen``.
+        paths: The N images, named as in ``CaptionIndex.paths``.
 
     Raises:
         InputError: The features are missing or incomplete, or were made by another encoder, other weights or another
             preprocessing; the message says which.
     """
 
-    def __init__(self, folder: str | Path, split: str, fingerprint: dict[str, Any]) -> None:
-        self._arguments = folder, split, fingerprint
-        self._about, file = Path(folder) / f"{split}.json", Path(folder) / f"{split}.npy"
-        if not self._about.exists():
+    def __init__(self, folder: str | Path, split: str, fingerprint: dict[str, Any], paths: Sequence[str]) -> None:
+        self._arguments = folder, split, fingerprint, paths
+        about, file = Path(folder) / f"{split}.json", Path(folder) / f"{split}.npy"
+        if not about.exists():
             raise InputError(
-                f"{self._about}: no features; run captioning extract with --split {split.removesuffix('_flipped')}, or "
+                f"{about}: no features; run captioning extract with --split {split.removesuffix('_flipped')}, or "
                 "give --data.features null to compute them from the images"
             )
-        content = _read(self._about, fingerprint)
-        self._row_of = {path: row for row, path in enumerate(content["paths"])}
-        if (done := content["done"]) < (images := len(content["paths"])):
-            raise InputError(f"{self._about}: only {done:,} of {images:,} images are done; finish captioning extract")
+        content = _read(about, fingerprint)
+        row_of = {path: row for row, path in enumerate(content["paths"])}
+        if (done := content["done"]) < len(row_of):
+            raise InputError(f"{about}: only {done:,} of {len(row_of):,} images are done; finish captioning extract")
+        if missing := [path for path in paths if path not in row_of]:
+            raise InputError(
+                f"{about}: has no features of image {missing[0]}; it was made from other data, extract again"
+            )
+        self._rows = np.array([row_of[path] for path in paths], dtype=np.int64)
         try:
-            self.rows = np.asarray(np.load(file, mmap_mode="r"))
+            self._annotations = np.asarray(np.load(file, mmap_mode="r"))
         except (OSError, ValueError) as error:
             raise InputError(f"{file}: cannot be read ({one_line(error)}); delete it and extract again") from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._arguments  # a spawned worker maps the file itself
 
-    def find(self, paths: Iterable[str]) -> np.ndarray:
-        """Return the rows (n,) int64 of the images at ``paths``, named as in ``CaptionIndex.paths``.
-
-        Raises:
-            InputError: An image is not in the cache.
-        """
-        try:
-            return np.array([self._row_of[path] for path in paths], dtype=np.int64)
-        except KeyError as error:
-            raise InputError(
-                f"{self._about}: has no features of image {error.args[0]}; it was made from other data, extract again"
-            ) from None
-
-    def gather(self, rows: Sequence[int] | np.ndarray | Tensor) -> Tensor:
-        """Return a copy of the annotations (B, L, D) half of the images in these rows (B,)."""
-        return torch.from_numpy(self.rows[np.asarray(rows, dtype=np.int64)])
+    def gather(self, images: np.ndarray) -> Tensor:
+        """Return a copy of the annotations (B, L, D) half of these of the N images (B,)."""
+        return torch.from_numpy(self._annotations[self._rows[images]])
 
 
 def _read(about: Path, fingerprint: dict[str, Any]) -> dict[str, Any]:

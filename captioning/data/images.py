@@ -12,21 +12,16 @@ from PIL import ExifTags, Image, ImageOps
 from captioning.errors import InputError, one_line
 
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
-"""What Pillow may open, whatever a file is called. For others it starts programs: Ghostscript for EPS."""
+"""What Pillow may open. For others it starts programs: Ghostscript for EPS."""
 
 
 def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Image:
     """Read an image file as 8-bit RGB.
 
-    Pixels stay in stored order: an EXIF rotation is *not* applied, because COCO's boxes and masks are in stored order;
-    ``upright`` applies it where ``CaptionIndex.upright`` says so. Transparency is laid on white, 16-bit values are
-    scaled (not clipped) to 8, CMYK and palettes are converted, and the first frame of an animation is taken.
-
-    Args:
-        path: A file of one of the ``FORMATS``.
-        minimum_side: Decode a JPEG at 1/2, 1/4 or 1/8 of its size as long as its short side keeps this many pixels:
-            several times quicker on large photographs. The pixels differ slightly from a full decode, so everything
-            that feeds a model uses ``Preprocessing.load``.
+    An EXIF rotation is *not* applied, because COCO's boxes and masks are in stored order; ``upright`` applies it. Of an
+    animation the first frame is taken. With ``minimum_side``, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size as long
+    as its short side keeps this many pixels: several times quicker on large photographs. The pixels differ slightly
+    from a full decode, so everything that feeds a model uses ``Preprocessing.load``.
 
     Raises:
         InputError: The file is missing, damaged, not an image, or larger than Pillow opens.
@@ -49,11 +44,7 @@ def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Im
 
 
 def rgb(image: Image.Image) -> Image.Image:
-    """Return an image in 8-bit RGB, marked with the same orientation.
-
-    Raises:
-        ValueError: It has floating-point pixels.
-    """
+    """Return an image in 8-bit RGB, transparency on white, with the same orientation. A ValueError if it has floats."""
     if image.mode.startswith("I"):  # 16-bit greyscale; Pillow's own conversion clips everything above 255 to white
         grey = np.clip(np.asarray(image, dtype=np.int64), 0, 65535) // 257
         converted = Image.fromarray(grey.astype(np.uint8)).convert("RGB")

@@ -25,8 +25,7 @@ class KarpathySource(CaptionSource):
     """
 
     def __init__(self, json_path: str, image_dir: str) -> None:
-        self.json_path = Path(json_path)
-        self.image_dir = Path(image_dir)
+        self.json_path, self.image_dir = Path(json_path), Path(image_dir)
 
     @property
     def tokens(self) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,12 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.features import Features
 from captioning.data.records import CaptionIndex
-from captioning.data.sampler import Numbers
 from captioning.data.transforms import Preprocessing, TrainingTransform
 from captioning.vocabulary import Vocabulary
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 def _obey_the_main_process(worker: int) -> None:
@@ -30,34 +25,21 @@ def _obey_the_main_process(worker: int) -> None:
 
     The main process finishes its step, for which it may need another batch, and saves; then it ends its workers itself.
     """
-    for name in ("SIGINT", "SIGHUP"):
-        if hasattr(signal, name):  # Windows has no SIGHUP
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-    if hasattr(signal, "sigwaitinfo"):  # not on macOS
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):  # Linux
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})
         threading.Thread(target=_end_with_the_main_process, daemon=True).start()
 
 
 def _end_with_the_main_process() -> None:
-    main = os.getppid()
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != main:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
         pass
     os._exit(0)
 
 
-class BatchLoader(DataLoader[Result]):
-    """A ``DataLoader`` of whole batches, whose numbers ``sampler`` gives. Lightning copies it."""
-
-    def __init__(
-        self,
-        dataset: Dataset[Result],
-        sampler: Iterable[list[int]],
-        *,
-        batch_size: None = None,
-        worker_init_fn: Any = _obey_the_main_process,
-        **options: Any,
-    ) -> None:
-        super().__init__(dataset, batch_size, sampler=sampler, worker_init_fn=worker_init_fn, **options)
+def batch_loader(dataset: Dataset[Any], batches: Iterable[list[int]], **options: Any) -> DataLoader[Any]:
+    """Return a ``DataLoader`` of whole batches, which have these numbers."""
+    return DataLoader(dataset, None, sampler=batches, worker_init_fn=_obey_the_main_process, **options)
 
 
 class CaptionDataset(Dataset[CaptionBatch]):
@@ -72,8 +54,8 @@ class CaptionDataset(Dataset[CaptionBatch]):
         transform: Preprocessing with random changes, for training; None for evaluation.
         seed: Seed of these changes. They depend on the seed, the batch's place in training and the image alone, not on
             the process or worker that loads the image, nor on where a run was resumed.
-        features: Cached annotations, read instead of the images.
-        flipped: Cached annotations of the mirrored images, for training; needs a sampler of ``Numbers``.
+        features: Cached annotations of the index's images, read instead of the images.
+        flipped: Cached annotations of the mirrored images, for training.
         flip: Probability that an epoch takes an image's annotations from ``flipped``, for all its captions.
         by_image: Whether the sampler's numbers are images, each with all its captions, instead of single captions.
     """
@@ -94,14 +76,12 @@ class CaptionDataset(Dataset[CaptionBatch]):
         self.index, self.by_image = index, by_image
         self.preprocessing, self.transform, self.seed = preprocessing, transform, seed
         self.features, self.flipped, self.flip = features, flipped, flip
-        self._rows = None if features is None else features.find(index.paths)
-        self._flipped_rows = None if flipped is None else flipped.find(index.paths)
         ids = [np.array(vocabulary.encode(caption.split()), dtype=np.int32) for caption in index.captions]
         self._words, self._first_word = np.concatenate(ids), np.cumsum([0, *map(len, ids)])
 
     def __getitem__(self, numbers: list[int]) -> CaptionBatch:
         """Return the batch of these captions or images."""
-        index, place = self.index, numbers.place if isinstance(numbers, Numbers) else (0, 0)
+        index, place = self.index, getattr(numbers, "place", (0, 0))
         if self.by_image:
             rows = np.array(numbers, dtype=np.int64)
             captions = np.concatenate([np.arange(*index.first_caption[row : row + 2]) for row in numbers])
@@ -117,20 +97,14 @@ class CaptionDataset(Dataset[CaptionBatch]):
         if self.features is None:
             images = torch.stack([self._image(row, place) for row in rows.tolist()])
         else:
-            annotations = self._annotations(self.features, rows, epoch=place[0])
+            annotations = self.features.gather(rows)
+            if self.flipped is not None:
+                # The sampler seeds its order with (seed, epoch); the 1 keeps the two streams apart.
+                drawn = np.random.default_rng((self.seed, place[0], 1)).random(len(index))
+                mirrored = drawn[rows] < self.flip
+                annotations[torch.from_numpy(mirrored)] = self.flipped.gather(rows[mirrored])
         images_of_captions, image_ids, image_rows = map(torch.from_numpy, (image_index, index.image_ids[rows], rows))
         return CaptionBatch(ids, lengths, images_of_captions, image_ids, image_rows, images, annotations)
-
-    def _annotations(self, features: Features, rows: np.ndarray, epoch: int) -> Tensor:
-        """Return the cached annotations (B, L, D) of images (B,), mirrored as the epoch has it."""
-        assert self._rows is not None
-        annotations = features.gather(self._rows[rows])
-        if self.flipped is not None and self._flipped_rows is not None:
-            # The sampler seeds its order with (seed, epoch); the 1 keeps the two streams apart.
-            drawn = np.random.default_rng((self.seed, epoch, 1)).random(len(self.index))
-            mirrored = drawn[rows] < self.flip
-            annotations[torch.from_numpy(mirrored)] = self.flipped.gather(self._flipped_rows[rows[mirrored]])
-        return annotations
 
     def _image(self, row: int, place: tuple[int, int]) -> Tensor:
         """Return the input (3, height, width) of an image for the batch at ``place``."""
@@ -139,18 +113,6 @@ class CaptionDataset(Dataset[CaptionBatch]):
             return self.preprocessing(image)
         stream = np.random.SeedSequence((self.seed, *place, row)).generate_state(1, np.uint64)
         return self.transform(image, torch.Generator().manual_seed(int(stream[0])))
-
-
-def read_ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """Yield ``function(item)`` of every item in order; a thread makes the next one while the caller uses one."""
-    with ThreadPoolExecutor(1) as pool:
-        pending: Future[Result] | None = None
-        for item in items:
-            ready, pending = pending, pool.submit(function, item)
-            if ready is not None:
-                yield ready.result()
-        if pending is not None:
-            yield pending.result()
 
 
 def processors() -> int:

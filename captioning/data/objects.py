@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -26,8 +26,5 @@ class GroundedObject:
     mask: np.ndarray
 
 
-class ObjectLookup(Protocol):
-    """Looks up the objects of an image by the data set's own image id."""
-
-    def __call__(self, image_id: int) -> list[GroundedObject]:
-        """Return the objects with masks in the pixels of the image as stored; [] if none are known."""
+ObjectLookup = Callable[[int], list[GroundedObject]]
+"""Returns the objects of the image with this number in its data set; [] if none are known."""

@@ -28,17 +28,11 @@ Content = TypeVar("Content")
 
 
 class ImageEntry(NamedTuple):
-    """One image, as a reader yields it.
+    """One image, as a reader yields it."""
 
-    Attributes:
-        image_id: The data set's own number, unique within a split.
-        path: The image file, relative to the index's root.
-        captions: Tokenised captions, their words joined by spaces.
-    """
-
-    image_id: int
-    path: str
-    captions: list[str]
+    image_id: int  # the data set's own number, unique within a split
+    path: str  # relative to the index's root
+    captions: list[str]  # tokenised, their words joined by spaces
 
 
 @dataclass
@@ -75,43 +69,41 @@ class CaptionIndex:
     def build(
         cls, root: str | Path, entries: Iterable[ImageEntry], *, origin: str | Path = "", upright: bool = False
     ) -> CaptionIndex:
-        """Collect the images of a reader, in the order of their rows.
+        """Collect the images of a reader, in the order of their rows; an InputError if none has a caption.
 
-        A caption without a word is left out, and so is an image without captions, which can neither be trained on nor
-        scored; one line in the log counts both. Equal captions of one image are kept: they are two references.
-
-        Raises:
-            InputError: No caption is left.
+        A caption without a word is left out, and so is an image without captions; one line in the log counts both.
+        Equal captions of one image are kept: they are two references.
         """
-        name, entries, kept = str(origin) or str(root), list(entries), []
+        name, images, captions, first, empty, bare = str(origin) or str(root), [], [], [0], 0, 0
         for entry in entries:
-            captions = [" ".join(words) for caption in entry.captions if (words := caption.split())]
-            if captions:
-                kept.append(entry._replace(captions=captions))
-        captions = [caption for entry in kept for caption in entry.captions]
-        bare, empty = len(entries) - len(kept), sum(len(entry.captions) for entry in entries) - len(captions)
+            texts = [" ".join(words) for caption in entry.captions if (words := caption.split())]
+            empty += len(entry.captions) - len(texts)
+            bare += not texts
+            if texts:
+                images.append(entry)
+                captions += texts
+                first.append(len(captions))
         if not captions:
             raise InputError(f"{name}: holds no image with a caption")
         if bare or empty:
             message = "%s: left out %d captions without a word and %d images without captions"
             logger.warning(message, name, empty, bare)
-        image_ids = np.array([entry.image_id for entry in kept], dtype=np.int64)
-        first = np.cumsum([0, *(len(entry.captions) for entry in kept)])
-        return cls(Path(root), image_ids, [entry.path for entry in kept], captions, first, name, upright)
+        image_ids, paths, _ = zip(*images, strict=True)
+        return cls(
+            Path(root), np.array(image_ids, dtype=np.int64), list(paths), captions, np.array(first), name, upright
+        )
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def image_path(self, i: int) -> Path:
-        """Return the file of image row ``i``."""
         return self.root / self.paths[i]
 
     def image(self, i: int, preprocessing: Preprocessing) -> Image:
-        """Read the file of image row ``i``, for this preprocessing. Raises an InputError if it cannot be read."""
+        """Return image row ``i`` as this preprocessing reads it; an InputError if its file cannot be read."""
         return preprocessing.load(self.image_path(i), turn_upright=self.upright)
 
     def references(self, i: int) -> list[str]:
-        """Return the captions of image row ``i``."""
         return self.captions[self.first_caption[i] : self.first_caption[i + 1]]
 
     def take(self, limit: int) -> CaptionIndex:
@@ -122,8 +114,7 @@ class CaptionIndex:
     def check_images(self, sample: int = 64) -> None:
         """Check that the files of ``sample`` images exist, spread evenly over the split, or raise an InputError.
 
-        A sample shows a forgotten download or a wrong folder, and all 120,000 images of COCO take long on a network
-        disk; ``captioning prepare`` checks every file. Training from cached features needs no images.
+        All 120,000 images of COCO take long on a network disk; ``captioning prepare`` checks every file.
         """
         rows = np.linspace(0, len(self) - 1, min(sample, len(self))).astype(int).tolist()
         missing = [i for i in rows if not self.image_path(i).is_file()]
@@ -135,13 +126,10 @@ class CaptionIndex:
 
 
 class CaptionSource:
-    """A data set as the data module sees it. Constructors take plain options, so that a YAML file can name a source.
-
-    Attributes:
-        tokenizer: Splits its captions into words; the data module sets its own.
-    """
+    """A data set as the data module sees it. Constructors take plain options, so that a YAML file can name a source."""
 
     tokenizer: Tokenizer = PennTreebank()
+    """Splits its captions into words; the data module sets its own."""
 
     @property
     def tokens(self) -> str:
@@ -149,10 +137,9 @@ class CaptionSource:
         return self.tokenizer.description
 
     def prepare(self) -> None:
-        """Generate the data, or check that their files exist. Runs once per machine, before a run makes its folder.
+        """Generate the data, or check that their files exist; an InputError says which is missing, and what to do.
 
-        Raises:
-            InputError: A file is missing; says which, and what to do.
+        Runs once per machine, before a run makes its folder.
         """
         for path in self.annotations():
             if not path.is_file():
@@ -167,11 +154,7 @@ class CaptionSource:
         return "see data/README.md"
 
     def index(self, split: str) -> CaptionIndex:
-        """Return the images and captions of ``"train"``, ``"val"`` or ``"test"``.
-
-        Raises:
-            InputError: The files are missing, cannot be read, or have no such split.
-        """
+        """Return the images and captions of ``"train"``, ``"val"`` or ``"test"``; an InputError if there are none."""
         raise NotImplementedError(f"{type(self).__name__} must define index()")
 
     def objects(self, split: str) -> ObjectLookup | None:
@@ -180,7 +163,7 @@ class CaptionSource:
 
 
 def read_annotations(path: Path, kind: type[Content], name: str, remedy: str) -> Content:
-    """Return a JSON file as a msgspec struct of this ``kind``; members that the struct lacks are skipped.
+    """Return a JSON file as a msgspec struct of this ``kind``, without members that the struct lacks.
 
     Raises:
         InputError: It is missing (the message gives the ``remedy``), or is not what its ``name`` says.

@@ -1,30 +1,25 @@
-"""The order in which captions are trained on and images are evaluated, and which process gets which.
-
-Both samplers yield whole batches as lists of numbers: ``DataLoader(sampler=..., batch_size=None)``.
-"""
+"""The order in which captions are trained on and images are evaluated, and which process gets which."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
 from torch.utils.data import Sampler
 
-from captioning.errors import InputError, check_range
+from captioning.errors import InputError
 
 
 class Numbers(list[int]):
     """The numbers of a batch's captions; ``place`` is its (epoch, step), the same on all ranks."""
 
-    def __init__(self, numbers: Iterable[int] = (), place: tuple[int, int] = (0, 0)) -> None:
-        super().__init__(numbers)
-        self.place = place
+    place = 0, 0
 
 
 class CaptionBatches(Sampler[list[int]]):
-    """Batches of captions of similar length (Sec. 4.3, Xu et al. 2015), shuffled again in each epoch.
+    """Whole batches of captions of similar length (Sec. 4.3, Xu et al. 2015), shuffled again in each epoch.
 
     The order is a function of the seed and the epoch, so there is nothing to save: a resumed run begins at ``start``.
 
@@ -46,12 +41,8 @@ class CaptionBatches(Sampler[list[int]]):
             is being trained runs once per image and epoch instead of five times. Images are drawn regardless of
             caption length: batches sorted by length would hold similar pictures, from which the encoder learns badly.
         captions_per_image: How many captions of each image an epoch takes; every epoch continues where the last one
-            stopped. None for all. Needs ``group="image"``.
+            stopped. None for all; a number needs ``group="image"`` (InputError).
         start: (epoch, batch) that the first pass begins with; a data loader's workers fetch it before ``set_epoch``.
-        rank, world_size: This process, and how many there are.
-
-    Raises:
-        InputError: An option is out of its range.
     """
 
     def __init__(
@@ -67,7 +58,6 @@ class CaptionBatches(Sampler[list[int]]):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        check_range(1, batch_size=batch_size, captions_per_image=captions_per_image)
         if captions_per_image is not None and group != "image":
             raise InputError(f"captions_per_image: needs group image, got {group}")
         self.lengths, images = np.asarray(lengths), np.asarray(image_of_caption)
@@ -77,9 +67,7 @@ class CaptionBatches(Sampler[list[int]]):
         self.units, self.units_per_step = len(images), batch_size * world_size
         if group == "image":
             self._by_image = np.argsort(images, kind="stable")  # captions, image by image
-            ordered = images[self._by_image]
-            self._start = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
-            self._size = np.diff(np.r_[self._start, len(images)])
+            _, self._start, self._size = np.unique(images[self._by_image], return_index=True, return_counts=True)
             self._taken = np.minimum(self._size, captions_per_image or len(images))  # of each in an epoch
             self.units = len(self._size)
             per_caption = self.units / int(self._taken.sum())
@@ -95,7 +83,6 @@ class CaptionBatches(Sampler[list[int]]):
         return math.ceil(self.units / self.units_per_step)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the ``Numbers`` of the epoch's captions."""
         epoch, first = self.epoch, self.first
         random = np.random.default_rng((self.seed, epoch))
         units = random.permutation(self.units).astype(np.int32)
@@ -106,7 +93,9 @@ class CaptionBatches(Sampler[list[int]]):
         steps = np.split(units, np.cumsum(sizes)[:-1])
         order = random.permutation(len(self)).tolist()
         for number, step in enumerate(order[first:], first):
-            yield Numbers(self._captions(steps[step], epoch), place=(epoch, number))
+            captions = Numbers(self._captions(steps[step], epoch))
+            captions.place = epoch, number
+            yield captions
 
     def _captions(self, step: np.ndarray, epoch: int) -> list[int]:
         """Return this rank's captions of a step's units."""
@@ -120,28 +109,12 @@ class CaptionBatches(Sampler[list[int]]):
         return self._by_image[chosen].tolist()
 
 
-class ImageBatches(Sampler[list[int]]):
-    """Evaluation order: the batches of one process, dealt out whole, so that every number is that of one process.
+def image_batches(images: int, batch_size: int, *, rank: int = 0, world_size: int = 1) -> list[list[int]]:
+    """Return the batches of image rows that a rank evaluates: those of one process, dealt out whole.
 
     Ranks wait for each other, so every rank has the same number of batches: when they run out, a rank repeats the last
     batch of all. Whoever gathers the results counts each image once, by its row.
-
-    Args:
-        images: Rows of the split's ``CaptionIndex``.
-        batch_size: Images per batch.
     """
-
-    def __init__(self, images: int, batch_size: int, *, rank: int = 0, world_size: int = 1) -> None:
-        check_range(1, batch_size=batch_size)
-        batches = [range(first, min(first + batch_size, images)) for first in range(0, images, batch_size)]
-        per_rank = -(-len(batches) // world_size)
-        self._batches = [
-            batches[min(number, len(batches) - 1)] for number in range(rank * per_rank, (rank + 1) * per_rank)
-        ]
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        """Yield lists of image rows."""
-        return map(list, self._batches)
+    batches = [list(range(first, min(first + batch_size, images))) for first in range(0, images, batch_size)]
+    per_rank = -(-len(batches) // world_size)
+    return [batches[min(number, len(batches) - 1)] for number in range(rank * per_rank, (rank + 1) * per_rank)]

@@ -8,19 +8,18 @@ pixels.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from captioning.data.coco import CocoSource
 from captioning.data.records import SPLITS
 from captioning.data.shape_world.drawing import paint
-from captioning.data.shape_world.grammar import STYLES, SYNONYMS, describe
-from captioning.data.shape_world.scene import NOUNS, sample_scene
+from captioning.data.shape_world.scene import NOUNS, STYLES, SYNONYMS, describe, sample_scene
 from captioning.errors import InputError, check_range
 from captioning.files import read_json
 from captioning.progress import Progress
@@ -33,13 +32,12 @@ _ID_STRIDE = 1_000_000  # image ids of the splits start this far apart, so that 
 class ShapesSource(CocoSource):
     """Images of one to four shapes with five captions each, generated on first use.
 
-    The same arguments give the same files, and a larger split begins with the images of a smaller one. The splits draw
-    from separate random streams.
+    The same arguments give the same files, and a larger split begins with the images of a smaller one.
 
     Args:
         root: The folder of the data set.
         train, val, test: Images per split.
-        seed: Seed of all randomness.
+        seed: Seed of all randomness; splits draw from separate streams.
         image_size: Side of the square images in pixels.
     """
 
@@ -55,14 +53,12 @@ class ShapesSource(CocoSource):
     ) -> None:
         super().__init__(root)
         self.images = {"train": train, "val": val, "test": test}
+        self.seed, self.image_size = seed, image_size
         check_range(1, _ID_STRIDE - 1, **{f"shapes: images of {split}": count for split, count in self.images.items()})
         check_range(SMALLEST_CANVAS, **{"shapes: image_size": image_size})
         check_range(0, **{"shapes: seed": seed})
-        self.seed = seed
-        self.image_size = image_size
 
     def files(self, split: str) -> tuple[Path, str]:
-        """Return the captions file of a split, and its image folder relative to the root."""
         return self.root / "annotations" / f"captions_{split}.json", split
 
     def remedy(self) -> str:
@@ -73,100 +69,76 @@ class ShapesSource(CocoSource):
         return frozenset({SYNONYMS[word]} if word in SYNONYMS else ())
 
     def prepare(self) -> None:
-        """Generate the data set unless it exists.
-
-        It is written to a folder beside ``root`` and renamed when complete.
+        """Generate the data set unless it exists, in a folder beside ``root`` that is renamed when complete.
 
         Raises:
             InputError: ``root`` holds something else, or shapes made with other arguments.
         """
-        if self._is_complete():
+        wanted = {"format": FORMAT, "seed": self.seed, "image_size": self.image_size, "images": self.images}
+        if self.root.exists() and any(self.root.iterdir()):
+            path = self.root / "shapes.json"
+            there = read_json(path, "choose another root or delete the folder")
+            differ = [
+                f"{key} {there.get(key)} instead of {wanted[key]}" for key in wanted if there.get(key) != wanted[key]
+            ]
+            if differ:
+                raise InputError(
+                    f"{path}: these shapes were made with {', '.join(differ)}; "
+                    "use those values, choose another root, or delete the folder to regenerate it"
+                )
             return
         root = Path(os.path.realpath(self.root))  # it may be a link to another disk
         part = root.with_name(f"{root.name}.part")
         shutil.rmtree(part, ignore_errors=True)  # of an interrupted run
-        self._generate(part)
+        (part / "annotations").mkdir(parents=True)
+        with Progress("drawing shapes", sum(self.images.values())) as progress:
+            for split in self.images:
+                self._generate(part, split, progress)
+        (part / "shapes.json").write_bytes(msgspec.json.encode(wanted))
         os.replace(part, root)
 
-    def _is_complete(self) -> bool:
-        """Return whether ``root`` holds these shapes; raise if it holds anything else."""
-        if not self.root.exists() or not any(self.root.iterdir()):
-            return False
-        path = self.root / "shapes.json"
-        there, wanted = read_json(path, "choose another root or delete the folder"), self._header()
-        differ = [f"{key} {there.get(key)} instead of {wanted[key]}" for key in wanted if there.get(key) != wanted[key]]
-        if differ:
-            raise InputError(
-                f"{path}: these shapes were made with {', '.join(differ)}; "
-                "use those values, choose another root, or delete the folder to regenerate it"
-            )
-        return True
-
-    def _header(self) -> dict[str, Any]:
-        return {"format": FORMAT, "seed": self.seed, "image_size": self.image_size, "images": self.images}
-
-    def _generate(self, folder: Path) -> None:
-        (folder / "annotations").mkdir(parents=True)
-        with Progress("drawing shapes", sum(self.images.values())) as progress:
-            for split, count in self.images.items():
-                (folder / split).mkdir()
-                images, captions, instances = [], [], []
-                for number in range(1, count + 1):
-                    image, of_image, objects = self._draw(folder, split, number)
-                    images.append(image)
-                    captions += of_image
-                    instances += objects
-                    progress.update(progress.done + 1)
-                common = {"info": {"description": f"shapes, {split}, made from seed {self.seed}"}, "images": images}
-                categories = [{"id": i, "name": noun, "supercategory": "shape"} for i, noun in enumerate(NOUNS, 1)]
-                _write_json(folder / f"annotations/captions_{split}.json", common | {"annotations": captions})
-                instances_file = common | {"annotations": instances, "categories": categories}
-                _write_json(folder / f"annotations/instances_{split}.json", instances_file)
-        _write_json(folder / "shapes.json", self._header())
-
-    def _draw(self, folder: Path, split: str, number: int) -> tuple[dict[str, Any], list[Any], list[Any]]:
-        """Write image ``number`` of a split; return its COCO records (image, captions, instances)."""
-        # Each image has its own random stream, so that it does not depend on the size of the split.
-        key = (SPLITS.index(split), number)
-        rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=key))
-        painted = None
-        while painted is None:
-            scene = sample_scene(rng)
-            painted = paint(scene, rng, self.image_size)
-        image, masks = painted
-        name = f"{number:06d}.png"
-        image.save(folder / split / name, compress_level=0)
-        image_id = SPLITS.index(split) * _ID_STRIDE + number
-        instances = [
-            {
-                "id": image_id * 10 + i,
-                "image_id": image_id,
-                "category_id": NOUNS.index(shape.noun) + 1,
-                "attributes": [shape.size, shape.colour, *([shape.texture] if shape.texture != "plain" else [])],
-                **_mask_fields(mask),
-            }
-            for i, (shape, mask) in enumerate(zip(scene.shapes, masks, strict=True), 1)
-        ]
-        captions = [
-            {"id": image_id * 10 + i, "image_id": image_id, "caption": " ".join(describe(scene.shapes, style))}
-            for i, style in enumerate(rng.permutation(STYLES).tolist(), 1)
-        ]
-        size = {"height": self.image_size, "width": self.image_size}
-        return {"id": image_id, "file_name": name, **size}, captions, instances
+    def _generate(self, folder: Path, split: str, progress: Progress) -> None:
+        (folder / split).mkdir()
+        images, captions, instances = [], [], []
+        for number in range(1, self.images[split] + 1):
+            # Each image has its own random stream, so that it does not depend on the size of the split.
+            key = (SPLITS.index(split), number)
+            rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=key))
+            painted = None
+            while painted is None:
+                shapes, order = sample_scene(rng)
+                painted = paint(shapes, order, rng, self.image_size)
+            image, masks = painted
+            name = f"{number:06d}.png"
+            image.save(folder / split / name, compress_level=0)
+            image_id = SPLITS.index(split) * _ID_STRIDE + number
+            size = {"height": self.image_size, "width": self.image_size}
+            images.append({"id": image_id, "file_name": name, **size})
+            for i, (shape, mask) in enumerate(zip(shapes, masks, strict=True), 1):
+                words = [shape.size, shape.colour, *([shape.texture] if shape.texture != "plain" else [])]
+                about = {"category_id": NOUNS.index(shape.noun) + 1, "attributes": words, **_mask_fields(mask)}
+                instances.append({"id": image_id * 10 + i, "image_id": image_id, **about})
+            for i, style in enumerate(rng.permutation(STYLES).tolist(), 1):
+                text = " ".join(describe(shapes, style))
+                captions.append({"id": image_id * 10 + i, "image_id": image_id, "caption": text})
+            progress.update(progress.done + 1)
+        common = {"info": {"description": f"shapes, {split}, made from seed {self.seed}"}, "images": images}
+        categories = [{"id": i, "name": noun, "supercategory": "shape"} for i, noun in enumerate(NOUNS, 1)]
+        for kind, content in (
+            ("captions", {"annotations": captions}),
+            ("instances", {"annotations": instances, "categories": categories}),
+        ):
+            (folder / f"annotations/{kind}_{split}.json").write_bytes(msgspec.json.encode(common | content))
 
 
 def _mask_fields(mask: np.ndarray) -> dict[str, Any]:
     """Return the COCO fields for a (height, width) mask. ``counts`` are plain run lengths down the columns."""
     pixels = mask.ravel(order="F")
     changes = np.flatnonzero(np.diff(pixels, prepend=False)).tolist()  # the first run is one of unset pixels
-    ys, xs = np.flatnonzero(mask.any(axis=1)).tolist(), np.flatnonzero(mask.any(axis=0)).tolist()
+    ys, xs = (np.flatnonzero(mask.any(axis=axis)).tolist() for axis in (1, 0))
     return {
         "segmentation": {"size": list(mask.shape), "counts": np.diff([0, *changes, pixels.size]).tolist()},
         "area": int(mask.sum()),
         "bbox": [xs[0], ys[0], xs[-1] - xs[0] + 1, ys[-1] - ys[0] + 1],
         "iscrowd": 0,
     }
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, separators=(",", ":")), encoding="utf-8")

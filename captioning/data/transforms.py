@@ -67,44 +67,39 @@ class Preprocessing:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Preprocessing:
-        """Rebuild what ``to_dict`` described. Raises an InputError if a value is missing, unknown or out of range."""
+        """Rebuild what ``to_dict`` described; an InputError if a value is missing, unknown or out of range."""
         try:
             return cls(**values)
         except TypeError as error:
             raise InputError(f"preprocessing: {error}") from error
 
     def load(self, path: str | Path, *, turn_upright: bool = False) -> Image.Image:
-        """Read an image file for this preprocessing; decodes a large JPEG at a reduced size (see ``load_image``).
-
-        ``turn_upright`` turns a photograph as its camera marked it. An image that cannot be read is an InputError.
-        """
+        """Read an image file by ``load_image`` at the size needed; ``turn_upright`` as its camera marked it."""
         image = load_image(path, minimum_side=self.resize)
         return upright(image) if turn_upright else image
 
     def view(self, image: Image.Image) -> Image.Image:
         """Return the pixels that the model sees, RGB uint8 before normalisation. Overlays are drawn on them."""
-        return self._cut(self.resized(image))
+        return self.resized(image).crop(self._geometry(image.size)[1])
 
     def resized(self, image: Image.Image) -> Image.Image:
         """Return an image in RGB before its square is cut out."""
         image = image if image.mode == "RGB" else rgb(image)
-        return image.resize(self._scaled(image.size), _FILTERS[self.interpolation])
+        return image.resize(self._geometry(image.size)[0], _FILTERS[self.interpolation])
 
     def region(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
         """Return the part of an image of ``size`` (width, height) that its view shows.
 
         The result is (left, top, right, bottom) in fractions of the image's width and height.
         """
-        if self.crop is None:
-            return 0.0, 0.0, 1.0, 1.0
-        width, height = self._scaled(size)
-        left, top = _corner((width, height), self.crop)
-        return left / width, top / height, (left + self.crop) / width, (top + self.crop) / height
+        (width, height), (left, top, right, bottom) = self._geometry(size)
+        return left / width, top / height, right / width, bottom / height
 
     def mask(self, mask: np.ndarray) -> np.ndarray:
         """Return a mask of the image's pixels in the model's view: (height, width) bool, nearest neighbour."""
         image = Image.fromarray(np.asarray(mask, dtype=np.uint8) * 255)
-        return np.asarray(self._cut(image.resize(self._scaled(image.size), Image.Resampling.NEAREST))) > 127
+        size, box = self._geometry(image.size)
+        return np.asarray(image.resize(size, Image.Resampling.NEAREST).crop(box)) > 127
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Return the evaluation input, (3, height, width) float32."""
@@ -126,24 +121,17 @@ class Preprocessing:
         rows = pixels.view(B, height, width * channels).to(device).float().sub_(mean).div_(std)
         return rows.view(B, height, width, channels).permute(0, 3, 1, 2)
 
-    def _scaled(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return (width, height) after resizing, rounded like torchvision's Resize, as published weights expect."""
+    def _geometry(self, size: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
+        """Return the (width, height) of an image after resizing, and the box that is cut out of it.
+
+        Both are rounded like torchvision's, as published weights expect.
+        """
         if self.crop is None:
-            return self.resize, self.resize
-        width, height = size
+            return (self.resize, self.resize), (0, 0, self.resize, self.resize)
         long = int(self.resize * max(size) / min(size))
-        return (self.resize, long) if width <= height else (long, self.resize)
-
-    def _cut(self, image: Image.Image) -> Image.Image:
-        if self.crop is None:
-            return image
-        left, top = _corner(image.size, self.crop)
-        return image.crop((left, top, left + self.crop, top + self.crop))
-
-
-def _corner(size: tuple[int, int], crop: int) -> tuple[int, int]:
-    """Return (left, top) of the centre square of a resized image (width, height)."""
-    return round((size[0] - crop) / 2), round((size[1] - crop) / 2)
+        width, height = (self.resize, long) if size[0] <= size[1] else (long, self.resize)
+        left, top = round((width - self.crop) / 2), round((height - self.crop) / 2)
+        return (width, height), (left, top, left + self.crop, top + self.crop)
 
 
 @dataclass(frozen=True)
@@ -151,12 +139,8 @@ class TrainingTransform:
     """``Preprocessing`` with random crops and mirroring.
 
     Attributes:
-        preprocessing: What is done to images in evaluation.
         random_crop: Whether to cut the square from anywhere in the resized image instead of its centre.
-        flip: Probability of mirroring. Off by default: captions say "left" and "right", which mirroring makes wrong.
-
-    Raises:
-        InputError: ``flip`` is no probability.
+        flip: Probability of mirroring (InputError). Captions say "left" and "right", which mirroring makes wrong.
     """
 
     preprocessing: Preprocessing
@@ -167,19 +151,13 @@ class TrainingTransform:
         check_range(0, 1, flip=self.flip)
 
     def __call__(self, image: Image.Image, random: torch.Generator | None = None) -> Tensor:
-        """Return the training input, (3, height, width) float32.
-
-        Args:
-            image: The image, of any size and mode.
-            random: Generator of the random numbers; torch's global one by default.
-        """
+        """Return the training input, (3, height, width) float32, by random numbers of this generator or torch's own."""
         crop = self.preprocessing.crop
         if crop is None or not self.random_crop:
             view = self.preprocessing.view(image)
         else:
             resized = self.preprocessing.resized(image)
-            left = int(torch.randint(resized.width - crop + 1, (), generator=random))
-            top = int(torch.randint(resized.height - crop + 1, (), generator=random))
+            left, top = (int(torch.randint(side - crop + 1, (), generator=random)) for side in resized.size)
             view = resized.crop((left, top, left + crop, top + crop))
         if self.flip and float(torch.rand((), generator=random)) < self.flip:
             view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)

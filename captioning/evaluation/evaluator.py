@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from captioning.data.batch import CaptionBatch
-from captioning.data.loading import BatchLoader, CaptionDataset
+from captioning.data.loading import CaptionDataset, batch_loader
 from captioning.data.records import CaptionIndex, CaptionSource
-from captioning.data.sampler import ImageBatches
+from captioning.data.sampler import image_batches
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.evaluation.grounding import ObjectCells, ObjectsInView, grounding_metrics, noun_hits
 from captioning.evaluation.metrics import METRICS, caption_metrics
@@ -237,6 +237,6 @@ def evaluate(
     objects = ObjectsInView(source.objects(split), index, encoder)
     evaluator = Evaluator(captioner, vocabulary, index, objects, search=search)
     dataset = CaptionDataset(index, vocabulary, encoder.preprocessing, by_image=True)
-    for batch in BatchLoader(dataset, ImageBatches(len(index), batch_size), num_workers=num_workers):
+    for batch in batch_loader(dataset, image_batches(len(index), batch_size), num_workers=num_workers):
         evaluator.update(batch.to(device))
     return evaluator.evaluated.finish(java=java)

@@ -19,7 +19,6 @@ from captioning import decoding
 from captioning.checkpoint.export import StoredType, write_export
 from captioning.checkpoint.load import read_model
 from captioning.checkpoint.pretrained import PRETRAINED
-from captioning.data.loading import read_ahead
 from captioning.decoding import Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_whole
@@ -155,11 +154,10 @@ class ImageCaptioner(Generic[Model]):
         sources = iter(images)
         batches = iter(lambda: list(itertools.islice(sources, batch_size)), [])
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes without the GIL
-
-            def read(batch: list[ImageSource]) -> list[tuple[ImageSource, list[Image.Image] | InputError]]:
-                return list(zip(batch, pool.map(self._try_views, batch), strict=True))
-
-            for number, batch in enumerate(map(read, batches) if waits else read_ahead(read, batches)):
+            read = (zip(batch, pool.map(self._try_views, batch), strict=True) for batch in batches)
+            if not waits:
+                read = (one for one, _ in itertools.pairwise(itertools.chain(read, [zip()])))
+            for number, batch in enumerate(read):
                 readable = []
                 for source, views in batch:
                     if not isinstance(views, InputError):

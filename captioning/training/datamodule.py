@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,10 +14,10 @@ from torch.utils.data import DataLoader
 
 from captioning.checkpoint.load import check_tokenizer, read_model
 from captioning.data.batch import CaptionBatch
-from captioning.data.features import Features, flipped_split, view_fingerprint
-from captioning.data.loading import BatchLoader, CaptionDataset, processors
+from captioning.data.features import Features, seen
+from captioning.data.loading import CaptionDataset, batch_loader, processors
 from captioning.data.records import SPLITS, CaptionIndex, CaptionSource
-from captioning.data.sampler import CaptionBatches, ImageBatches
+from captioning.data.sampler import CaptionBatches, image_batches
 from captioning.data.transforms import Preprocessing, TrainingTransform
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_range
@@ -224,10 +225,10 @@ class CaptionDataModule(pl.LightningDataModule):
             return 2 if torch.cuda.is_available() else 0
         return min(8, processors())
 
-    def _loader(self, dataset: CaptionDataset, batches: CaptionBatches | ImageBatches) -> DataLoader[CaptionBatch]:
-        return BatchLoader(
+    def _loader(self, dataset: CaptionDataset, batches: Iterable[list[int]]) -> DataLoader[CaptionBatch]:
+        return batch_loader(
             dataset,
-            sampler=batches,
+            batches,
             num_workers=self._workers,
             pin_memory=torch.cuda.is_available(),
             persistent_workers=self._workers > 0,
@@ -261,9 +262,9 @@ class CaptionDataModule(pl.LightningDataModule):
 
     def _cache(self, split: str, *, flipped: bool = False) -> Features:
         assert self.features is not None
-        upright = self.index(split).upright
-        fingerprint = view_fingerprint(self.encoder.fingerprint(), upright=upright, flipped=flipped)
-        return Features(self.features, flipped_split(split) if flipped else split, fingerprint)
+        index = self.index(split)
+        name, fingerprint = seen(split, self.encoder.fingerprint(), upright=index.upright, flipped=flipped)
+        return Features(self.features, name, fingerprint, index.paths)
 
     def photo(self, row: int) -> Image | None:
         """Return an image of the evaluated split before preprocessing; None if its image file is missing."""
@@ -310,7 +311,7 @@ class CaptionDataModule(pl.LightningDataModule):
     def val_dataloader(self) -> DataLoader[CaptionBatch]:
         dataset = self._dataset(self.evaluated_split, by_image=True)
         rank, world_size = self._processes
-        sampler = ImageBatches(len(dataset.index), self.eval_batch_size, rank=rank, world_size=world_size)
-        return self._loader(dataset, sampler)
+        batches = image_batches(len(dataset.index), self.eval_batch_size, rank=rank, world_size=world_size)
+        return self._loader(dataset, batches)
 
     test_dataloader = predict_dataloader = val_dataloader

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from helpers import save_image
 
 from captioning.data.extraction import extract_features
-from captioning.data.features import Features, create, note, view_fingerprint
+from captioning.data.features import Features, create, note, seen
 from captioning.data.records import CaptionIndex, ImageEntry
 from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError
@@ -39,30 +39,22 @@ def cache(tmp_path: Path) -> Path:
 
 
 def test_what_is_written_is_read_to_fp16_rounding(cache):
-    features = Features(cache, "train", FINGERPRINT)
-    read = features.gather(range(7))
+    features = Features(cache, "train", FINGERPRINT, PATHS)
+    read = features.gather(np.arange(7))
     assert read.dtype == torch.float16 and torch.equal(read, annotations().half())
     assert torch.allclose(read.float(), annotations(), rtol=2**-11, atol=1e-7)
-    assert torch.equal(features.gather(torch.tensor([4, 0, 4])), annotations()[[4, 0, 4]].half())
-    assert features.gather([]).shape == (0, *SHAPE)
+    assert torch.equal(features.gather(np.array([4, 0, 4])), annotations()[[4, 0, 4]].half())
     assert np.array_equal(np.load(cache / "train.npy"), annotations().half().numpy())  # an ordinary NumPy file
 
 
-def test_images_are_found_in_any_order(cache):
-    features = Features(cache, "train", FINGERPRINT)
-    assert features.find(["images/5.jpg", "images/1.jpg"]).tolist() == [5, 1]
-    with pytest.raises(InputError, match=r"train\.json: has no features of image images/9\.jpg"):
-        features.find(["images/1.jpg", "images/9.jpg"])
-
-
-def test_pickling_takes_the_path_and_not_the_data(tmp_path):
-    rows, _ = create(tmp_path, "train", FINGERPRINT, [str(i) for i in range(400)], SHAPE)
-    rows[:] = annotations(400)
-    note(tmp_path, "train", 400)
-    features = Features(tmp_path, "train", FINGERPRINT)
+def test_images_are_found_in_any_order_also_in_another_process(cache):
+    features = Features(cache, "train", FINGERPRINT, ["images/5.jpg", "images/1.jpg"])
     pickled = pickle.dumps(features)
-    assert len(pickled) < 2000
-    assert torch.equal(pickle.loads(pickled).gather([399]), features.gather([399]))
+    assert len(pickled) < 500  # the place and not the data
+    for same in (features, pickle.loads(pickled)):
+        assert torch.equal(same.gather(np.array([1, 0])), annotations()[[1, 5]].half())
+    with pytest.raises(InputError, match=r"train\.json: has no features of image images/9\.jpg"):
+        Features(cache, "train", FINGERPRINT, ["images/1.jpg", "images/9.jpg"])
 
 
 @pytest.mark.parametrize(
@@ -72,13 +64,13 @@ def test_pickling_takes_the_path_and_not_the_data(tmp_path):
         ({"preprocessing": {"resize": 232, "crop": 224}}, "preprocessing .*256.* there, .*232.* here"),
         ({"model_args": {"pad_type": "same"}}, "model_args None there"),
         ({"name": "a", "node": "b"}, "name .*; node "),
-        (view_fingerprint({}, upright=True), "upright None there, True here"),
-        (view_fingerprint({}, flipped=True), "flipped None there, True here"),
+        (seen("train", {}, upright=True)[1], "upright None there, True here"),
+        (seen("train", {}, flipped=True)[1], "flipped None there, True here"),
     ],
 )
 def test_another_encoders_features_are_refused_by_name(cache, change, message):
     other = FINGERPRINT | change
-    for use in (lambda: Features(cache, "train", other), lambda: create(cache, "train", other, PATHS, SHAPE)):
+    for use in (lambda: Features(cache, "train", other, PATHS), lambda: create(cache, "train", other, PATHS, SHAPE)):
         with pytest.raises(InputError, match=rf"train\.json: features of another encoder \(.*{message}") as caught:
             use()
         assert "\n" not in str(caught.value)
@@ -92,18 +84,18 @@ def test_features_of_other_images_are_not_overwritten(cache):
 
 def test_missing_incomplete_and_damaged_features_say_what_to_do(cache):
     with pytest.raises(InputError, match=r"val\.json: no features; run captioning extract"):
-        Features(cache, "val", FINGERPRINT)
+        Features(cache, "val", FINGERPRINT, PATHS)
     note(cache, "train", 5)
     with pytest.raises(InputError, match=r"train\.json: only 5 of 7 images are done; finish captioning extract"):
-        Features(cache, "train", FINGERPRINT)
+        Features(cache, "train", FINGERPRINT, PATHS)
     note(cache, "train", 7)
     (cache / "train.npy").write_bytes((cache / "train.npy").read_bytes()[:200])
     with pytest.raises(InputError, match=r"train\.npy: cannot be read .*extract again"):
-        Features(cache, "train", FINGERPRINT)
+        Features(cache, "train", FINGERPRINT, PATHS)
     for content in ("", '{"format": 3, "shard_images": 2}'):  # of an earlier version
         (cache / "train.json").write_text(content)
         with pytest.raises(InputError, match=r"train\.json: .*extract again"):
-            Features(cache, "train", FINGERPRINT)
+            Features(cache, "train", FINGERPRINT, PATHS)
 
 
 # Extraction
@@ -152,10 +144,10 @@ def test_features_hold_what_the_encoder_computes_of_images_and_of_their_mirror_i
     extract(index, tmp_path, flipped=["train"], num_workers=workers)
     encoder = Shrink()
     images = torch.stack([encoder.preprocessing(index.image(i, encoder.preprocessing)) for i in range(5)])
-    for split, mirrored in (("train", False), ("train_flipped", True)):
-        features = Features(tmp_path, split, view_fingerprint(encoder.fingerprint(), flipped=mirrored))
+    for mirrored in (False, True):
+        features = Features(tmp_path, *seen("train", encoder.fingerprint(), flipped=mirrored), index.paths)
         expected = encoder(images.flip(3) if mirrored else images)
-        torch.testing.assert_close(features.gather(range(5)).float(), expected, rtol=2**-10, atol=1e-4)
+        torch.testing.assert_close(features.gather(np.arange(5)).float(), expected, rtol=2**-10, atol=1e-4)
     assert "train: 5 x 6 x 3 numbers of 2 bytes, 0.00 GB" in capsys.readouterr().out
 
 

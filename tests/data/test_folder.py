@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 import torch
@@ -78,19 +79,22 @@ def test_the_file_of_captions_is_found_by_its_usual_name(tmp_path):
     [
         ({}, "captions.jsonl: missing; give the folder with captions.jsonl"),
         ({"captions.jsonl": "", "captions.csv": ""}, "has captions.jsonl and captions.csv; give captions"),
-        ({"captions.csv": "image,text\na.png,a dog\n"}, "has no column caption, only image, text"),
-        ({"captions.csv": "image,caption\na.png,a dog, a cat\n"}, "line 2 has too many fields; quote a caption with"),
-        ({"captions.csv": 'image,caption\na.png,"a dog\n'}, "is not CSV (unexpected end of data)"),
-        ({"captions.csv": "image,caption\n1.jpg\n"}, "line 2: 1.jpg has no caption"),
-        ({"captions.csv": "image,caption\na.png,caf\xe9\n".encode("latin-1")}, "not UTF-8 text"),
-        ({"captions.csv": "image,caption,split\na.png,a dog,valid\n"}, "split must be one of train, val, test, got '"),
+        ({"captions.csv": "image,text\na.png,a dog\n"}, "line 2: Object missing required field `caption`"),
+        ({"captions.csv": "image,caption\na.png,a dog, a cat\n"}, "line 2: .*a caption with commas in quotes"),
+        ({"captions.csv": 'image,caption\na.png,"a dog\n'}, "line 2: unexpected end of data"),
+        ({"captions.csv": "image,caption\n1.jpg\n"}, "line 2: Expected `str`, got `null` - at `$.caption`"),
+        ({"captions.csv": "image,caption\na.png,caf\xe9\n".encode("latin-1")}, "'utf-8' codec can't decode .*in UTF-8"),
+        (
+            {"captions.csv": "image,caption,split\na.png,a dog,valid\n"},
+            "'valid' - at `$.split`.*(train, val or test)",
+        ),
         ({"captions.csv": "image,caption,split\na,a dog,train\na,a,val\n"}, "a is in the val split here, in train abo"),
         ({"captions.csv": "image,caption,split\na.png,a dog,val\n"}, "none of 1 images is in the train split; write"),
-        ({"captions.csv": "image,caption\n4.jpg,a dog\n"}, "is in the train split, which takes one in ten by its name"),
-        ({"captions.jsonl": "{"}, "line 1 is not JSON"),
-        ({"captions.jsonl": "[1]"}, "line 1 must be an object like"),
-        ({"captions.jsonl": '{"caption": "a"}'}, "line 1 has no image"),
-        ({"captions.jsonl": '{"image": "a", "caption": ["a", "b"]}'}, "line 1: a has no caption; a line holds one"),
+        ({"captions.csv": "image,caption\n4.jpg,a dog\n"}, "is in the train split; .* take one in ten images by their"),
+        ({"captions.jsonl": "{"}, "line 1: Input data was truncated"),
+        ({"captions.jsonl": "[1]"}, "line 1: Expected `object`, got `array`"),
+        ({"captions.jsonl": '{"caption": "a"}'}, "line 1: Object missing required field `image`"),
+        ({"captions.jsonl": '{"image": "a", "caption": ["a", "b"]}'}, "line 1: Expected `str`, got `array`"),
     ],
 )
 def test_a_folder_that_cannot_be_used_is_named_in_one_line(tmp_path, files, message):
@@ -98,7 +102,8 @@ def test_a_folder_that_cannot_be_used_is_named_in_one_line(tmp_path, files, mess
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(InputError) as caught:
         FolderSource(str(tmp_path)).index("train")
-    assert message in str(caught.value) and "\n" not in str(caught.value)
+    pattern = ".*".join(map(re.escape, message.split(".*")))
+    assert re.search(pattern, str(caught.value)) and "\n" not in str(caught.value)
 
 
 def test_another_kind_of_file_is_refused(tmp_path):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 import torch
 
 from captioning.data.batch import CaptionBatch
-from captioning.data.features import Features, create, note
-from captioning.data.loading import BatchLoader, CaptionDataset, read_ahead
+from captioning.data.features import Features, create, note, seen
+from captioning.data.loading import CaptionDataset, batch_loader
 from captioning.data.records import CaptionIndex
-from captioning.data.sampler import CaptionBatches, ImageBatches
+from captioning.data.sampler import CaptionBatches, image_batches
 from captioning.data.shapes import ShapesSource
 from captioning.data.transforms import Preprocessing, TrainingTransform
 from captioning.errors import InputError
@@ -36,7 +34,7 @@ def vocabulary(index) -> Vocabulary:
 
 def batches(index: CaptionIndex, dataset: CaptionDataset, epoch: int = 0, workers: int = 0, first: int = 0, **options):
     order = CaptionBatches(index.caption_lengths, index.caption_image, 7, 0, start=(epoch, first), **options)
-    return list(BatchLoader(dataset, order, num_workers=workers))
+    return list(batch_loader(dataset, order, num_workers=workers))
 
 
 def texts(vocabulary: Vocabulary, batch: CaptionBatch) -> list[str]:
@@ -59,7 +57,7 @@ def test_every_caption_comes_once_an_epoch_beside_the_image_it_describes(index, 
 
 def test_evaluation_batches_hold_every_image_once_with_all_its_captions(index, vocabulary):
     dataset = CaptionDataset(index, vocabulary, PREPROCESSING, by_image=True)
-    loaded = list(BatchLoader(dataset, ImageBatches(6, 4)))
+    loaded = list(batch_loader(dataset, image_batches(6, 4)))
     assert [batch.rows.tolist() for batch in loaded] == [[0, 1, 2, 3], [4, 5]]
     assert loaded[1].image_index.tolist() == [0] * 5 + [1] * 5
     assert texts(vocabulary, loaded[1]) == [*index.references(4), *index.references(5)]
@@ -86,13 +84,15 @@ def test_what_varies_depends_on_the_seed_and_the_place_in_training_not_on_who_lo
 @pytest.fixture(scope="module")
 def sides(index, tmp_path_factory) -> tuple[Features, Features]:
     """Features whose numbers are the image's row, negative where it is mirrored."""
-    folder, paths = tmp_path_factory.mktemp("features"), index.paths[::-1]
-    numbers = np.arange(6, 0, -1).reshape(6, 1, 1)
-    for split, content in (("train", numbers), ("train_flipped", -numbers)):
-        rows, _ = create(folder, split, {"encoder": "x"}, paths, (2, 3))
-        rows[:] = content
-        note(folder, split, 6)
-    return Features(folder, "train", {"encoder": "x"}), Features(folder, "train_flipped", {"encoder": "x"})
+    folder = tmp_path_factory.mktemp("features")
+    numbers, sides = np.arange(6, 0, -1).reshape(6, 1, 1), []
+    for flipped in (False, True):
+        name, fingerprint = seen("train", {"encoder": "x"}, flipped=flipped)
+        rows, _ = create(folder, name, fingerprint, index.paths[::-1], (2, 3))
+        rows[:] = -numbers if flipped else numbers
+        note(folder, name, 6)
+        sides.append(Features(folder, name, fingerprint, index.paths))
+    return sides[0], sides[1]
 
 
 def test_cached_features_stand_in_for_the_images(index, vocabulary, sides):
@@ -122,14 +122,4 @@ def test_an_image_that_cannot_be_read_is_one_line_from_any_process(index, vocabu
     gone = CaptionDataset(index.take(2), vocabulary, PREPROCESSING, by_image=True)
     gone.index.root = tmp_path
     with pytest.raises(InputError, match=r"^[^\n]*000001\.png: no such image file$"):
-        list(BatchLoader(gone, ImageBatches(2, 1), num_workers=workers))
-
-
-def test_reading_ahead_keeps_the_order_and_raises_an_error_at_its_turn():
-    before = threading.active_count()
-    assert list(read_ahead(lambda item: item * item, range(9))) == [i * i for i in range(9)]
-    results = read_ahead(lambda item: 1 // item, [2, 1, 0, 1])
-    assert [next(results), next(results)] == [0, 1]
-    with pytest.raises(ZeroDivisionError):
-        next(results)
-    assert threading.active_count() == before
+        list(batch_loader(gone, image_batches(2, 1), num_workers=workers))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import colorsys
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
-from captioning.data.shape_world.scene import REFERENCE_SIZE, Scene, Shape
+from captioning.data.shape_world.scene import REFERENCE_SIZE, Shape
 
 OVERSAMPLING = 4  # shapes are drawn this much larger and averaged down: smooth edges
 LEAST_VISIBLE = 0.75  # fraction of an object that must stay visible
@@ -26,31 +27,29 @@ _HSV = {
 }
 
 
-def paint(scene: Scene, rng: np.random.Generator, image_size: int) -> tuple[Image.Image, np.ndarray] | None:
+def paint(
+    shapes: Sequence[Shape], order: Sequence[int], rng: np.random.Generator, image_size: int
+) -> tuple[Image.Image, np.ndarray] | None:
     """Return the image (RGB) and the visible masks (objects, height, width) bool, or None if one is too hidden.
 
-    Background, clutter and grain come from ``rng``; the objects from the scene alone.
+    Background, clutter and grain come from ``rng``; the objects, painted in this order, from their shapes alone.
     """
     scale = image_size / REFERENCE_SIZE
-    silhouettes = [_silhouette(shape, scale) for shape in scene.shapes]
-    masks = np.zeros((len(scene.shapes), image_size, image_size), dtype=bool)
-    for mask, (alpha, corner) in zip(masks, silhouettes, strict=True):
-        layer = Image.new("L", (image_size, image_size))
-        layer.paste(alpha, corner)
-        mask |= np.asarray(layer) >= 128
-    whole = masks.sum(axis=(1, 2))
+    silhouettes = [_silhouette(shape, scale) for shape in shapes]
+    masks = np.zeros((len(shapes), image_size, image_size), dtype=bool)
     covered = np.zeros((image_size, image_size), dtype=bool)
-    for i in reversed(scene.painting):
-        full = masks[i].copy()
-        masks[i] &= ~covered
-        covered |= full
-    if (masks.sum(axis=(1, 2)) < LEAST_VISIBLE * whole).any():
-        return None
-
+    for i in reversed(order):
+        layer = Image.new("L", (image_size, image_size))
+        layer.paste(*silhouettes[i])
+        whole = np.asarray(layer) >= 128
+        masks[i] = whole & ~covered
+        covered |= whole
+        if masks[i].sum() < LEAST_VISIBLE * whole.sum():
+            return None
     image = _background(rng, image_size)
     _clutter(image, rng, scale)
-    for i in scene.painting:
-        _paint_shape(image, scene.shapes[i], *silhouettes[i], scale)
+    for i in order:
+        _paint_shape(image, shapes[i], *silhouettes[i], scale)
     grain = rng.integers(-4, 5, (image_size, image_size, 1), dtype=np.int16)
     pixels = np.clip(np.asarray(image, dtype=np.int16) + grain, 0, 255).astype(np.uint8)
     return Image.fromarray(pixels), masks
@@ -71,7 +70,9 @@ def _silhouette(shape: Shape, scale: float) -> tuple[Image.Image, tuple[int, int
 
 
 def _paint_shape(image: Image.Image, shape: Shape, alpha: Image.Image, corner: tuple[int, int], scale: float) -> None:
-    base = _rgb(shape)
+    middles, ranges = zip(*_HSV[shape.colour], strict=True)
+    hue, saturation, value = (m + r * t for m, r, t in zip(middles, ranges, shape.tint, strict=True))
+    base = _rgb(hue % 360 / 360, saturation, value)
     lightness = (0.3 * base[0] + 0.59 * base[1] + 0.11 * base[2]) / 255
     # The second tone of a texture is lighter, or darker where the colour itself is light.
     second = _mix(base, (255, 255, 255), 0.72) if lightness < 0.6 else _mix(base, (60, 20, 20), 0.6)
@@ -132,16 +133,13 @@ def _clutter(image: Image.Image, rng: np.random.Generator, scale: float) -> None
             for letter in range(int(rng.integers(2, 5))):
                 strokes = rng.integers(0, 3, (int(rng.integers(3, 6)), 2)) * (2.5, 3.5) + (x + 8 * letter, y)
                 draw.line((strokes * unit).ravel().tolist(), 255, width=max(1, round(0.8 * unit)))
-        hue, value = rng.random(), rng.uniform(0.35, 0.75)
-        red, green, blue = colorsys.hsv_to_rgb(hue, 0.45, value)
-        image.paste((round(red * 255), round(green * 255), round(blue * 255)), (0, 0), layer.reduce(oversampling))
+        colour = _rgb(rng.random(), 0.45, rng.uniform(0.35, 0.75))
+        image.paste(colour, (0, 0), layer.reduce(oversampling))
 
 
-def _rgb(shape: Shape) -> tuple[int, int, int]:
-    (hue, dh), (saturation, ds), (value, dv) = _HSV[shape.colour]
-    h, s, v = shape.tint
-    red, green, blue = colorsys.hsv_to_rgb((hue + dh * h) % 360 / 360, saturation + ds * s, value + dv * v)
-    return round(red * 255), round(green * 255), round(blue * 255)
+def _rgb(hue: float, saturation: float, value: float) -> tuple[int, int, int]:
+    red, green, blue = (round(255 * part) for part in colorsys.hsv_to_rgb(hue, saturation, value))
+    return red, green, blue
 
 
 def _mix(a: tuple[int, int, int], b: tuple[int, int, int], fraction: float) -> tuple[int, int, int]:
@@ -149,28 +147,28 @@ def _mix(a: tuple[int, int, int], b: tuple[int, int, int], fraction: float) -> t
     return red, green, blue
 
 
-def _circle(radius: float) -> list[tuple[float, float]]:
-    turns = [2 * math.pi * k / 48 for k in range(48)]
-    return [(math.cos(turn) * radius, math.sin(turn) * radius) for turn in turns]
-
-
-def _heart() -> list[tuple[float, float]]:
-    turns = [2 * math.pi * k / 60 for k in range(60)]
-    heights = [(13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t)) / 16 for t in turns]
-    return [(math.sin(t) ** 3, -height - 0.1) for t, height in zip(turns, heights, strict=True)]
-
-
 _A, _B = 0.34, 0.95  # half the width and the length of a cross' arms
 _ARMS = [(-_A, -_B), (_A, -_B), (_A, -_A), (_B, -_A), (_B, _A), (_A, _A)]
-_STAR = [(1.08 if k % 2 == 0 else 0.45, math.pi * k / 5) for k in range(10)]
+_DISC, _HOLE = (
+    [(math.cos(t) * radius, math.sin(t) * radius) for t in (2 * math.pi * k / 48 for k in range(48))]
+    for radius in (_B, 0.52)
+)
 _OUTLINES: dict[str, list[list[tuple[float, float]]]] = {
-    "circle": [_circle(_B)],
-    "ring": [_circle(_B), _circle(0.52)],
+    "circle": [_DISC],
+    "ring": [_DISC, _HOLE],
     "square": [[(-0.8, -0.8), (0.8, -0.8), (0.8, 0.8), (-0.8, 0.8)]],
     "diamond": [[(0, -1.05), (0.72, 0), (0, 1.05), (-0.72, 0)]],
     "triangle": [[(0, -1), (1, 0.8), (-1, 0.8)]],
     "cross": [[*_ARMS, *((-x, -y) for x, y in _ARMS)]],
-    "star": [[(r * math.sin(t), -r * math.cos(t)) for r, t in _STAR]],
-    "heart": [_heart()],
+    "star": [[(r * math.sin(math.pi * k / 5), -r * math.cos(math.pi * k / 5)) for k, r in enumerate((1.08, 0.45) * 5)]],
+    "heart": [
+        [
+            (
+                math.sin(t) ** 3,
+                -(13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t)) / 16 - 0.1,
+            )
+            for t in (2 * math.pi * k / 60 for k in range(60))
+        ]
+    ],
 }
 """Polygons in units of the radius: the shape and, for a ring, the hole in it. y points down."""

@@ -1,9 +1,14 @@
-"""Scenes of one to four objects whose description leaves no room for doubt."""
+"""Scenes of one to four objects, and five ways to describe each that leave no room for doubt.
+
+Colour, texture and noun are said of every object, the size in scenes of one or two. Objects are mentioned from left
+to right, or from right to left, and a relation is along the longer axis, so a caption can only be right or wrong.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,7 +16,6 @@ NOUNS = ("circle", "square", "triangle", "star", "cross", "ring", "heart", "diam
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "black")
 TEXTURES = ("plain", "striped", "dotted", "checkered")
 SIZES = ("small", "large")
-PLACES = ("left", "right", "top", "bottom", "middle")
 
 # All lengths below are in pixels of a canvas this wide; other canvases scale them.
 REFERENCE_SIZE = 112
@@ -25,9 +29,51 @@ CLOSEST = 0.65  # of the sum of two radii: how near two centres may come, so tha
 # Which pairs (in left-to-right order) have their relation stated, by the number of objects.
 RELATED = {1: (), 2: ((0, 1),), 3: ((0, 1), (1, 2)), 4: ((0, 1), (2, 3))}
 
+# By the number of objects, then by style. ``A`` to ``D`` are the objects from left to right; ``AB`` is where A stands
+# seen from B ("left of"), ``AB+`` the same at length ("to the left of"), ``AB~`` with a pronoun ("to its left");
+# ``@`` is the place in the picture.
+TEMPLATES = {
+    1: ("A @", "there is A @ of the picture", "the picture shows A @", "we see only A @", "@ is A"),
+    2: ("A AB B", "there is A AB+ B", "the picture shows B BA A", "we see A and B BA~", "BA+ A is B"),
+    3: (
+        "A AB B BC C",
+        "there is A AB+ B BC C",
+        "the picture shows C CB B BA A",
+        "we see B with A AB~ and C CB~",
+        "BA+ A is B BC C",
+    ),
+    4: (
+        "A AB B and C CD D",
+        "there is A AB B with C CD D",
+        "the picture shows D DC C and B BA A",
+        "from left to right we see A B C and D",
+        "BA A is B and DC C is D",
+    ),
+}
+STYLES = 5
+SYNONYM_STYLES = (3, 4)  # use these words instead
+SYNONYMS = {
+    "large": "big",
+    "small": "little",
+    "dotted": "spotted",
+    "checkered": "checked",
+    "circle": "disc",
+    "square": "box",
+    "cross": "plus",
+    "ring": "hoop",
+    "above": "over",
+    "below": "under",
+}
+WHERE = {  # in the picture; seen from another object: short, long, with a pronoun
+    "left": ("on the left", "left of", "to the left of", "to its left"),
+    "right": ("on the right", "right of", "to the right of", "to its right"),
+    "above": ("at the top", "above", "above", "above it"),
+    "below": ("at the bottom", "below", "below", "below it"),
+    "middle": ("in the middle",),
+}
 
-@dataclass(frozen=True)
-class Shape:
+
+class Shape(NamedTuple):
     """One object: its words, its centre and the geometry that it is drawn from (reference pixels, radians)."""
 
     noun: str
@@ -38,83 +84,48 @@ class Shape:
     y: float
     radius: float
     angle: float
-    tint: tuple[float, float, float]  # offsets in [-1, 1] within the colour's range of hue, saturation and value
+    tint: tuple[float, ...]  # offsets in [-1, 1] within the colour's range of hue, saturation and value
 
 
-@dataclass(frozen=True)
-class Scene:
-    """Objects from left to right, and the order they are painted in: ``painting[0]`` is the hindmost."""
+def sample_scene(rng: np.random.Generator) -> tuple[list[Shape], list[int]]:
+    """Return objects from left to right, and the order they are painted in, the hindmost first.
 
-    shapes: tuple[Shape, ...]
-    painting: tuple[int, ...]
-
-
-def sample_scene(rng: np.random.Generator) -> Scene:
-    """Draw one scene. No two objects share both colour and noun; stated relations hold by a clear margin."""
+    No two objects share both colour and noun; stated relations hold by a clear margin.
+    """
     count = int(rng.choice(list(OBJECT_COUNTS), p=list(OBJECT_COUNTS.values())))
-    kinds = rng.choice(len(NOUNS) * len(COLOURS), size=count, replace=False)
-    while True:
+    kinds = rng.choice(len(NOUNS) * len(COLOURS), size=count, replace=False).tolist()
+    centres = None
+    while centres is None:
         sizes = [SIZES[int(large)] for large in rng.random(count) < (0.5 if count < 3 else 0.35)]
         radii = [float(rng.uniform(*RADII[size])) for size in sizes]
         centres = _place_one(rng, radii[0]) if count == 1 else _place_several(rng, radii)
-        if centres is not None:
-            break
-    shapes = tuple(
-        Shape(
-            noun=NOUNS[kind % len(NOUNS)],
-            colour=COLOURS[kind // len(NOUNS)],
-            texture=TEXTURES[0] if rng.random() < PLAIN else TEXTURES[int(rng.integers(1, len(TEXTURES)))],
-            size=size,
-            x=x,
-            y=y,
-            radius=radius,
-            angle=float(rng.uniform(-0.2, 0.2)),
-            tint=(float(rng.uniform(-1, 1)), float(rng.uniform(-1, 1)), float(rng.uniform(-1, 1))),
-        )
-        for kind, size, radius, (x, y) in zip(kinds.tolist(), sizes, radii, centres, strict=True)
-    )
-    return Scene(shapes, tuple(rng.permutation(count).tolist()))
-
-
-def place(shape: Shape) -> str:
-    """Return where in the picture a shape stands: one of ``PLACES``."""
-    dx, dy = shape.x - REFERENCE_SIZE / 2, shape.y - REFERENCE_SIZE / 2
-    if math.hypot(dx, dy) < 10:
-        return "middle"
-    if abs(dx) > abs(dy):
-        return "left" if dx < 0 else "right"
-    return "top" if dy < 0 else "bottom"
-
-
-def relation(a: Shape, b: Shape) -> str:
-    """Return where ``a`` stands seen from ``b`` along the longer axis: left, right, above or below."""
-    dx, dy = a.x - b.x, a.y - b.y
-    if abs(dx) > abs(dy):
-        return "left" if dx < 0 else "right"
-    return "above" if dy < 0 else "below"
+    shapes = []
+    for kind, size, radius, (x, y) in zip(kinds, sizes, radii, centres, strict=True):
+        colour, noun = divmod(kind, len(NOUNS))
+        texture = TEXTURES[0 if rng.random() < PLAIN else int(rng.integers(1, len(TEXTURES)))]
+        angle, *tint = rng.uniform([-0.2, -1, -1, -1], [0.2, 1, 1, 1]).tolist()
+        shapes.append(Shape(NOUNS[noun], COLOURS[colour], texture, size, x, y, radius, angle, tuple(tint)))
+    return shapes, rng.permutation(count).tolist()
 
 
 def _place_one(rng: np.random.Generator, radius: float) -> list[tuple[float, float]]:
-    middle, reach = REFERENCE_SIZE / 2, REFERENCE_SIZE / 2 - radius - 2
-    where = PLACES[int(rng.integers(len(PLACES)))]
-    if where == "middle":
+    middle = REFERENCE_SIZE / 2
+    side = int(rng.integers(5))  # left, right, top, bottom, middle
+    if side == 4:
         return [(middle + float(rng.uniform(-5, 5)), middle + float(rng.uniform(-5, 5)))]
-    along = float(rng.uniform(22, reach))
-    across = float(rng.uniform(-1, 1)) * (along - 12)
-    sign = -1 if where in ("left", "top") else 1
-    if where in ("left", "right"):
-        return [(middle + sign * along, middle + across)]
-    return [(middle + across, middle + sign * along)]
+    along = float(rng.uniform(22, middle - radius - 2))
+    across = middle + float(rng.uniform(-1, 1)) * (along - 12)
+    along = middle + along if side % 2 else middle - along
+    return [(along, across) if side < 2 else (across, along)]
 
 
 def _place_several(rng: np.random.Generator, radii: list[float]) -> list[tuple[float, float]] | None:
     """Try a few times to place centres from left to right; None when the sizes don't seem to fit."""
     low = np.asarray(radii) + 2
-    high = REFERENCE_SIZE - low
     distances = CLOSEST * np.add.outer(radii, radii)
     np.fill_diagonal(distances, 0)
     for _ in range(8):  # each try draws 64 layouts at once
-        xs, ys = rng.uniform(low, high, (2, 64, len(radii)))
+        xs, ys = rng.uniform(low, REFERENCE_SIZE - low, (2, 64, len(radii)))
         good = (np.diff(xs, axis=1) >= ORDER_MARGIN).all(axis=1)
         for a, b in RELATED[len(radii)]:
             good &= np.abs(np.abs(xs[:, a] - xs[:, b]) - np.abs(ys[:, a] - ys[:, b])) >= AXIS_MARGIN
@@ -122,5 +133,33 @@ def _place_several(rng: np.random.Generator, radii: list[float]) -> list[tuple[f
         good &= (apart >= distances).all(axis=(1, 2))
         if good.any():
             first = int(good.argmax())
-            return [(float(x), float(y)) for x, y in zip(xs[first], ys[first], strict=True)]
+            return list(zip(xs[first].tolist(), ys[first].tolist(), strict=True))
     return None
+
+
+def describe(shapes: Sequence[Shape], style: int) -> list[str]:
+    """Return the lower-case words of ``shapes`` (one to four, from left to right) in one of the ``STYLES``."""
+    words: list[str] = []
+    for token in TEMPLATES[len(shapes)][style].split():
+        if token == "@":
+            dx, dy = shapes[0].x - REFERENCE_SIZE / 2, shapes[0].y - REFERENCE_SIZE / 2
+            words += WHERE["middle" if math.hypot(dx, dy) < 10 else _direction(dx, dy)][0].split()
+        elif token in ("A", "B", "C", "D"):
+            shape = shapes["ABCD".index(token)]
+            size = [shape.size] if len(shapes) <= 2 else []
+            texture = [shape.texture] if shape.texture != "plain" else []
+            phrase = [*size, *texture, shape.colour, shape.noun]
+            words += ["an" if phrase[0][0] in "aeiou" else "a", *phrase]
+        elif token.isupper():
+            here, there = (shapes["ABCD".index(letter)] for letter in token[:2])
+            form = 1 + " +~".index(token[2:] or " ")
+            words += WHERE[_direction(here.x - there.x, here.y - there.y)][form].split()
+        else:
+            words.append(token)
+    return [SYNONYMS.get(word, word) for word in words] if style in SYNONYM_STYLES else words
+
+
+def _direction(dx: float, dy: float) -> str:
+    if abs(dx) > abs(dy):
+        return "left" if dx < 0 else "right"
+    return "above" if dy < 0 else "below"

@@ -197,6 +197,8 @@ class Job(NamedTuple):
             if not self.is_scored(evaluation):
                 # The captions in the run's folder stay those of the study's own evaluation.
                 command = ["test", f"--ckpt_path={best}", *self.study.evaluate, *options]
+                if variant.config is None:  # a mean of models has no configuration of its own
+                    command.append(f"--config={self.before[0].folder.config}")
                 command += [f"--results={self.folder.path / evaluation}"]
                 yield Command(f"score {evaluation}".rstrip(), command, evaluation)
 

@@ -1,10 +1,10 @@
-"""Modules, data and trainers small enough to fit in a second."""
+"""Modules, data and trainers small enough to fit in a second, and the command line in this process."""
 
 from __future__ import annotations
 
-import shutil
+import os
+import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,16 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import yaml
-from captioning.cli.fit import main
-from captioning.training.checkpoint_io import AtomicCheckpointIO
+from pytorch_lightning.callbacks import ModelCheckpoint
 
 from captioning.attention import AdditiveScore, Attention, SoftAttention
+from captioning.cli.lightning import run
 from captioning.data.shapes import ShapesSource
 from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
 from captioning.model import AttentionDecoder, Output
-from captioning.training.callbacks import NamedCheckpoint
-from captioning.training.datamodule import CaptionDataModule, VocabularyOptions
-from captioning.training.module import CaptioningModule
+from captioning.training import CaptionDataModule, CaptioningModule
+from captioning.training.datamodule import VocabularyOptions
 
 
 def make_shapes(folder: Path, **counts: int) -> ShapesSource:
@@ -40,7 +39,7 @@ def make_module(
     dropout: float = 0.3,
     lr: float = 3e-3,
     standardize: bool = False,
-    **options,
+    **options: Any,
 ) -> CaptioningModule:
     torch.manual_seed(3)
     encoder = ConvEncoder((8, 12), (4, 2), image_size=48)
@@ -56,7 +55,7 @@ def make_module(
     return CaptioningModule(encoder, decoder, optimizer=lambda p: torch.optim.Adam(p, lr=lr), **options)
 
 
-def make_trainer(folder: Path, **options) -> pl.Trainer:
+def make_trainer(folder: Path, **options: Any) -> pl.Trainer:
     defaults = {
         "accelerator": "cpu",
         "logger": False,
@@ -65,7 +64,6 @@ def make_trainer(folder: Path, **options) -> pl.Trainer:
         "enable_checkpointing": False,
         "num_sanity_val_steps": 0,
         "use_distributed_sampler": False,
-        "plugins": [AtomicCheckpointIO()],
         "max_epochs": 1,
         "limit_val_batches": 1,
         "log_every_n_steps": 1,
@@ -73,35 +71,43 @@ def make_trainer(folder: Path, **options) -> pl.Trainer:
     return pl.Trainer(default_root_dir=folder, **defaults | options)
 
 
-def last_checkpoint(folder: Path, **options: Any) -> NamedCheckpoint:
+def last_checkpoint(folder: Path, **options: Any) -> ModelCheckpoint:
     """What writes FOLDER/last.ckpt, as the command line's does: after an exception, too."""
-    return NamedCheckpoint(folder, "last", **{"save_on_exception": True, "enable_version_counter": False} | options)
+    defaults = {"save_on_train_epoch_end": True, "save_on_exception": True, "enable_version_counter": False}
+    return ModelCheckpoint(folder, "last", **defaults | options)
 
 
-def make_data(source: ShapesSource, *, max_words: int | None = None, **options) -> CaptionDataModule:
+def make_data(source: ShapesSource, *, max_words: int | None = None, **options: Any) -> CaptionDataModule:
     options = {"batch_size": 8, "eval_batch_size": 3, "num_workers": 0} | options
     return CaptionDataModule(source, vocabulary=VocabularyOptions(max_words=max_words), **options)
 
 
-def run_stage(stage: Callable[..., Any], module: CaptioningModule, data: CaptionDataModule, **options) -> Any:
-    """Let a trainer's ``fit``, ``test`` .. work on a module and its data."""
-    module.connect(data)
-    return stage(module, datamodule=data, **options)
+class Signal(pl.Callback):
+    """Sends this process a signal in the middle of its n-th step, counted from 1."""
+
+    def __init__(self, step: int, number: int = signal.SIGTERM) -> None:
+        self.step, self.number = step, number
+
+    def on_before_backward(self, trainer: pl.Trainer, module: pl.LightningModule, loss: torch.Tensor) -> None:
+        if trainer.global_step == self.step - 1:
+            os.kill(os.getpid(), self.number)
 
 
-def trained_folder(folder: Path, config: dict[str, Any]) -> Path:
-    """Train a configuration in a folder by the command line, as runs/tiny, and return the folder."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "argv", ["captioning"])
-        Path("tiny.yaml").write_text(yaml.safe_dump(config))
-        main(["fit", "--config", "tiny.yaml"])
+def command(*words: str) -> Any:
+    """Run `captioning fit`, `validate`, `test` or `predict`; returns the command line with trainer and module."""
+    return run(words[0], list(words[1:]))
+
+
+def enter(folder: Path, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a folder with tiny.yaml the working directory of a test, and return it."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["captioning"])
+    monkeypatch.delenv("CAPTIONING_RUN_FOLDER", raising=False)
+    Path("tiny.yaml").write_text(yaml.safe_dump(config))
     return folder
 
 
-def enter_copy(folder: Path, copy: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Copy a folder, make the copy the working directory of a test, and return it."""
-    shutil.copytree(folder, copy)
-    monkeypatch.chdir(copy)
-    monkeypatch.setattr(sys, "argv", ["captioning"])
-    return copy
+def assert_equal(ones: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> None:
+    assert ones.keys() == others.keys()
+    for name, value in ones.items():
+        torch.testing.assert_close(others[name], value, rtol=0, atol=0, msg=name, equal_nan=True)

@@ -1,4 +1,4 @@
-"""The command line: what users type, and what it leaves behind."""
+"""`captioning fit`, `validate`, `test` and `predict`: what users type, and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -11,152 +11,204 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
-from captioning.cli.command_line import with_run_config
-from captioning.cli.fit import main
-from captioning.cli.loggers import wandb_offline_without_account
 from helpers_runs import tiny_config
+from helpers_training import command, enter
 
-from captioning.cli import evaluate
+from captioning.cli.export import export
 from captioning.errors import InputError
 from captioning.inference import load
 from captioning.tokenizers import PennTreebank
 from captioning.vocabulary import UNK
 
+ROOT = Path(__file__).parent.parent
+EXACT = ["--trainer.precision", "32-true"]  # `load` computes in float32, too
+BEST, LAST = (f"runs/tiny/checkpoints/{name}.ckpt" for name in ("best", "last"))
+
 
 @pytest.fixture
 def workdir(tmp_path, monkeypatch) -> Path:
     """An empty folder with one small config, entered."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["captioning"])
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny_config(tmp_path / "shapes")))
-    return tmp_path
+    return enter(tmp_path, tiny_config(tmp_path / "shapes"), monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory) -> Path:
+    """A folder with the run runs/tiny, and its model exported."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        enter(folder, tiny_config(folder / "shapes"), patch)
+        command("fit", "--config", "tiny.yaml")
+        export(model=BEST, output=Path("exported"))
+    return folder
+
+
+@pytest.fixture
+def trained(run_folder, tmp_path, monkeypatch) -> Path:
+    """A copy of that folder, entered."""
+    shutil.copytree(run_folder, tmp_path / "copy")
+    return enter(tmp_path / "copy", tiny_config(run_folder / "shapes"), monkeypatch)
+
+
+def metrics_of(folder: str, stage: str = "test") -> dict[str, Any]:
+    return json.loads(Path(folder, f"{stage}_metrics.json").read_text())
+
+
+def step_of(checkpoint: str) -> int:
+    return torch.load(checkpoint, weights_only=True)["global_step"]
+
+
+# fit
 
 
 def test_fit_then_test_from_the_checkpoint_alone(workdir, capsys):
-    main(["fit", "--config", "tiny.yaml"])
+    command("fit", "--config", "tiny.yaml")
     run = Path("runs/tiny")
-    assert (run / "config.yaml").is_file() and (run / "checkpoints/last.ckpt").is_file()
-    assert list(run.glob("metrics/*/metrics.csv"))
+    assert (run / "config.yaml").is_file() and Path(LAST).is_file()
+    assert list((run / "samples").iterdir())  # every run has samples, speed and its lines
+    with next(run.glob("metrics/*/metrics.csv")).open() as file:
+        assert {"train/loss", "train/captions_per_second", "train/learning_rate"} <= set(next(csv.reader(file)))
     printed = capsys.readouterr().out
-    assert "run folder: runs/tiny" in printed
+    assert "run folder: runs/tiny" in printed and "best checkpoint: " in printed
     assert re.search(r"^epoch 1, step 2, \d+ s: train/loss [\d.]+ val/nll [\d.]+ val/bleu4", printed, re.MULTILINE)
-    main(["test", "--ckpt_path", "runs/tiny/checkpoints/best.ckpt"])
-    assert set(json.loads((run / "test_metrics.json").read_text())) >= {"test/bleu1", "test/bleu4", "test/nll"}
-    assert f"tokens: {PennTreebank.description}" in capsys.readouterr().out
-    main(["validate", "--config", "tiny.yaml"])  # finds the best checkpoint of the config's run
-    assert (run / "val_metrics.json").is_file()
+    command("test", "--ckpt_path", BEST)
+    written = metrics_of("runs/tiny")
+    assert set(written) >= {"test/bleu1", "test/bleu4", "test/nll"} and written["provenance"]["seed"] == 1
+    printed = capsys.readouterr().out
+    assert "test split, 2 images; beam 1" in printed and f"tokens: {PennTreebank.description}" in printed
+    command("validate", "--ckpt_path", "best", "--name", "tiny")
+    command("predict", "--ckpt_path", "last", "--name", "tiny")
+    assert metrics_of("runs/tiny", "val") and (run / "predictions.jsonl").is_file()
 
 
-def test_best_and_last_of_a_named_run_need_no_config(workdir):
-    main(["fit", "--config", "tiny.yaml", "--runs", "trained", "--name", "a"])
-    main(["test", "--ckpt_path", "best", "--runs", "trained", "--name", "a"])
-    assert Path("trained/a/test_metrics.json").is_file()
-    cli = main(["fit", "--ckpt_path", "last", "--runs", "trained", "--name", "a", "--trainer.max_epochs", "2"])
-    assert cli.trainer.current_epoch == 2
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_second_run_gets_a_folder_of_its_own_and_a_resumed_one_keeps_its_folder(trained):
+    command("fit", "--config", "tiny.yaml")
+    assert Path("runs/tiny-2/checkpoints/last.ckpt").is_file()
+    cli = command("fit", "--ckpt_path", LAST, "--trainer.max_epochs", "2")
+    assert cli.folder == Path("runs/tiny") and cli.trainer.current_epoch == 2
+    cli = command("fit", "--config", "tiny.yaml", "--name", "tiny", "--ckpt_path", "last", "--trainer.max_epochs", "3")
+    assert cli.folder == Path("runs/tiny") and cli.trainer.current_epoch == 3
+    assert not Path("runs/tiny-3").exists()
 
 
-def test_scores_of_a_checkpoint_of_no_run_are_not_written_into_another_run(workdir, capsys):
-    main(["fit", "--config", "tiny.yaml"])
-    loose = Path("elsewhere/copy.ckpt")
-    loose.parent.mkdir()
-    shutil.copy("runs/tiny/checkpoints/best.ckpt", loose)
-    with pytest.raises(InputError, match=r"runs/tiny: belongs to another run than .*copy.ckpt; give --results"):
-        main(["test", "--config", "tiny.yaml", "--ckpt_path", str(loose)])
-    main(["test", "--config", "tiny.yaml", "--ckpt_path", str(loose), "--results", "scores"])
-    assert Path("scores/test_metrics.json").is_file() and not Path("runs/tiny/test_metrics.json").exists()
-    evaluate.main(["--model", str(loose)])
-    assert Path("elsewhere/copy/test_metrics.json").is_file() and not Path("runs/config").exists()
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_a_run_that_was_moved_goes_on_where_it_is(trained):
+    shutil.move("runs", "elsewhere")
+    cli = command("fit", "--ckpt_path", "elsewhere/tiny/checkpoints/last.ckpt", "--trainer.max_epochs", "2")
+    assert cli.folder == Path("elsewhere/tiny") and not Path("runs").exists()
 
 
-def test_a_run_timed_by_max_time_is_resumed(workdir):
-    main(["fit", "--config", "tiny.yaml", "--trainer.max_time", "00:01:00:00"])
-    cli = main(["fit", "--ckpt_path", "runs/tiny/checkpoints/last.ckpt", "--trainer.max_epochs", "2"])
-    assert cli.trainer.current_epoch == 2
+def test_last_checkpoint_is_of_the_last_epoch_also_without_a_validation_after_it(workdir):
+    command("fit", "--config", "tiny.yaml", "--trainer.max_epochs", "3", "--trainer.check_val_every_n_epoch", "2")
+    assert (step_of(LAST), step_of(BEST)) == (6, 4)
 
 
-def test_a_config_of_a_run_begins_another_with_loggers_of_its_own(workdir):
-    wandb = {"class_path": "pytorch_lightning.loggers.WandbLogger", "init_args": {"offline": True}}
-    config = yaml.safe_load(Path("tiny.yaml").read_text())
-    config["trainer"]["logger"] = [wandb]
-    Path("tiny.yaml").write_text(yaml.safe_dump(config))
-    main(["fit", "--config", "tiny.yaml"])
-    cli = main(["fit", "--config", "runs/tiny/config.yaml", "--name", "second"])
-    kinds = [type(logger).__name__ for logger in cli.trainer.loggers]
-    assert kinds == ["WandbRun", "CSVLogger"] and cli.trainer.loggers[0].name is not None
-    assert cli.trainer.loggers[0]._name == "second"
+def test_checkpoint_keeps_the_full_config_as_plain_data(workdir):
+    command("fit", "--config", "tiny.yaml", "--data.batch_size", "7", "--trainer.max_steps", "1")
+    settings = torch.load(LAST, weights_only=True)["captioning"]["settings"]
+    assert settings["data"]["batch_size"] == 7 and settings["seed_everything"] == 1
 
 
-@pytest.mark.parametrize("name", [".", ".."])
-def test_a_name_is_that_of_a_folder(workdir, name):
-    with pytest.raises(InputError, match="is not a valid name of a folder"):
-        main(["fit", "--config", "tiny.yaml", "--name", name])
+def test_seed_decides_the_result(workdir):
+    def final(name: str, seed: int) -> torch.Tensor:
+        command("fit", "--config", "tiny.yaml", "--name", name, "--seed_everything", str(seed))
+        state = torch.load(f"runs/{name}/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        return state["captioner.decoder.output.L_o.weight"]
+
+    assert torch.equal(final("a", 5), final("b", 5))
+    assert not torch.equal(final("c", 5), final("d", 6))
 
 
-def test_a_run_of_fewer_steps_than_an_epoch_ends_well(workdir):
-    cli = main(["fit", "--config", "tiny.yaml", "--trainer.max_steps", "1"])
-    assert cli.trainer.global_step == 1 and Path("runs/tiny/checkpoints/last.ckpt").is_file()
+def weights(checkpoint: str) -> dict[str, torch.Tensor]:
+    return torch.load(checkpoint, weights_only=True)["state_dict"]
 
 
-def test_the_last_epoch_is_saved_also_without_a_validation_after_it(workdir):
-    main(["fit", "--config", "tiny.yaml", "--trainer.max_epochs", "3", "--trainer.check_val_every_n_epoch", "2"])
-    assert torch.load("runs/tiny/checkpoints/last.ckpt", weights_only=True)["global_step"] == 6
+def test_a_second_stage_begins_with_the_weights_of_the_first_and_resumes_without_it(trained):
+    objective = {"class_path": "captioning.objective.SelfCriticalTraining", "init_args": {"samples": 3, "bleu4": 0.5}}
+    second = {
+        "model": {"objective": objective, "optimizer": {"class_path": "torch.optim.SGD"}},
+        "data": {"group": "image"},
+        "checkpoint": {"monitor": "val/cider_d"},
+    }
+    Path("reward.yaml").write_text(yaml.safe_dump(second))
+    stage = ["fit", "--config", "tiny.yaml", "--config", "reward.yaml", "--name", "second"]
+    command(*stage, "--init_from", BEST, "--model.optimizer.init_args.lr", "0")  # nothing is learned
+    last = "runs/second/checkpoints/last.ckpt"
+    assert all(torch.equal(weights(last)[name], value) for name, value in weights(BEST).items())
+    assert yaml.safe_load(Path("runs/second/config.yaml").read_text())["init_from"] == BEST
+    with next(Path("runs/second/metrics").glob("*/metrics.csv")).open() as file:
+        assert {"train/reward", "train/baseline", "val/nll", "val/cider_d"} <= set(next(csv.reader(file)))
+    Path(BEST).unlink()
+    command("fit", "--ckpt_path", last, "--trainer.max_epochs", "2")  # from the run's own settings
+    kept = yaml.safe_load(Path("runs/second/config.yaml").read_text())
+    assert kept["ckpt_path"] is None and kept["init_from"] == BEST and step_of(last) == 4
 
 
-def test_a_signal_to_all_processes_of_a_run_ends_it_after_its_step(workdir):
-    """As ``timeout``, systemd and schedulers send it: the processes that load images get it, too."""
-    words = ["fit", "--config", "tiny.yaml", "--trainer.max_epochs", "1000", "--data.num_workers", "2"]
+def test_a_model_is_fine_tuned_on_captions_with_further_words(workdir):
+    command("fit", "--config", "tiny.yaml", "--data.vocabulary.max_words", "6")
+    extended = ["--data.vocabulary.extend", BEST, "--model.optimizer.init_args.lr", "0"]  # nothing is learned
+    command("fit", "--config", "tiny.yaml", "--name", "second", "--init_from", BEST, *extended)
+    old, new = load(BEST), load("runs/second/checkpoints/last.ckpt")
+    assert new.vocabulary.words[:6] == old.vocabulary.words and len(new.vocabulary) > len(old.vocabulary)
+    after = dict(new.model.named_parameters())
+    for name, weight in old.model.named_parameters():
+        assert torch.equal(after[name][: len(weight)], weight), name
+    to_words = after["decoder.output.L_o.weight"]
+    assert all(torch.equal(row, to_words[UNK]) for row in to_words[10:])
+
+
+def start(*words: str, **environment: str) -> subprocess.Popen[str]:
+    unset = ("WANDB", "CAPTIONING_RUN_FOLDER")
+    names = {name: value for name, value in os.environ.items() if not name.startswith(unset)}
     with Path("log").open("w") as log:
-        run = subprocess.Popen(
-            [sys.executable, "-m", "captioning", *words], stdout=log, stderr=log, start_new_session=True
+        return subprocess.Popen(
+            [sys.executable, "-m", "captioning", *words],
+            env=names | {"PYTHONPATH": str(ROOT)} | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            text=True,
+            start_new_session=True,
         )
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 120
-    while "epoch 2," not in Path("log").read_text():
-        assert run.poll() is None and time.monotonic() < deadline, Path("log").read_text()
+    while not condition():
+        assert process.poll() is None and time.monotonic() < deadline, Path("log").read_text()
         time.sleep(0.05)
-    os.killpg(run.pid, signal.SIGTERM)
-    assert run.wait(timeout=60) == 143, Path("log").read_text()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_to_all_processes_of_a_run_ends_it_after_its_step(workdir, number, code):
+    """As ``timeout``, systemd, schedulers and terminals send it: the processes that load images get it, too."""
+    words = ["fit", "--config", "tiny.yaml", "--trainer.max_epochs", "1000", "--data.num_workers", "2"]
+    run = start(*words)
+    wait_until(lambda: "epoch 2," in Path("log").read_text(), run)
+    os.killpg(run.pid, number)
+    assert run.wait(timeout=60) == code, Path("log").read_text()
     log = Path("log").read_text()
     assert "Traceback" not in log and "was raised with message" not in log
-    assert "to go on: captioning fit --ckpt_path runs/tiny/checkpoints/last.ckpt\n" in log
-    assert torch.load("runs/tiny/checkpoints/last.ckpt", weights_only=True)["global_step"] >= 4
+    assert log.splitlines()[-1] == "to go on: captioning fit --ckpt_path runs/tiny/checkpoints/last.ckpt"
+    assert step_of(LAST) >= 4
 
 
-@pytest.mark.parametrize("words", [["--runs", "elsewhere"], ["--runs=elsewhere"], []])
-def test_a_slurm_job_goes_on_with_its_run_wherever_that_is(workdir, words):
-    script = Path(__file__).parent.parent / "scripts/slurm_fit.sh"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
-
-    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["bash", str(script), *arguments], env=environment | {"LAUNCH": "echo", "PYTHON": "python"},
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-
-    begun = command("mine", "--config", "tiny.yaml", *words)
-    assert begun.stdout.split() == [
-        "python",
-        "-m",
-        "captioning",
-        "fit",
-        "--name",
-        "mine",
-        "--config",
-        "tiny.yaml",
-        *words,
-    ]
-    last = Path("elsewhere" if words else "runs", "mine/checkpoints/last.ckpt")
-    last.parent.mkdir(parents=True)
-    last.touch()
-    assert command("mine", "--config", "tiny.yaml", *words).stdout.split()[-2:] == ["--ckpt_path", "last"]
-    unnamed = command("--config", "tiny.yaml")
-    assert (
-        unnamed.returncode == 2 and unnamed.stderr == "usage: slurm_fit.sh NAME OPTIONS, as captioning fit takes them\n"
-    )
+def test_a_run_logs_to_wandb_offline_without_an_account_or_a_question(workdir):
+    config = tiny_config(workdir / "shapes")
+    del config["trainer"]["logger"]
+    Path("tiny.yaml").write_text(yaml.safe_dump(config))
+    run = start("fit", "--config", "tiny.yaml", NETRC=str(workdir / "no-netrc"), HOME=str(workdir))
+    assert run.wait(timeout=150) == 0, Path("log").read_text()
+    (folder,) = Path("runs/tiny/wandb").glob("offline-run-*")
+    assert list(folder.glob("files/media/images/val/sample_1*.png"))
+    assert "wandb sync runs/tiny/wandb/offline-run-*" in Path("log").read_text()
 
 
 @pytest.mark.parametrize(
@@ -167,295 +219,129 @@ def test_a_slurm_job_that_saves_nothing_is_not_requeued_for_ever(tmp_path, resta
     last.parent.mkdir(parents=True)
     last.touch()
     os.utime(last, (1, 1))
-    for name, code in {
-        "srun": f"{f'sleep 0.05; touch {last};' * saves} exit 143",
-        "scontrol": 'echo "$@" > requeued',
-    }.items():
+    commands = {"srun": f"{f'sleep 0.05; touch {last};' * saves} exit 143", "scontrol": 'echo "$@" > requeued'}
+    for name, code in commands.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{code}\n")
         (tmp_path / name).chmod(0o755)
-    environment = {**os.environ, "SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": restarts}
-    script = Path(__file__).parent.parent / "scripts/slurm_fit.sh"
+    environment = {**os.environ, "SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": restarts, "LAUNCH": "srun"}
     ended = subprocess.run(
-        ["bash", str(script), "mine"],
+        ["bash", str(ROOT / "scripts/slurm_fit.sh"), "mine"],
         cwd=tmp_path,
-        env=environment | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "LAUNCH": "srun"},
-        capture_output=True,
-        text=True,
+        env=environment | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
         check=False,
     )
     assert ended.returncode == 143 and (tmp_path / "requeued").exists() == requeued
-    assert ("not requeued" in ended.stderr) != requeued
 
 
-def test_second_run_gets_a_folder_of_its_own_and_a_resumed_one_keeps_its_folder(workdir):
-    main(["fit", "--config", "tiny.yaml"])
-    main(["fit", "--config", "tiny.yaml"])
-    assert Path("runs/tiny-2/checkpoints/last.ckpt").is_file()
-    cli = main(["fit", "--ckpt_path", "runs/tiny/checkpoints/last.ckpt", "--trainer.max_epochs", "2"])
-    assert cli.run_dir == Path("runs/tiny") and cli.trainer.current_epoch == 2
-    assert not Path("runs/tiny-3").exists()
+# validate, test and predict
+
+
+def test_any_form_of_a_model_is_scored_alike_and_data_are_read_from_its_run_or_a_config(trained, capsys):
+    command("test", "--ckpt_path", BEST, *EXACT)
+    own = metrics_of("runs/tiny")
+    shutil.copy(BEST, "loose.ckpt")
+    for model, name in (("loose.ckpt", "loose"), ("exported", "exported")):
+        command("test", "--ckpt_path", model, "--config", "tiny.yaml", *EXACT)
+        other = metrics_of(f"runs/scored/{name}/tiny")
+        assert {key: other[key] for key in other if key.startswith("test/")} == {
+            key: own[key] for key in own if key.startswith("test/")
+        }
+    captions = [entry["caption"] for entry in json.loads(Path("runs/tiny/test_captions.json").read_text())]
+    images = sorted(Path(trained.parent, "copy").rglob("test*/*.png")) or sorted(
+        Path(yaml.safe_load(Path("tiny.yaml").read_text())["data"]["source"]["init_args"]["root"]).rglob("test*/*.png")
+    )
+    assert [caption.text for caption in load("exported")(images, beam_size=1)] == captions
+    with pytest.raises(InputError, match=r"exported: is in no run's folder; name a configuration with its data"):
+        command("test", "--ckpt_path", "exported")
+
+
+def test_other_data_and_other_options_than_the_runs(trained):
+    config = yaml.safe_load(Path("tiny.yaml").read_text())
+    config["data"]["limit_images"] = 1
+    Path("other.yaml").write_text(yaml.safe_dump({"data": config["data"]}))
+    cli = command("test", "--ckpt_path", BEST, "--config", "other.yaml", "--model.search.beam_size", "2")
+    assert cli.folder == Path("runs/tiny/other") and len(cli.model.results) == 1
+    assert metrics_of("runs/tiny/other")["search"]["beam_size"] == 2
+    assert not Path("runs/tiny/test_metrics.json").exists()
+    cli = command("test", "--ckpt_path", BEST, "--data.limit_images", "1", "--results", "here")
+    assert len(cli.model.results) == 1 and metrics_of("here")["search"]["beam_size"] == 1
+
+
+def test_an_ensemble_is_scored_beside_the_files_of_its_first_model(trained, capsys):
+    other = ["--seed_everything", "5", "--model.encoder.init_args.image_size", "64", "--name", "other"]
+    command("fit", "--config", "tiny.yaml", *other)
+    both = [BEST, "runs/other/checkpoints/best.ckpt"]
+    cli = command("test", "--ckpt_path", both[0], "--model.ensemble", json.dumps(both[1:]), *EXACT)
+    assert "2 models; beam 1" in capsys.readouterr().out
+    written = json.loads(Path("runs/tiny/ensemble/test_captions.json").read_text())
+    images = [cli.datamodule.evaluated.image_path(row) for row in range(2)]
+    found = load(both)(images, beam_size=1)
+    assert [entry["caption"] for entry in written] == [caption.text for caption in found]
+    nll = []
+    for model in both:
+        command("test", "--ckpt_path", model, *EXACT, "--results", "alone")
+        nll.append(metrics_of("alone")["test/nll"])
+    mean = metrics_of("runs/tiny/ensemble")["test/nll"]
+    assert mean < sum(nll) / 2  # Jensen: the mean of probabilities beats the mean of logarithms
+    with pytest.raises(InputError, match=r"nowhere\.ckpt: "):
+        command("test", "--ckpt_path", BEST, "--model.ensemble", '["nowhere.ckpt"]')
+
+
+def test_a_strangers_settings_choose_no_code(trained):
+    content = torch.load(BEST, weights_only=True)
+    settings = content["captioning"]["settings"]
+    for place in ("optimizer", "search", "scheduler"):
+        settings["model"][place] = {"class_path": "payload.X"}
+    settings["data"]["source"] = {"class_path": "payload.X"}
+    Path("payload.py").write_text("raise SystemExit('run')\n")
+    torch.save(content, "loose.ckpt")
+    command("test", "--ckpt_path", "loose.ckpt", "--config", "tiny.yaml")
+    assert "payload" not in sys.modules
+
+
+# What users get wrong
 
 
 @pytest.mark.parametrize(
-    ("options", "best"),
+    ("words", "message"),
     [
-        (["--checkpoint.monitor", "val/cider_d"], 4),  # the third is worse; of the two others the NLL decides
-        (["--model.search.max_length", "2"], 6),  # two words match no 4-gram: BLEU-4 stays 0, and the NLL decides
+        (["fit"], "model.encoder, model.decoder, data.source"),
+        (["fit", "--config", "tiny.yaml", "--data.batch_sise", "3"], "did you mean --data.batch_size"),
+        (["fit", "--config", "tiny.yaml", "--trainer.max_epochs", "abc"], r"trainer\.max_epochs.*abc"),
+        (["fit", "--config", "tiny.yaml", "--model.decoder.attention", "SoftAtention"], "did you mean SoftAttention"),
+        (["fit", "--config", "tiny.yaml", "--model.encoder.chanels", "[3]"], "did you mean channels"),
+        (["fit", "--config", "tiny.yaml", "--data.source", "payload.Source"], "name its module with --import"),
+        (["fit", "--config", "tiny.yaml", "--early_stopping.monitor", "val/bleu5"], "did you mean val/bleu4"),
+        (["fit", "--config", "tiny.yaml", "--model.optimizer.lr", "-1"], "Invalid learning rate"),
+        (["fit", "--config", "tiny.yaml", "--trainer.strategy", "ddq"], "invalid strategy name"),
+        (["fit", "--config", "tiny.yaml", "--trainer.fast_dev_run", "-3"], "fast_dev_run"),
+        (["fit", "--config", "tiny.yaml", "--data.source.init_args.train", "0"], "train must be"),
+        (["fit", "--config", "tiny.yaml", "--data.vocabulary.file", "gone.json"], r"gone\.json: "),
+        (["fit", "--config", "tiny.yaml", "--ckpt_path", "tiny.yaml"], r"tiny\.yaml: not a checkpoint"),
+        (["fit", "--config", "tiny.yaml", "--init_from", "none.ckpt"], r"none\.ckpt: "),
+        (
+            ["fit", "--config", "tiny.yaml", "--init_from", BEST, "--data.vocabulary.max_words", "5"],
+            r"its vocabulary .* is not the data's \(5\)",
+        ),
+        (
+            ["fit", "--config", "tiny.yaml", "--init_from", BEST, "--model.decoder.init_args.hidden_dim", "9"],
+            "its weights do not fit the model of the config",
+        ),
+        (["fit", "--ckpt_path", LAST, "--model.decoder.init_args.hidden_dim", "9"], "size mismatch"),
+        (["test"], "name a model with --ckpt_path"),
+        (["test", "--ckpt_path", "runs/tiny"], r"runs/tiny: is a folder; give runs/tiny/checkpoints/best\.ckpt"),
+        (["test", "--ckpt_path", "tiny.yaml"], r"tiny\.yaml: not a checkpoint"),
+        (["test", "--ckpt_path", BEST, "--model.inference", "sample"], "sample"),
+        (["test", "--ckpt_path", BEST, "--model.search.beam_size", "0"], "beam_size"),
     ],
 )
-def test_last_checkpoint_is_of_the_last_epoch_the_best_of_the_best_one(workdir, options, best):
-    main(["fit", "--config", "tiny.yaml", "--trainer.max_epochs", "3", *options])
-    steps = {
-        name: torch.load(f"runs/tiny/checkpoints/{name}.ckpt", weights_only=True)["global_step"]
-        for name in ("best", "last")
-    }
-    assert steps == {"best": best, "last": 6}
-
-
-def test_command_line_wins_over_what_the_checkpoint_was_made_with(workdir):
-    main(["fit", "--config", "tiny.yaml"])
-    cli = main(
-        [
-            *("validate", "--ckpt_path", "runs/tiny/checkpoints/last.ckpt"),
-            *("--model.search.beam_size", "2", "--model.bound_samples", "3"),
-        ]
-    )
-    assert cli.model.search.beam_size == 2 and cli.model.bound_samples == 3
-
-
-def test_checkpoint_keeps_the_full_config_as_plain_data(workdir):
-    main(["fit", "--config", "tiny.yaml", "--data.batch_size", "7"])
-    settings = torch.load("runs/tiny/checkpoints/last.ckpt", weights_only=True)["captioning"]["settings"]
-    assert settings["data"]["batch_size"] == 7
-    assert settings["seed_everything"] == 1 and "seed" not in settings["data"]
-
-
-def test_seed_decides_the_result(workdir):
-    def final(name, seed):
-        main(["fit", "--config", "tiny.yaml", "--name", name, "--seed_everything", str(seed)])
-        state = torch.load(f"runs/{name}/checkpoints/last.ckpt", weights_only=True)["state_dict"]
-        return state["captioner.decoder.output.L_o.weight"]
-
-    assert torch.equal(final("a", 5), final("b", 5))
-    assert not torch.equal(final("c", 5), final("d", 6))
-
-
-def test_missing_checkpoint_is_one_line(workdir):
-    with pytest.raises(InputError, match=r"runs/tiny/checkpoints/best.ckpt: no such checkpoint"):
-        main(["test", "--config", "tiny.yaml"])
-
-
-def test_a_run_that_fails_before_its_first_step_leaves_no_folder(workdir):
-    logger = {"class_path": "pytorch_lightning.loggers.WandbLogger", "init_args": {"project": "captioning"}}
-    config = yaml.safe_load(Path("tiny.yaml").read_text())
-    config["trainer"]["logger"] = [logger]
-    Path("logged.yaml").write_text(yaml.safe_dump(config))
-    main(["fit", "--config", "tiny.yaml"])
-    for bad, message in (
-        (["--data.source.init_args.train", "0"], "train must be 1 to"),  # while classes are made
-        (["--data.vocabulary.file", "gone.json"], r"gone\.json: cannot be read"),  # after the loggers have begun
-    ):
-        with pytest.raises(InputError, match=message):
-            main(["fit", "--config", "logged.yaml", *bad])
-        assert [path.name for path in Path("runs").iterdir()] == ["tiny"]
-
-
-def test_a_failed_start_removes_nothing_that_was_there(workdir):
-    notes = Path("runs/tiny/notes.txt")
-    notes.parent.mkdir(parents=True)
-    notes.write_text("mine")
-    with pytest.raises(InputError, match=r"gone\.json"):
-        main(["fit", "--config", "tiny.yaml", "--data.vocabulary.file", "gone.json"])
-    assert [str(path) for path in Path("runs").rglob("*")] == ["runs/tiny", str(notes)]
-
-
-def test_a_checkpoint_of_another_vocabulary_names_a_word_that_differs(workdir):
-    main(["fit", "--config", "tiny.yaml"])
-    Path("words.json").write_text(json.dumps({"words": ["zebra"]}))
-    message = r"vocabulary \(\d+ words\) is not the data's \(1\): .* only there and 'zebra' only here; use the"
+def test_a_mistake_is_one_line(trained, words, message):
     with pytest.raises(InputError, match=message):
-        main(["validate", "--config", "tiny.yaml", "--data.vocabulary.file", "words.json"])
+        command(*words)
 
 
-def run_cli(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "captioning", *args],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | (env or {}),
-        stdin=subprocess.DEVNULL,
-    )
-
-
-def test_help_answers_without_loading_torch():
-    code = "import sys; sys.argv = ['captioning', '--help']; import captioning.__main__ as m; m.main()"
-    code += "; assert not {'torch', 'pytorch_lightning', 'torchvision'} & set(sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
-    assert result.returncode == 0, result.stderr
-    assert "captioning fit --config configs/shapes_soft.yaml" in result.stdout
-
-
-def test_bad_input_is_one_line_and_exit_code_2(workdir):
-    result = run_cli("fit", "--config", "tiny.yaml", "--data.source.init_args.train", "0")
-    assert result.returncode == 2
-    assert "Traceback" not in result.stderr
-    assert "train must be 1 to" in result.stderr.strip().splitlines()[-1]
-
-
-def test_missing_data_are_noticed_before_anything_is_built(workdir, monkeypatch):
-    def build(*args):
-        raise AssertionError("weights would be downloaded")
-
-    monkeypatch.setattr("captioning.encoders.conv.ConvEncoder.__init__", build)
-    coco = ["--data.source", "CocoSource", "--data.source.root", "nowhere"]
+def test_missing_data_are_noticed_before_anything_is_built(workdir):
+    vgg = ["--model.encoder", "captioning.encoders.TorchvisionEncoder", "--model.encoder.name", "vgg19"]
+    coco = ["--data.source", "captioning.data.CocoSource", "--data.source.root", "nowhere"]
     with pytest.raises(InputError, match=r"captions_train2017\.json: missing; run captioning prepare coco"):
-        main(["fit", "--config", "tiny.yaml", *coco])
-    assert not Path("runs/tiny").exists()
-
-
-def test_options_of_the_trainer_that_contradict_each_other_are_one_line(workdir):
-    with pytest.raises(InputError, match="fast_dev_run"):
-        main(["fit", "--config", "tiny.yaml", "--trainer.fast_dev_run", "-3"])
-
-
-def test_unknown_option_is_refused_with_exit_code_2(workdir):
-    result = run_cli("fit", "--config", "tiny.yaml", "--model.attention_penaltie", "3")
-    assert result.returncode == 2
-    assert "attention_penaltie" in result.stderr and "Traceback" not in result.stderr
-
-
-def test_shapes_run_logs_to_wandb_offline_without_an_account_or_a_question(workdir):
-    config = yaml.safe_load(Path("tiny.yaml").read_text())
-    config["trainer"]["logger"] = [
-        {"class_path": "pytorch_lightning.loggers.WandbLogger", "init_args": {"project": "captioning"}}
-    ]
-    config["trainer"]["callbacks"] = [{"class_path": "captioning.training.CaptionSamples", "init_args": {"images": 1}}]
-    Path("tiny.yaml").write_text(yaml.safe_dump(config))
-    env = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
-    result = subprocess.run(
-        [sys.executable, "-m", "captioning", "fit", "--config", "tiny.yaml"],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        env=env | {"NETRC": str(workdir / "no-netrc"), "HOME": str(workdir)},
-        stdin=subprocess.DEVNULL,
-    )
-    assert result.returncode == 0, result.stderr
-    runs = list(Path("runs/tiny/wandb").glob("offline-run-*/*.wandb"))
-    assert len(runs) == 1
-    assert list(runs[0].parent.glob("files/media/images/val/sample_1*.png"))
-    assert "wandb sync runs/tiny/wandb/offline-run-*" in result.stdout
-
-
-def test_wandb_mode_of_the_user_is_kept(monkeypatch, tmp_path):
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    wandb_offline_without_account()
-    assert os.environ["WANDB_MODE"] == "disabled"
-    monkeypatch.delenv("WANDB_MODE")
-    monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
-    wandb_offline_without_account()
-    assert "WANDB_MODE" not in os.environ
-    monkeypatch.delenv("WANDB_API_KEY")
-    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
-    wandb_offline_without_account()
-    assert os.environ["WANDB_MODE"] == "offline"
-
-
-def test_an_evaluation_that_is_named_writes_into_the_folder_of_that_name(workdir):
-    main(["fit", "--config", "tiny.yaml"])
-    before = {path.name for path in Path("runs/tiny").iterdir()}
-    main(["predict", "--ckpt_path", "runs/tiny/checkpoints/best.ckpt", "--name", "again"])
-    assert Path("runs/again/predictions.jsonl").is_file()
-    assert {path.name for path in Path("runs/tiny").iterdir()} == before
-
-
-def test_config_of_the_checkpoints_run_is_added_when_none_is_named(workdir):
-    checkpoint = workdir / "runs/x/checkpoints/best.ckpt"
-    checkpoint.parent.mkdir(parents=True)
-    torch.save({}, checkpoint)
-    Path("runs/x/config.yaml").write_bytes(Path("tiny.yaml").read_bytes())
-    args = ["test", "--ckpt_path", str(checkpoint)]
-    command, option, settings, *others = with_run_config(args)
-    assert [command, option, *others] == ["test", "--config", *args[1:]]
-    assert json.loads(settings)["data"]["batch_size"] == 10
-    named = ["test", "--config", "other.yaml", *args[1:]]
-    assert with_run_config(named) == named
-
-
-def weights(checkpoint: str) -> dict[str, torch.Tensor]:
-    return torch.load(checkpoint, weights_only=True)["state_dict"]
-
-
-def test_a_second_stage_begins_with_the_weights_of_the_first_and_resumes_without_it(workdir):
-    main(["fit", "--config", "tiny.yaml"])
-    first = "runs/tiny/checkpoints/best.ckpt"
-    second = {
-        "model": {
-            "objective": {
-                "class_path": "captioning.objective.SelfCriticalTraining",
-                "init_args": {"samples": 3, "bleu4": 0.5},
-            },
-            "optimizer": {"class_path": "torch.optim.SGD"},
-        },
-        "data": {"group": "image"},
-        "checkpoint": {"monitor": "val/cider_d"},
-    }
-    Path("reward.yaml").write_text(yaml.safe_dump(second))
-    stage = ["fit", "--config", "tiny.yaml", "--config", "reward.yaml", "--name", "second"]
-    main([*stage, "--init_from", first, "--model.optimizer.init_args.lr", "0"])  # nothing is learned
-    before, after = weights(first), weights("runs/second/checkpoints/last.ckpt")
-    assert all(torch.equal(after[name], value) for name, value in before.items())
-    checkpoint = torch.load("runs/second/checkpoints/last.ckpt", weights_only=True)
-    assert checkpoint["global_step"] == 2 and "momentum" in checkpoint["optimizer_states"][0]["param_groups"][0]
-    assert yaml.safe_load(Path("runs/second/config.yaml").read_text())["init_from"] == first
-    with next(Path("runs/second/metrics").glob("*/metrics.csv")).open() as file:
-        assert {"train/reward", "train/baseline", "val/nll", "val/cider_d"} <= set(next(csv.reader(file)))
-    Path(first).unlink()
-    resume = ["--ckpt_path", "runs/second/checkpoints/last.ckpt", "--trainer.max_epochs", "2"]
-    main(["fit", *resume])  # from the run's own settings
-    kept = yaml.safe_load(Path("runs/second/config.yaml").read_text())
-    assert kept["ckpt_path"] is None and kept["init_from"] == first  # for what begins with it
-    main(["fit", "--config", "runs/second/config.yaml", *resume, "--trainer.max_epochs", "3"])
-    assert torch.load("runs/second/checkpoints/last.ckpt", weights_only=True)["global_step"] == 6
-    main(["test", "--ckpt_path", "runs/second/checkpoints/last.ckpt"])
-    assert "test/cider_d" in json.loads(Path("runs/second/test_metrics.json").read_text())
-
-
-def test_a_model_is_fine_tuned_on_captions_with_further_words(workdir):
-    main(["fit", "--config", "tiny.yaml", "--data.vocabulary.max_words", "6"])
-    first = "runs/tiny/checkpoints/best.ckpt"
-    extended = ["--data.vocabulary.extend", first, "--model.optimizer.init_args.lr", "0"]  # nothing is learned
-    main(["fit", "--config", "tiny.yaml", "--name", "second", "--init_from", first, *extended])
-    old, new = load(first), load("runs/second/checkpoints/last.ckpt")
-    assert new.vocabulary.words[:6] == old.vocabulary.words and len(new.vocabulary) > len(old.vocabulary)
-    assert len(set(new.vocabulary.words)) == len(new.vocabulary.words)
-    after = dict(new.captioner.named_parameters())
-    for name, weight in old.captioner.named_parameters():
-        assert torch.equal(after[name][: len(weight)], weight), name
-    to_words = after["decoder.output.L_o.weight"]
-    assert all(torch.equal(row, to_words[UNK]) for row in to_words[10:])
-    main(["test", "--ckpt_path", "runs/second/checkpoints/last.ckpt"])  # the same words again
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--init_from", "none.ckpt"], "--init_from none.ckpt: the checkpoint cannot be read .No such file"),
-        (["--init_from", "tiny.yaml"], "--init_from tiny.yaml: not a checkpoint of this project"),
-        (
-            ["--init_from", "first.ckpt", "--data.vocabulary.max_words", "5"],
-            "first.ckpt: its vocabulary .* is not the data's .5.",
-        ),
-        (
-            ["--init_from", "first.ckpt", "--model.decoder.init_args.hidden_dim", "9"],
-            "first.ckpt: its weights do not fit the model of the config",
-        ),
-    ],
-)
-def test_weights_that_do_not_fit_are_refused(workdir, options, message):
-    if not Path("first.ckpt").exists() and "first.ckpt" in options:
-        main(["fit", "--config", "tiny.yaml"])
-        Path("runs/tiny/checkpoints/best.ckpt").rename("first.ckpt")
-    with pytest.raises(InputError, match=message):
-        main(["fit", "--config", "tiny.yaml", *options])
+        command("fit", "--config", "tiny.yaml", *vgg, "--model.encoder.node", "features.35", *coco)

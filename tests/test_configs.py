@@ -9,15 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from captioning.cli.fit import CaptioningCLI
-from captioning.training.averaging import WeightAverage
 from measurements import read_scores
-from pytorch_lightning.cli import LightningCLI
+from pytorch_lightning.callbacks import EMAWeightAveraging
 from study import read_study
 
+from captioning.cli.lightning import Fit
 from captioning.objective.terms import DoublyStochasticPenalty
-from captioning.training.datamodule import CaptionDataModule
-from captioning.training.module import CaptioningModule
 from captioning.vocabulary import Vocabulary
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -29,7 +26,17 @@ STUDIES = [read_study(path) for path in sorted(CONFIGS.glob("studies/*.yaml"))]
 VARIANTS = [(study, name) for study in STUDIES for name, variant in study.variants.items() if variant.config]
 
 
-def instantiate(*configs: Path, options: Sequence[str] = ()) -> LightningCLI:
+class Instantiated(Fit):
+    """The command line before it makes a run's folder or looks for data."""
+
+    def settled_folder(self) -> Path:
+        return Path("runs/none")
+
+    def instantiate_classes(self) -> None:
+        super(Fit, self).instantiate_classes()
+
+
+def instantiate(*configs: Path, options: Sequence[str] = ()) -> Fit:
     """As ``captioning fit`` does, with random encoder weights, which need no download."""
     path = ""
     for config in configs:
@@ -40,14 +47,7 @@ def instantiate(*configs: Path, options: Sequence[str] = ()) -> LightningCLI:
         args.append("--model.encoder.init_args.weights=null")
     args += options
     args += ["--trainer.logger=false", "--trainer.precision=32-true", "--trainer.accelerator=cpu"]
-
-    class Instantiated(CaptioningCLI):
-        subcommand = None
-
-        def before_instantiate_classes(self) -> None:
-            """Make no run folder."""
-
-    return Instantiated(CaptioningModule, CaptionDataModule, run=False, args=args, save_config_callback=None)
+    return Instantiated(args)
 
 
 @pytest.mark.parametrize("config", EXPERIMENTS, ids=lambda path: path.stem)
@@ -83,7 +83,7 @@ def test_what_is_said_to_go_on_any_experiment_does(config, monkeypatch):
     monkeypatch.setattr("sys.argv", ["captioning"])
     cli = instantiate(config, *(CONFIGS / f"overlays/{name}.yaml" for name in ("debug", "overfit", "ema")))
     assert cli.trainer.max_epochs == 80 and cli.datamodule.limit_images == 50
-    assert cli.model.scheduler is not None and any(isinstance(c, WeightAverage) for c in cli.trainer.callbacks)
+    assert cli.model.scheduler is not None and any(isinstance(c, EMAWeightAveraging) for c in cli.trainer.callbacks)
 
 
 @pytest.mark.parametrize("config", EXPERIMENTS + OVERLAYS, ids=lambda path: path.stem)

@@ -1,4 +1,4 @@
-"""Several processes on one machine compute what one computes. All of them are real ones, which talk by gloo."""
+"""Several processes on one machine compute what one computes, and resume. All of them are real ones, by gloo."""
 
 from __future__ import annotations
 
@@ -10,33 +10,25 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from captioning.cli.fit import main
 from helpers_runs import tiny_config
+from helpers_training import command
 
-SEVERAL = [2, pytest.param(3, marks=pytest.mark.slow)]
+ROOT = Path(__file__).parent.parent
 HARD = {
     "class_path": "captioning.attention.HardAttention",
-    "init_args": {"score": {"class_path": "captioning.attention.AdditiveScore"}, "inference": "sample"},
+    "init_args": {
+        "score": {"class_path": "captioning.attention.AdditiveScore"},
+        "sample_probability": 0.5,
+        "inference": "sample",
+    },
 }
-
-
-def captioning(folder: Path, *args: str, processes: int, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run the command in ``folder``, as a user does, with so many processes on the CPU."""
-    command = [sys.executable, "-m", "captioning", *args, "--trainer.accelerator", "cpu"]
-    if processes > 1:
-        command += ["--trainer.devices", str(processes), "--trainer.strategy", "ddp"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False, **options
-    )
-    assert done.returncode == 0, done.stderr
-    return done
 
 
 @pytest.fixture(scope="module")
@@ -49,22 +41,82 @@ def trained(tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["captioning"])
-        main(["fit", "--config", "tiny.yaml"])
-        main(["test", "--config", "tiny.yaml"])
+        patch.delenv("CAPTIONING_RUN_FOLDER", raising=False)
+        command("fit", "--config", "tiny.yaml")
+        command("test", "--ckpt_path", "runs/tiny/checkpoints/best.ckpt", "--trainer.precision", "32-true")
     return folder
 
 
-@pytest.mark.parametrize("processes", SEVERAL)
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_processes_that_share_a_test_split_leave_the_files_of_one(trained, processes):
     """To the last digit: BLEU and the rest, NLL, bounds, and captions that were drawn."""
-    results = f"by-{processes}"
-    captioning(trained, "test", "--config", "tiny.yaml", "--results", results, processes=processes)
-    for name in ("test_captions.json", "test_metrics.json", "test_results.json"):
-        assert (trained / results / name).read_bytes() == (trained / "runs/tiny" / name).read_bytes(), name
-    captions = json.loads((trained / results / "test_captions.json").read_text())
-    assert len({caption["image_id"] for caption in captions}) == len(captions) == 5
-    metrics = json.loads((trained / results / "test_metrics.json").read_text())
-    assert {"test/bleu4", "test/cider_d", "test/nll", "test/bound"} <= metrics.keys()
+    words = "test --ckpt_path runs/tiny/checkpoints/best.ckpt --results several --trainer.precision 32-true"
+    words += f" --trainer.accelerator cpu --trainer.strategy ddp --trainer.devices {processes}"
+    done = start(trained, "log", *words.split())
+    assert done.wait(timeout=300) == 0, (trained / "log").read_text()
+    for name in ("test_captions.json", "test_results.json"):
+        assert (trained / "several" / name).read_bytes() == (trained / "runs/tiny" / name).read_bytes(), name
+    several, one = (
+        json.loads((trained / folder / "test_metrics.json").read_text()) for folder in ("several", "runs/tiny")
+    )
+    assert {name: value for name, value in several.items() if name != "provenance"} == {
+        name: value for name, value in one.items() if name != "provenance"
+    }
+    assert {"test/bleu4", "test/cider_d", "test/nll", "test/bound"} <= several.keys()
+
+
+def start(folder: Path, log: str, *words: str, **environment: str) -> subprocess.Popen[str]:
+    names = {name: value for name, value in os.environ.items() if name != "CAPTIONING_RUN_FOLDER"}
+    with (folder / log).open("a") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "captioning", *words],
+            cwd=folder,
+            env=names | {"PYTHONPATH": str(ROOT)} | environment,
+            stdout=output,
+            stderr=output,
+            text=True,
+            start_new_session=True,
+        )
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str], log: Path) -> None:
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
+
+
+def weights_of(folder: Path, name: str) -> dict[str, Any]:
+    return torch.load(folder / f"runs/{name}/checkpoints/last.ckpt", weights_only=True)
+
+
+def two_processes(folder: Path, **last: Any) -> None:
+    config = tiny_config(folder / "shapes", train=40)
+    config["trainer"] |= {"devices": 2, "strategy": "ddp", "max_epochs": 3}
+    config["model"]["decoder"]["init_args"] |= {"attention": HARD, "dropout": 0.3}
+    config["last"] = last
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(config))
+
+
+def assert_same_end(folder: Path, name: str) -> None:
+    whole, other = weights_of(folder, "whole"), weights_of(folder, name)
+    assert whole["global_step"] == other["global_step"]
+    for key, value in whole["state_dict"].items():
+        assert torch.equal(other["state_dict"][key], value), key
+
+
+def test_two_processes_that_are_killed_or_asked_to_stop_go_on_to_the_last_bit(tmp_path):
+    two_processes(tmp_path, every_n_train_steps=2, every_n_epochs=None)
+    log, last = tmp_path / "log", tmp_path / "runs/{}/checkpoints/last.ckpt"
+    assert start(tmp_path, "log", "fit", "--config", "tiny.yaml", "--name", "whole").wait(300) == 0, log.read_text()
+    for name, number, code in (("killed", signal.SIGKILL, -9), ("stopped", signal.SIGTERM, 143)):
+        run = start(tmp_path, "log", "fit", "--config", "tiny.yaml", "--name", name)
+        path = Path(str(last).format(name))
+        wait_until(path.is_file, run, log)
+        os.killpg(run.pid, number) if number == signal.SIGKILL else os.kill(run.pid, number)
+        assert run.wait(timeout=60) == code, log.read_text()
+        assert start(tmp_path, "log", "fit", "--ckpt_path", str(path)).wait(300) == 0, log.read_text()
+        assert_same_end(tmp_path, name)
 
 
 SRUN = """#!/bin/bash
@@ -86,9 +138,7 @@ exit $code
 @pytest.mark.slow
 def test_a_slurm_job_that_is_asked_to_stop_is_requeued_and_ends_as_if_nothing_had_happened(tmp_path):
     """The script of docs/scale.md, with two local processes for srun, and a signal that reaches one of them alone."""
-    config = tiny_config(tmp_path / "shapes", train=40)
-    config["trainer"] |= {"devices": 2, "strategy": "ddp", "max_epochs": 3}
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config))
+    two_processes(tmp_path)
     (tmp_path / "srun").write_text(SRUN)
     (tmp_path / "scontrol").write_text('#!/bin/bash\necho "$@" >> requeued\n')
     for name in ("srun", "scontrol"):
@@ -96,10 +146,10 @@ def test_a_slurm_job_that_is_asked_to_stop_is_requeued_and_ends_as_if_nothing_ha
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    root = Path(__file__).parent.parent
+    unset = ("SLURM", "CAPTIONING_RUN_FOLDER")
     environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("SLURM")},
-        "PYTHONPATH": str(root),
+        **{name: value for name, value in os.environ.items() if not name.startswith(unset)},
+        "PYTHONPATH": str(ROOT),
         "PYTHON": sys.executable,
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
         "SLURM_JOB_ID": "77",
@@ -109,59 +159,16 @@ def test_a_slurm_job_that_is_asked_to_stop_is_requeued_and_ends_as_if_nothing_ha
     }
 
     def job(name: str) -> subprocess.Popen[str]:
-        command = [str(root / "scripts/slurm_fit.sh"), name, "--config", "tiny.yaml"]
+        words = [str(ROOT / "scripts/slurm_fit.sh"), name, "--config", "tiny.yaml"]
         with (tmp_path / f"{name}.log").open("a") as output:
-            return subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=output, stderr=output, text=True)
+            return subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=output, stderr=output, text=True)
 
     assert job("whole").wait(timeout=600) == 0, (tmp_path / "whole.log").read_text()
-    stopped = job("stopped")
-    deadline = time.monotonic() + 600
-    while "epoch 1," not in (tmp_path / "stopped.log").read_text():
-        assert stopped.poll() is None and time.monotonic() < deadline, (tmp_path / "stopped.log").read_text()
-        time.sleep(0.05)
+    stopped, log = job("stopped"), tmp_path / "stopped.log"
+    wait_until(lambda: "epoch 1," in log.read_text(), stopped, log)
     os.kill(int((tmp_path / "tasks").read_text().split()[1]), signal.SIGTERM)
-    assert stopped.wait(timeout=600) == 143, (tmp_path / "stopped.log").read_text()
+    assert stopped.wait(timeout=600) == 143, log.read_text()
     assert (tmp_path / "requeued").read_text() == "requeue 77\n"
-    assert job("stopped").wait(timeout=600) == 0, (tmp_path / "stopped.log").read_text()
-    ends = [
-        torch.load(tmp_path / f"runs/{name}/checkpoints/last.ckpt", weights_only=True) for name in ("whole", "stopped")
-    ]
-    assert ends[0]["global_step"] == ends[1]["global_step"]
-    for name, value in ends[0]["state_dict"].items():
-        assert torch.equal(ends[1]["state_dict"][name], value), name
+    assert job("stopped").wait(timeout=600) == 0, log.read_text()
+    assert_same_end(tmp_path, "stopped")
     assert not (tmp_path / "runs/stopped-2").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", [2, 3])
-def test_a_run_whose_processes_are_all_killed_goes_on_to_the_last_bit(tmp_path, processes):
-    config = tiny_config(tmp_path / "shapes", train=40)
-    config["trainer"] |= {"devices": processes, "strategy": "ddp", "max_epochs": 3}
-    config["data"]["source"]["init_args"]["val"] = 4
-    config["last"] = {"every_n_train_steps": 1, "every_n_epochs": None}
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config))
-    root = Path(__file__).parent.parent
-
-    def run(*options: str) -> subprocess.Popen[str]:
-        with (tmp_path / "log").open("w") as output:
-            return subprocess.Popen(
-                [sys.executable, "-m", "captioning", "fit", *options],
-                cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(root)},
-                stdout=output, stderr=output, text=True, start_new_session=True,
-            )  # fmt: skip
-
-    assert run("--config", "tiny.yaml", "--name", "whole").wait(timeout=600) == 0, (tmp_path / "log").read_text()
-    killed = run("--config", "tiny.yaml", "--name", "killed")
-    last = tmp_path / "runs/killed/checkpoints/last.ckpt"
-    deadline = time.monotonic() + 600
-    while not last.is_file() or torch.load(last, weights_only=True)["global_step"] < 4:
-        assert killed.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
-    os.killpg(killed.pid, signal.SIGKILL)
-    assert killed.wait(timeout=60) == -signal.SIGKILL
-    assert run("--ckpt_path", str(last)).wait(timeout=600) == 0, (tmp_path / "log").read_text()
-    whole, resumed = (
-        torch.load(tmp_path / f"runs/{name}/checkpoints/last.ckpt", weights_only=True) for name in ("whole", "killed")
-    )
-    assert whole["global_step"] == resumed["global_step"] > 4
-    for name, value in whole["state_dict"].items():
-        assert torch.equal(resumed["state_dict"][name], value), name

@@ -180,14 +180,19 @@ class StopOnRequest(Callback):
             print("\nending after this step; Ctrl-C again ends at once, without saving", file=sys.stderr, flush=True)
         self.asked = number
 
+    def _is_asked(self, trainer: pl.Trainer) -> bool:
+        """Return whether any process was asked; all processes must call this."""
+        agreed = bool(trainer.strategy.reduce_boolean_decision(self.asked is not None, all=False))
+        if agreed:
+            self.asked = self.asked or int(signal.SIGTERM)
+        return agreed
+
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.strategy.reduce_boolean_decision(self.asked is not None, all=False):
-            self.asked = self.asked or int(signal.SIGTERM)
-            if not trainer.is_last_batch and callable(self._lightnings):  # type: ignore[attr-defined]
-                self._lightnings(signal.SIGTERM, None)  # the trainer raises SIGTERMException after this batch
+        if self._is_asked(trainer) and not trainer.is_last_batch and callable(self._lightnings):
+            self._lightnings(signal.SIGTERM, None)  # the trainer raises SIGTERMException after this batch
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self.asked is not None:  # since the last batch of an epoch, which has been validated and saved
+        if self._is_asked(trainer):  # since the last batch of an epoch, which has been validated and saved
             raise SIGTERMException

@@ -11,7 +11,7 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.cli import OptimizerCallable
-from pytorch_lightning.utilities import rank_zero_warn
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -371,7 +371,7 @@ class CaptioningModule(pl.LightningModule):
             f"{name}: {now}, was {was}" for name, was, now in differences(content.get("settings"), self.settings)
         ]
         if changed:
-            rank_zero_warn(
+            rank_zero_info(
                 "settings that differ from the checkpoint's (numbers of the optimizer stay the checkpoint's; to "
                 f"change these, begin a new run with --init_from): {'; '.join(changed)}"
             )

@@ -1,0 +1,199 @@
+"""A run that was stopped or killed, and resumed, equals one that was not, to the last bit."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from helpers_training import Signal, assert_equal, last_checkpoint, make_data, make_module, make_shapes, make_trainer
+from pytorch_lightning.callbacks import EMAWeightAveraging
+from pytorch_lightning.utilities.exceptions import SIGTERMException
+
+from captioning.attention import AdditiveScore, HardAttention
+from captioning.data.shapes import ShapesSource
+from captioning.inference import load
+from captioning.training import CaptioningModule, StopOnRequest, Unfreeze, WarmupCosine
+from captioning.training.module import differences
+
+STEPS, EPOCHS = 7, 3  # steps of an epoch
+
+
+# Lightning does not know that the sampler begins at its batch, and warns of strategies that are not used.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended"),
+    pytest.mark.filterwarnings("ignore:You're using the WeightAveraging callback with a model that overrides"),
+]
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory) -> ShapesSource:
+    return make_shapes(tmp_path_factory.mktemp("data"), train=10, val=4, test=3)
+
+
+class Diary(pl.Callback):
+    """The captions of every batch that was trained on, its random numbers, and the metrics of every validation."""
+
+    def __init__(self) -> None:
+        self.entries: list[Any] = []
+        self.validated: list[dict[str, torch.Tensor]] = []
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
+        self.entries.append((batch.captions.tolist(), torch.get_rng_state().tolist()))
+
+    def on_validation_batch_start(self, trainer, module, *_: Any) -> None:
+        self.validated.append({name: value.clone() for name, value in module.state_dict().items()})
+
+    def on_validation_end(self, trainer, module) -> None:
+        self.entries.append({name: float(v) for name, v in trainer.callback_metrics.items() if name.startswith("val")})
+
+
+class Crash(pl.Callback):
+    """Raises in a hook at a step."""
+
+    def __init__(self, hook: str, step: int) -> None:
+        self.step = step
+        setattr(self, hook, self.crash)
+
+    def crash(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step == self.step:
+            raise KeyError("a crash")
+
+
+def hard(**options: Any) -> CaptioningModule:
+    """Dropout, coins, draws, statistics of the data, a baseline with a past, and a schedule."""
+    attention = HardAttention(AdditiveScore(10), sample_probability=0.5)
+    return make_module(attention, standardize=True, scheduler=lambda o, steps: WarmupCosine(o, steps, 2), **options)
+
+
+def fit(shapes, folder: Path, *callbacks: pl.Callback, error: Any = None, data: Any = None, **options: Any):
+    """Train, and return the module and the diary; ``resume=True`` goes on from FOLDER/last.ckpt."""
+    resume = {"ckpt_path": folder / "last.ckpt", "weights_only": True} if options.pop("resume", False) else {}
+    module, diary = hard(), Diary()
+    last = last_checkpoint(folder, **options.pop("last", {}))
+    options = {"max_epochs": EPOCHS, "enable_checkpointing": True} | options
+    trainer = make_trainer(folder, callbacks=[*callbacks, StopOnRequest(), diary, last], **options)
+    torch.manual_seed(99 if resume else 3)
+    with pytest.raises(error) if error else nullcontext():
+        trainer.fit(module, make_data(shapes, **data or {}), **resume)
+    return module, diary
+
+
+@pytest.fixture(scope="module")
+def whole(shapes, tmp_path_factory) -> tuple[CaptioningModule, Diary]:
+    return fit(shapes, tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.parametrize(
+    ("step", "workers", "number"),
+    [(3, 0, signal.SIGTERM), (10, 2, signal.SIGTERM), (10, 0, signal.SIGHUP), (STEPS, 0, signal.SIGINT)],
+)
+def test_a_run_that_is_asked_to_stop_finishes_its_step_and_resumes_equal(
+    shapes, tmp_path, whole, step, workers, number
+):
+    data = {"num_workers": workers}
+    _, first = fit(shapes, tmp_path, Signal(step, number), error=SIGTERMException, data=data)
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == step
+    resumed, rest = fit(shapes, tmp_path, resume=True, data=data)
+    assert first.entries + rest.entries == whole[1].entries
+    assert_equal(whole[0].state_dict(), resumed.state_dict())
+
+
+def test_a_validation_in_progress_is_finished_and_not_repeated(shapes, tmp_path, whole):
+    class Ask(pl.Callback):
+        def on_validation_start(self, trainer, module) -> None:
+            if trainer.global_step == STEPS:
+                signal.raise_signal(signal.SIGTERM)
+
+    _, first = fit(shapes, tmp_path, Ask(), error=SIGTERMException)
+    resumed, rest = fit(shapes, tmp_path, resume=True)
+    assert first.entries + rest.entries == whole[1].entries
+    assert_equal(whole[0].state_dict(), resumed.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("hook", "step", "last", "goes_on_at"),
+    [
+        ("on_train_batch_start", 10, {"save_on_exception": False}, STEPS),  # as after SIGKILL: the epoch is repeated
+        ("on_train_batch_start", 10, {"every_n_train_steps": 4, "save_on_exception": False}, 8),
+        ("on_train_epoch_start", STEPS, {}, STEPS),
+    ],
+)
+def test_a_killed_run_goes_on_from_its_last_checkpoint(shapes, tmp_path, whole, hook, step, last, goes_on_at):
+    fit(shapes, tmp_path, Crash(hook, step), error=KeyError, last=last)
+    resumed, rest = fit(shapes, tmp_path, resume=True, last=last)
+    skipped = goes_on_at + goes_on_at // STEPS  # steps and validations
+    assert rest.entries == whole[1].entries[skipped:]
+    assert_equal(whole[0].state_dict(), resumed.state_dict())
+
+
+def test_a_run_that_stops_before_its_first_batch_keeps_its_place(shapes, tmp_path, whole):
+    fit(shapes, tmp_path, Signal(10), error=SIGTERMException)
+    fit(shapes, tmp_path, Crash("on_train_start", 10), error=KeyError, resume=True)
+    resumed, _ = fit(shapes, tmp_path, resume=True)
+    assert_equal(whole[0].state_dict(), resumed.state_dict())
+
+
+def test_a_limited_epoch_is_resumed_at_its_next_batch(shapes, tmp_path):
+    expected, diary = fit(shapes, tmp_path, limit_train_batches=5)
+    _, first = fit(shapes, tmp_path, Signal(7), error=SIGTERMException, limit_train_batches=5)
+    resumed, rest = fit(shapes, tmp_path, resume=True, limit_train_batches=5)
+    assert first.entries + rest.entries == diary.entries
+    assert_equal(expected.state_dict(), resumed.state_dict())
+
+
+def test_the_encoder_stays_frozen_where_a_run_resumes_inside_an_epoch(shapes, tmp_path):
+    fit(shapes, tmp_path, Unfreeze(2), Signal(10), error=SIGTERMException)
+    before = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
+    resumed, _ = fit(shapes, tmp_path, Unfreeze(2), resume=True, max_epochs=2)
+    for name, parameter in resumed.captioner.encoder.named_parameters():
+        assert torch.equal(before[f"captioner.encoder.{name}"], parameter)
+
+
+def ema() -> EMAWeightAveraging:
+    return EMAWeightAveraging(decay=0.8, use_buffers=False)
+
+
+def test_averaged_weights_are_validated_saved_and_captioned_with(shapes, tmp_path):
+    module, diary = fit(shapes, tmp_path, ema())
+    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert_equal(checkpoint["state_dict"], module.state_dict())  # after training
+    assert_equal(checkpoint["state_dict"], diary.validated[-1])
+    name = "captioner.decoder.output.L_o.weight"
+    assert not torch.equal(checkpoint["state_dict"][name], checkpoint["current_model_state"][name])
+    statistics = "captioner.decoder.standardize.running_mean"  # of the data, which have no average
+    assert torch.equal(checkpoint["state_dict"][statistics], checkpoint["current_model_state"][statistics])
+    loaded = load(tmp_path / "last.ckpt").model.state_dict()
+    assert torch.equal(loaded["decoder.output.L_o.weight"], checkpoint["state_dict"][name])
+
+
+def test_averaging_does_not_disturb_training_and_resumes_equal(shapes, tmp_path, whole):
+    expected, diary = fit(shapes, tmp_path, ema())
+    of_batches = [entry for entry in whole[1].entries if isinstance(entry, tuple)]
+    assert [entry for entry in diary.entries if isinstance(entry, tuple)] == of_batches
+    fit(shapes, tmp_path, ema(), Signal(10), error=SIGTERMException)
+    resumed, rest = fit(shapes, tmp_path, ema(), resume=True)
+    assert diary.entries[-len(rest.entries) :] == rest.entries
+    assert_equal(expected.state_dict(), resumed.state_dict())
+
+
+def test_settings_that_differ_from_the_checkpoints_are_said(shapes, tmp_path, caplog):
+    caplog.set_level("INFO")
+
+    def run(settings: dict[str, Any], epochs: int, **resume: Any) -> None:
+        module = make_module()
+        module.settings = settings
+        trainer = make_trainer(tmp_path, max_epochs=epochs)
+        trainer.fit(module, make_data(shapes), **resume)
+        trainer.save_checkpoint(tmp_path / "x.ckpt")
+
+    before = {"trainer": {"max_epochs": 1, "devices": 1}, "model": {"lr": 0.1}, "name": "a"}
+    run(before, 1)
+    after = {"trainer": {"max_epochs": 2, "devices": 1}, "model": {"lr": 0.2}, "name": "b"}
+    run(after, 2, ckpt_path=tmp_path / "x.ckpt", weights_only=True)
+    assert "--init_from): trainer.max_epochs: 2, was 1; model.lr: 0.2, was 0.1\n" in caplog.text
+    assert differences(after, after) == []

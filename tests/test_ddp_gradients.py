@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from captioning.training.processes import BatchNormSync, mean_in_order
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -102,6 +102,11 @@ def _quieten() -> None:
         os.environ.setdefault("WANDB_MODE", "offline")  # otherwise it would ask, or fail where it cannot
 
 
+def _rank() -> int:
+    """Return the number of this process among those of a run, also before there is a trainer."""
+    return int(getattr(rank_zero_only, "rank", 0))
+
+
 class Parser(OneLineErrors, LightningArgumentParser):
     """Lightning's parser, whose errors are one line."""
 
@@ -216,13 +221,14 @@ class Fit(CommandLine):
         name = config.name or (stems[0] if stems else "run")
         if config.name is None and "WANDB_SWEEP_ID" in os.environ:
             name = f"{name}_{config.seed_everything}"
-        if rank_zero_only.rank and _FOLDER in os.environ:
+        if _rank() and _FOLDER in os.environ:
             folder = Path(os.environ[_FOLDER])
         else:
             names = (name if number == 1 else f"{name}-{number}" for number in itertools.count(1))
             folders = (Path(config.runs) / name for name in names)
             folder = next(path for path in folders if config.ckpt_path or not RunFolder(path).is_trained())
-            print(f"run folder: {folder}", flush=True)
+            if not _rank():
+                print(f"run folder: {folder}", flush=True)
         os.environ[_FOLDER] = str(folder)  # the processes that this one starts must not choose another
         if config.ckpt_path in ("best", "last"):
             config.ckpt_path = str(RunFolder(folder).checkpoint(config.ckpt_path))
@@ -239,7 +245,7 @@ class Fit(CommandLine):
         config = self.config
         if config.ckpt_path is not None:
             read_checkpoint(Path(config.ckpt_path))  # says at once if it is missing, damaged or of another project
-        if not rank_zero_only.rank:  # missing data are told before weights are downloaded and wandb begins
+        if not _rank():  # missing data are told before weights are downloaded and wandb begins
             (source,) = build({"data.source": CaptionSource}, [{"data": {"source": config.data.source.as_dict()}}])
             source.prepare()
         start = read_model(config.init_from) if config.init_from and config.ckpt_path is None else None
@@ -260,8 +266,9 @@ class Fit(CommandLine):
             config = self.config.clone()
             config.ckpt_path = None  # a run that is started with this file is a new one
             write_text(RunFolder(self.folder).config, self.parser.dump(config, skip_none=False))
-        labels = {"provenance": provenance(command=shlex.join(sys.argv), seed=self.datamodule.seed)}
-        labels |= {"seed": self.datamodule.seed, "attention": type(self.model.attention).__name__}
+        seed, attention = self.datamodule.seed, type(self.model.attention).__name__
+        labels: dict[str, Any] = {"attention": attention, "seed": seed}
+        labels["provenance"] = provenance(command=shlex.join(sys.argv), seed=seed)
         for logger in self.trainer.loggers:
             logger.log_hyperparams(self.config_dump | labels)
         try:
@@ -317,7 +324,7 @@ def _loggers(config: Any, folder: Path) -> list[Namespace]:
         arguments.save_dir = str(folder)
         if logger.class_path.endswith("WandbLogger"):
             arguments.pop("experiment", None)  # an object, which no config can hold
-            defaults = {"project": os.environ.get("WANDB_PROJECT", "captioning"), "job_type": "train"}
+            defaults: dict[str, Any] = {"project": os.environ.get("WANDB_PROJECT", "captioning"), "job_type": "train"}
             defaults |= {"name": folder.name, "group": " ".join(_stems(config.config)) or None}
             for name, value in defaults.items():
                 arguments[name] = arguments.get(name) or value

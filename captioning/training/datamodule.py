@@ -194,27 +194,46 @@ class CaptionDataModule(pl.LightningDataModule):
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
 
     def _dataset(self, split: str, *, by_image: bool) -> CaptionDataset:
-        features = flipped = None
-        if self.features is not None:
-            if not self.encoder.frozen:
-                raise InputError("data.features: cached features need a frozen encoder; unset encoder.trainable_from")
-            features = self._cache(split)
-            if self.augmentation.flip and not by_image:
-                flipped = self._flipped_features()
+        """Return the images of a split, or for training its captions with the random changes of their images.
+
+        Raises:
+            InputError: Images or features are missing, or cannot be changed so.
+        """
+        index, encoder, transform = self.index(split), self.encoder, None
+        features: dict[str, Features | None] = {}
+        random_crop, flip = (False, 0.0) if by_image else (self.augmentation.random_crop, self.augmentation.flip)
+        check_range(0, 1, **{"data.augmentation.flip": flip})
+        if self.features is None:
+            index.check_images()
+            if random_crop and encoder.preprocessing.crop is None:
+                raise InputError("data.augmentation.random_crop: this encoder sees the whole image; set its crop: true")
+            if random_crop or flip:
+                transform = TrainingTransform(encoder.preprocessing, random_crop=random_crop, flip=flip)
         else:
-            self.index(split).check_images()
-        transform = None if by_image else self._training_transform()
+            if not encoder.frozen:
+                raise InputError("data.features: cached features need a frozen encoder; unset encoder.trainable_from")
+            if random_crop:
+                raise InputError("data.augmentation.random_crop: cached features are of one fixed view; unset one")
+            features["features"] = self._features(split)
+            try:
+                features["flipped"] = self._features(split, flipped=True) if flip else None
+            except InputError as error:
+                raise InputError(f"data.augmentation.flip: {error}; extract with --flipped") from error
         return CaptionDataset(
-            self.index(split),
+            index,
             self.vocabulary,
-            self.encoder.preprocessing,
+            encoder.preprocessing,
             transform=transform,
             seed=self.seed,
-            features=features,
-            flipped=flipped,
-            flip=self.augmentation.flip,
+            flip=flip,
             by_image=by_image,
+            **features,
         )
+
+    def _features(self, split: str, *, flipped: bool = False) -> Features:
+        index = self.index(split)
+        name, fingerprint = seen(split, self.encoder.fingerprint(), upright=index.upright, flipped=flipped)
+        return Features(str(self.features), name, fingerprint, index.paths)
 
     @property
     def _workers(self) -> int:
@@ -235,36 +254,6 @@ class CaptionDataModule(pl.LightningDataModule):
             # Its own generator: the global one belongs to dropout and sampling, and must resume unchanged.
             generator=torch.Generator().manual_seed(self.seed),
         )
-
-    def _training_transform(self) -> TrainingTransform | None:
-        random_crop, flip = self.augmentation.random_crop, self.augmentation.flip
-        if self.features is not None:
-            if random_crop:
-                raise InputError("data.augmentation.random_crop: cached features are of one fixed view; unset one")
-            return None
-        if not (random_crop or flip):
-            return None
-        if random_crop and self.encoder.preprocessing.crop is None:
-            raise InputError("data.augmentation.random_crop: this encoder sees the whole image; set its crop: true")
-        return TrainingTransform(self.encoder.preprocessing, random_crop=random_crop, flip=flip)
-
-    def _flipped_features(self) -> Features:
-        """Return the features of the mirrored training images.
-
-        Raises:
-            InputError: They were not extracted, or ``flip`` is not a probability.
-        """
-        check_range(0, 1, **{"data.augmentation.flip": self.augmentation.flip})
-        try:
-            return self._cache("train", flipped=True)
-        except InputError as error:
-            raise InputError(f"data.augmentation.flip: {error}; extract with --flipped") from error
-
-    def _cache(self, split: str, *, flipped: bool = False) -> Features:
-        assert self.features is not None
-        index = self.index(split)
-        name, fingerprint = seen(split, self.encoder.fingerprint(), upright=index.upright, flipped=flipped)
-        return Features(self.features, name, fingerprint, index.paths)
 
     def photo(self, row: int) -> Image | None:
         """Return an image of the evaluated split before preprocessing; None if its image file is missing."""

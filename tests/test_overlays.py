@@ -51,12 +51,14 @@ def test_a_single_cells_maximum_stays_inside_that_cell(grid, size):
         assert (int((y + 0.5) * height / size[0]), int((x + 0.5) * width / size[1])) == divmod(cell, width)
 
 
-def test_cells_that_begin_elsewhere_move_the_map():
-    cells = CellGrid((7, 7), (4.0, 2.5), (16.0, 16.0), (112, 112))
-    for row, column in ((0, 0), (3, 2), (6, 6)):
-        smooth = smooth_alphas(one_hot(7 * row + column, 49), cells)
-        y, x = np.unravel_index(smooth.argmax(), smooth.shape)
-        assert abs(y + 0.5 - (4 + 16 * row)) <= 8 and abs(x + 0.5 - (2.5 + 16 * column)) <= 8
+@pytest.mark.parametrize("offset", [(0.5, 15.5), (4.0, 2.5), (12.5, 10.5)])
+def test_cells_that_begin_elsewhere_move_the_map(offset):
+    cells = CellGrid((14, 14), offset, (16, 16), (224, 224))
+    for location in (0, 13, 90, 182, 195):
+        smooth = smooth_alphas(one_hot(location, 196), cells)
+        y, x = np.add(np.unravel_index(smooth.argmax(), smooth.shape), 0.5)
+        top, bottom, left, right = cells.square(location)
+        assert top <= y <= bottom and left <= x <= right
 
 
 @pytest.mark.parametrize("size", [(96, 130), (31, 47)])

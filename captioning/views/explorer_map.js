@@ -23,14 +23,16 @@ function erf(x) {
 
 /**
  * The weights of cells at each pixel of an axis, (pixels x cells), row by row: a Gaussian's integral over each cell.
- * The view is mirrored at its borders. Rows sum to 1, or to less where no cell reaches.
+ * The view is mirrored at a border that a cell reaches. Rows sum to 1, or to less near one that none reaches.
  * @param offset, stride in pixels.
  */
 function gaussianWeights(cells, offset, stride, pixels, sigma) {
   const edge = (cell) => Math.max(0, Math.min(pixels, offset + (cell - 0.5) * stride));
   const weights = new Float32Array(pixels * cells);
+  const [before, after] = [edge(0) < 1e-6, edge(cells) > pixels - 1e-6];
   for (let pixel = 0; pixel < pixels; pixel++) {
-    for (const place of [pixel + 0.5, -pixel - 0.5, 2 * pixels - pixel - 0.5]) {
+    const at = pixel + 0.5;
+    for (const place of [at, ...(before ? [-at] : []), ...(after ? [2 * pixels - at] : [])]) {
       const below = (cell) => erf((edge(cell) - place) / (sigma * Math.SQRT2)) / 2;
       for (let cell = 0; cell < cells; cell++) weights[pixel * cells + cell] += below(cell + 1) - below(cell);
     }

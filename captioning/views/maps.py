@@ -55,11 +55,14 @@ def smooth_alphas(alpha: ArrayLike, cells: CellGrid) -> NDArray[np.float32]:
 def _weights(n: int, offset: float, stride: float, pixels: int, sigma: float) -> NDArray[np.float32]:
     """Return the weights of n cells at each pixel of an axis, (pixels, n): the Gaussian's integral over each cell.
 
-    The view is mirrored at its borders. The weights of a pixel sum to 1, or to less where no cell reaches.
+    The view is mirrored at a border that a cell reaches. The weights of a pixel sum to 1, or to less near a border that
+    none reaches: a mirrored cell would draw the maximum there, out of its own.
     """
     edges = (offset + stride * (np.arange(n + 1) - 0.5)).clip(0, pixels)
     at = (np.arange(pixels) + 0.5)[:, None]
-    distances = ((edges - place) / (sigma * math.sqrt(2)) for place in (at, -at, 2 * pixels - at))
+    reached = True, edges[0] < 1e-6, edges[-1] > pixels - 1e-6
+    places = (place for place, one in zip((at, -at, 2 * pixels - at), reached, strict=True) if one)
+    distances = ((edges - place) / (sigma * math.sqrt(2)) for place in places)
     return np.sum([np.diff(np.vectorize(math.erf)(distance)) / 2 for distance in distances], 0).astype(np.float32)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from captioning.errors import InputError
-from captioning.evaluation.files import pair, read_results, write_results
-from captioning.evaluation.files import read_references as read_references_of
+from captioning.evaluation.records import pair, read_results, write_results
+from captioning.evaluation.records import read_references as read_references_of
 from captioning.tokenizers import PennTreebank
 
 ANNOTATIONS = [

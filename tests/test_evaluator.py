@@ -19,10 +19,9 @@ from captioning.errors import InputError
 from captioning.evaluation import evaluate
 from captioning.evaluation import evaluator as evaluator_module
 from captioning.evaluation.evaluator import Evaluated, Evaluator
-from captioning.evaluation.files import read_results
 from captioning.evaluation.grounding import ObjectCells, grounding_metrics, noun_hits, object_cells
 from captioning.evaluation.metrics import METRICS, caption_metrics
-from captioning.evaluation.records import read_captions, read_metrics, write_evaluation
+from captioning.evaluation.records import read_captions, read_metrics, read_results, write_evaluation
 from captioning.model import AttentionDecoder, Output, SummedOutput
 from captioning.model.captioner import Captioner
 from captioning.objective import reductions
@@ -151,17 +150,6 @@ def test_draws_depend_on_the_batch_and_the_seed_and_leave_the_global_stream_as_i
     alone = split.evaluator(second, bound_samples=2).evaluated
     assert alone.sums[2] == both.sums[2] and alone.images[3] == both.images[3]
     assert split.evaluator(second, bound_samples=2, seed=1).evaluated.sums[2]["bound"] != both.sums[2]["bound"]
-
-
-def test_images_without_captions_are_captioned_but_have_no_nll(split):
-    whole = split.batch(0, 1)
-    images = CaptionBatch(
-        whole.captions[:0], whole.lengths[:0], whole.image_index[:0], whole.image_ids, whole.rows, whole.images
-    )
-    scores, found = split.evaluator(images).evaluated.finish()
-    assert "nll" not in scores and "bleu4" in scores
-    assert [image.caption for image in found] == [image.caption for image, _ in split.evaluator().caption(whole)]
-    assert all(image.reference_hits == [] for image in found)
 
 
 @pytest.mark.parametrize("draws", [0, 3])

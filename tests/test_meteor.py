@@ -145,9 +145,9 @@ def test_the_metrics_of_a_corpus_have_meteor_where_java_is(fake):
     ("program", "message"),
     [
         ("sys.exit('Error: no memory\\nat x')", r"METEOR failed \(exit code 1\): Error: no memory$"),
-        ("print('Error: x\\nError: y')", "METEOR answered 'Error: x Error: y' for 2 images"),
-        ("print('1.0 2.0')", "METEOR answered '1.0 2.0' for 2 images"),
-        ("pass", "METEOR answered '' for 2 images"),
+        ("print('Error: x\\nError: y')", r"METEOR failed \(exit code 0\): Error: x$"),
+        ("print('1.0 2.0')", r"METEOR failed \(exit code 0\): 1.0 2.0$"),
+        ("pass", r"METEOR failed \(exit code 0\): no answer$"),
     ],
 )
 def test_a_failing_program_is_reported_in_one_line(fake, program, message):

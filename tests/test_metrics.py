@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from captioning.evaluation import metrics
-from captioning.evaluation.bleu import bleu_counts, bleu_from_counts, bleu_metrics, sentence_bleu
+from captioning.evaluation.bleu import ReferenceNGrams, bleu_counts, bleu_from_counts, bleu_metrics, sentence_bleu
 from captioning.evaluation.cider import CiderD, cider_d
-from captioning.evaluation.metrics import METRICS, caption_metrics
-from captioning.evaluation.ngrams import ReferenceNGrams
+from captioning.evaluation.metrics import METRICS, caption_metrics, longest_common_subsequence, rouge_l
 from captioning.evaluation.resampling import differences, intervals
-from captioning.evaluation.rouge import longest_common_subsequence, rouge_l
 
 WORDS = "a dog cat runs sits on the grass red ball".split()
 

@@ -16,8 +16,8 @@ from helpers_runs import TINY, save_checkpoint
 
 from captioning.data import CocoSource, FolderSource, KarpathySource
 from captioning.errors import InputError
-from captioning.evaluation.files import read_results
 from captioning.evaluation.metrics import caption_metrics
+from captioning.evaluation.records import read_results
 from captioning.inference import load
 from captioning.tokenizers import Characters, PennTreebank, Tokenizer, Whitespace
 from captioning.vocabulary import Vocabulary, tokenizer_config, tokenizer_from

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from captioning.attention import AdditiveScore, HardAttention
 from captioning.data.shapes import ShapesSource
 from captioning.errors import InputError
-from captioning.evaluation.files import read_results
+from captioning.evaluation.records import read_results
 from captioning.model import SummedOutput
 from captioning.objective import ArgmaxBaseline, Likelihood
 from captioning.training import CaptionSamples, Throughput, Unfreeze, WarmupCosine

@@ -41,8 +41,8 @@ def evaluate(
     if json is not None and not printed:
         refuse_inputs(json, [captions, references], "--json")
     announce("evaluate")
-    from captioning.evaluation.files import pair, read_references, read_results
     from captioning.evaluation.metrics import UNIT, count
+    from captioning.evaluation.records import pair, read_references, read_results
     from captioning.evaluation.resampling import intervals
     from captioning.vocabulary import tokenizer_from
 

@@ -1,23 +1,107 @@
-"""BLEU. As for every metric, captions are word lists, so that no special token can leak into it.
+"""BLEU, and the n-grams of reference sets that it and CIDEr-D count.
 
-The words come from ``tokenizers`` (Penn Treebank rules, lower case, no punctuation), or are a data set's own tokens.
+As for every metric, captions are word lists, so that no special token can leak into it. The words come from
+``tokenizers`` (Penn Treebank rules, lower case, no punctuation), or are a data set's own tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import csr_array
 
-from captioning.evaluation.ngrams import ORDERS, Ints, ReferenceNGrams, Words
+from captioning.evaluation.resampling import Floats
+
+Words = Sequence[str]
+Ints = NDArray[np.int64]
+
+ORDERS = 4  # n-grams of n = 1 .. 4
+_BASE = 1 << 31  # more than there are words or n-grams: two numbers below it make one of 62 bits
+
+
+class ReferenceNGrams:
+    """The n-grams of each image's references, counted once: thousands of captions are then compared with them fast.
+
+    References are numbered in order, over all images. A ValueError says that an image has no reference.
+
+    Attributes:
+        counts: For each n, (references, K) float: how often each of K numbered n-grams occurs in each reference.
+        most: For each n, (images, K): the most often that each n-gram occurs in one reference of each image.
+        lengths: (references,) words of each reference.
+        sizes: (images,) references of each image.
+    """
+
+    def __init__(self, references: Sequence[Sequence[Words]]) -> None:
+        self.sizes = np.array([len(of_image) for of_image in references], dtype=np.int64)
+        if not self.sizes.all():
+            raise ValueError(f"image {self.sizes.argmin()} has no reference")
+        self._first = np.cumsum(self.sizes) - self.sizes  # number of each image's first reference
+        sentences: list[Words] = list(chain.from_iterable(references))
+        self.lengths = np.array([len(words) for words in sentences], dtype=np.int64)
+        self._words = {word: n for n, word in enumerate(dict.fromkeys(chain.from_iterable(sentences)))}
+        self._tables: list[Ints] = []  # for each n the sorted keys of the n-grams, whose numbers are their places
+        self.counts = self.count(sentences)
+        self.most = [self._most(counts) for counts in self.counts]
+
+    def _most(self, counts: csr_array) -> csr_array:
+        most = counts[self._first]
+        for number in range(1, self.sizes.max(initial=0)):
+            most = most.maximum(counts[self._first + np.minimum(number, self.sizes - 1)])
+        return most
+
+    def count(self, sentences: Sequence[Words]) -> list[csr_array]:
+        """Return for n = 1..4 how often each n-gram occurs in each sentence, (sentences, K or more).
+
+        The columns from K up are n-grams that are not in the index.
+        """
+        known, new = self._words, dict[str, int]()
+        words = chain.from_iterable(sentences)
+        numbers = np.array(
+            [known[word] if word in known else new.setdefault(word, len(known) + len(new)) for word in words], np.int64
+        )
+        lengths = np.array([len(sentence) for sentence in sentences], dtype=np.int64)
+        sentence = np.repeat(np.arange(len(sentences)), lengths)
+        remaining = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(numbers))  # words up to the sentence's end
+        ngrams = np.zeros_like(numbers)  # number of the n-gram that begins at each word
+        counts = []
+        for n in range(1, ORDERS + 1):
+            starts = np.flatnonzero(remaining >= n)
+            # A key joins the number of the first n - 1 words and that of the last word.
+            keys = ngrams[starts] * _BASE + numbers[starts + n - 1]
+            if len(self._tables) < n:  # the references themselves
+                self._tables.append(np.unique(keys))
+            table = self._tables[n - 1]
+            place = np.searchsorted(table, keys)
+            unknown = np.append(table, -1)[place] != keys
+            place[unknown] = len(table) + np.unique(keys[unknown], return_inverse=True)[1]
+            ngrams[starts] = place
+            shape = len(sentences), max(len(table), int(place.max(initial=-1)) + 1)
+            counts.append(csr_array((np.ones(len(place)), (sentence[starts], place)), shape=shape))
+        return counts
+
+    def pairs(self, hypotheses: Sequence[Words], images: Sequence[int] | None) -> tuple[Ints, Ints, Ints]:
+        """Return each hypothesis' image (M,), by default in order, and all pairs of a hypothesis and a reference of it.
+
+        Of the P pairs, returns the hypothesis (P,) and the reference (P,). A ValueError says that there is not one
+        image for each hypothesis.
+        """
+        numbers = np.asarray(range(len(self.sizes)) if images is None else images, dtype=np.int64)
+        if len(hypotheses) != len(numbers):
+            raise ValueError(f"each hypothesis needs a reference set, got {len(hypotheses)} and {len(numbers)}")
+        sizes = self.sizes[numbers]
+        hypothesis = np.repeat(np.arange(len(numbers)), sizes)
+        within = np.arange(len(hypothesis)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        return numbers, hypothesis, self._first[numbers][hypothesis] + within
 
 
 def bleu_counts(
     hypotheses: Sequence[Words],
     references: Sequence[Sequence[Words]] | ReferenceNGrams,
-    sets: Sequence[int] | Ints | None = None,
-) -> Ints:
+    images: Sequence[int] | None = None,
+) -> Floats:
     """Return the counts that corpus BLEU sums over images.
 
     The closest reference length counts, the shorter of two equally close ones. A hypothesis shorter than n words has no
@@ -26,7 +110,7 @@ def bleu_counts(
     Args:
         hypotheses: M word lists.
         references: The word lists of each image's references, or their index.
-        sets: Number of each hypothesis' image among the references; by default the images in order.
+        images: Number of each hypothesis' image among the references; by default the images in order.
 
     Returns:
         (M, 10): n-grams of the hypothesis that a reference has, for n = 1..4; n-grams of the hypothesis, for
@@ -36,11 +120,11 @@ def bleu_counts(
         ValueError: There is not one image for each hypothesis, or an image has no reference.
     """
     index = references if isinstance(references, ReferenceNGrams) else ReferenceNGrams(references)
-    sets, hypothesis, reference = index.pairs(hypotheses, sets)
-    counts = np.zeros((len(hypotheses), 2 * ORDERS + 2), dtype=np.int64)
+    numbers, hypothesis, reference = index.pairs(hypotheses, images)
+    counts = np.zeros((len(hypotheses), 2 * ORDERS + 2))
     lengths = np.array([len(words) for words in hypotheses], dtype=np.int64)
     for n, (own, most) in enumerate(zip(index.count(hypotheses), index.most, strict=True)):
-        counts[:, n] = own[:, : most.shape[1]].minimum(most[sets]).sum(axis=1)
+        counts[:, n] = own[:, : most.shape[1]].minimum(most[numbers]).sum(axis=1)
         counts[:, ORDERS + n] = np.maximum(lengths - n, 0)
     closest = np.lexsort((index.lengths[reference], abs(index.lengths[reference] - lengths[hypothesis]), hypothesis))
     counts[:, -2] = lengths
@@ -48,7 +132,7 @@ def bleu_counts(
     return counts
 
 
-def bleu_metrics(counts: ArrayLike) -> dict[str, float]:
+def bleu_metrics(counts: Floats) -> dict[str, float]:
     """Return corpus BLEU, the numbers of the COCO toolkit, of ``bleu_counts`` (10,) that are summed over images.
 
     Differs from the toolkit for a corpus without a single match of n words, whose BLEU-n is 0 here. The toolkit takes
@@ -58,7 +142,6 @@ def bleu_metrics(counts: ArrayLike) -> dict[str, float]:
         ``bleu1`` .. ``bleu4`` in percent, ``bleu1_no_penalty`` .. without brevity penalty as the paper reports it,
         ``brevity_penalty`` in (0, 1] and ``length_ratio``, hypothesis words over closest reference words.
     """
-    counts = np.asarray(counts, dtype=np.float64)
     metrics: dict[str, float] = {}
     for suffix, penalty in (("", True), ("_no_penalty", False)):
         values = bleu_from_counts(counts, brevity_penalty=penalty).tolist()
@@ -67,7 +150,7 @@ def bleu_metrics(counts: ArrayLike) -> dict[str, float]:
     return metrics | {"brevity_penalty": float(_brevity_penalty(counts)), "length_ratio": length_ratio}
 
 
-def bleu_from_counts(counts: ArrayLike, *, brevity_penalty: bool = True) -> NDArray[np.float64]:
+def bleu_from_counts(counts: ArrayLike, *, brevity_penalty: bool = True) -> Floats:
     """Return BLEU-1..4 in percent, (..., 4), of summed ``bleu_counts`` (..., 10)."""
     counts = np.asarray(counts, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -77,16 +160,16 @@ def bleu_from_counts(counts: ArrayLike, *, brevity_penalty: bool = True) -> NDAr
     return values * _brevity_penalty(counts)[..., None] if brevity_penalty else values
 
 
-def sentence_bleu(counts: ArrayLike) -> NDArray[np.float64]:
+def sentence_bleu(counts: Floats) -> Floats:
     """Return BLEU-1..4 of single images in percent, (..., 4), from their ``bleu_counts`` (..., 10).
 
     The counts of n-grams with two words and more are increased by one (Lin and Och 2004), since most captions have no
     four words in a row in common with a reference. Its mean over images is not corpus BLEU.
     """
-    return bleu_from_counts(np.asarray(counts) + np.array([0, 1, 1, 1, 0, 1, 1, 1, 0, 0]))
+    return bleu_from_counts(counts + np.array([0, 1, 1, 1, 0, 1, 1, 1, 0, 0]))
 
 
-def _brevity_penalty(counts: NDArray[np.float64]) -> NDArray[np.float64]:
+def _brevity_penalty(counts: Floats) -> Floats:
     """Return exp(1 - r / c), (...), where hypotheses have c words and references r > c; 0 for c = 0, as nltk does."""
     hypothesis, reference = counts[..., -2], counts[..., -1]
     with np.errstate(divide="ignore", invalid="ignore"):

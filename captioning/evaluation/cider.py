@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.sparse import csr_array
 
-from captioning.evaluation.ngrams import ORDERS, Ints, ReferenceNGrams, Words
+from captioning.evaluation.bleu import ORDERS, ReferenceNGrams, Words
 from captioning.evaluation.resampling import Floats, ratio
 
 SIGMA = 6.0  # words; width of the length penalty
@@ -19,13 +19,9 @@ SCALE = 10.0
 
 
 class CiderD:
-    """CIDEr-D of captions against sets of references, which are indexed once and give the document frequencies.
+    """CIDEr-D of captions against the references of images, which are indexed once and give the document frequencies.
 
-    Args:
-        references: The word lists of each image's references.
-
-    Raises:
-        ValueError: A set has no reference.
+    A ValueError says that an image has no reference.
     """
 
     def __init__(self, references: Sequence[Sequence[Words]]) -> None:
@@ -35,17 +31,13 @@ class CiderD:
         self._weights = [self._log_documents - np.log((most > 0).sum(axis=0)) for most in self.index.most]
         self._values = [(n * weights).tocsr() for n, weights in zip(self.index.counts, self._weights, strict=True)]
 
-    def values(self, hypotheses: Sequence[Words], sets: Sequence[int] | Ints | None = None) -> Floats:
+    def values(self, hypotheses: Sequence[Words], images: Sequence[int] | None = None) -> Floats:
         """Return CIDEr-D in [0, 10] of each hypothesis, (M,); the corpus' CIDEr-D is the mean.
 
-        Args:
-            hypotheses: M word lists.
-            sets: Number of each hypothesis' reference set; by default the sets in order.
-
-        Raises:
-            ValueError: There is not one set for each hypothesis.
+        ``images`` are the numbers of their references' images, by default in order; a ValueError says that there is not
+        one for each hypothesis.
         """
-        sets, hypothesis, reference = self.index.pairs(hypotheses, sets)
+        numbers, hypothesis, reference = self.index.pairs(hypotheses, images)
         similarity = np.zeros(len(hypothesis))
         for counts, known, of_references in zip(self.index.count(hypotheses), self._weights, self._values, strict=True):
             unseen = np.full(counts.shape[1] - len(known), self._log_documents)
@@ -56,7 +48,8 @@ class CiderD:
         lengths = np.array([max(len(words) - 1, 0) for words in hypotheses], dtype=np.int64)
         difference = lengths[hypothesis] - np.maximum(self.index.lengths[reference] - 1, 0)
         similarity *= np.exp(-(difference**2) / (2 * SIGMA**2))
-        return SCALE * np.bincount(hypothesis, similarity, minlength=len(sets)) / (ORDERS * self.index.sizes[sets])
+        summed = np.bincount(hypothesis, similarity, minlength=len(numbers))
+        return SCALE * summed / (ORDERS * self.index.sizes[numbers])
 
 
 def _norms(values: csr_array) -> Floats:
@@ -64,9 +57,5 @@ def _norms(values: csr_array) -> Floats:
 
 
 def cider_d(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Floats:
-    """Return CIDEr-D in [0, 10] of each image's caption, (images,); the corpus' CIDEr-D is the mean.
-
-    Raises:
-        ValueError: The lists differ in length, or an image has no reference.
-    """
+    """Return CIDEr-D in [0, 10] of each image's caption, (images,), as ``CiderD``."""
     return CiderD(references).values(hypotheses)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,9 +53,6 @@ class Evaluated:
         The metrics are ``caption_metrics``, log-probabilities of the references in nats per word, and
         ``grounding_metrics`` of captions and, as "reference_..", of references; also, as "posterior_..", by the
         posterior where the model has one, whose baselines are those of the prior.
-
-        Args:
-            java: Compute METEOR where it is available.
         """
         images = [self.images[row] for row in sorted(self.images)]
         if not images:
@@ -67,7 +62,7 @@ class Evaluated:
         for row in sorted(self.sums):
             for name, value in self.sums[row].items():
                 totals[name] += value
-        words = totals.pop("words", 0)
+        words = totals.pop("words")
         metrics |= {name: total / words for name, total in totals.items()}
         for kind in ("", "reference_", "posterior_", "reference_posterior_"):
             found = grounding_metrics([hit for image in images for hit in getattr(image, f"{kind}hits")])
@@ -79,9 +74,6 @@ class Evaluator:
     """Evaluates a captioner or an ensemble, in eval mode, on batches of images with all their captions.
 
     Args:
-        captioner: The captioner or ensemble.
-        vocabulary: Vocabulary of the captions' ids.
-        index: Records of the split.
         objects: Returns the objects of a row of the split, on the encoder's grid, as ``ObjectsInView`` does.
         search: Options that captions are decoded with.
         bound_samples: Number of times that each reference is decoded to estimate the bounds of stochastic attention; 0
@@ -107,53 +99,27 @@ class Evaluator:
         seed: int = 0,
         keep: int = 0,
     ) -> None:
-        self.captioner, self.vocabulary, self.index = captioner, vocabulary, index
-        self.objects = objects
-        self.search = search
-        draws = isinstance(captioner, Captioner) and "sample" in captioner.decoder.attention.inference_modes
-        self.bound_samples = bound_samples if draws else 0
-        self.seed = seed
-        self.keep = keep
+        self.captioner, self.vocabulary, self.index, self.objects = captioner, vocabulary, index, objects
+        self.search, self.bound_samples, self.seed, self.keep = search, bound_samples, seed, keep
         self.kept: dict[int, tuple[CaptionedImage, Hypothesis]] = {}
         self.evaluated = Evaluated()
 
-    @contextmanager
-    def _inference(self, batch: CaptionBatch) -> Iterator[None]:
-        """Draw from a stream of random numbers that belongs to the batch, and record no gradients."""
-        device = batch.captions.device
-        stream = np.random.SeedSequence((self.seed, int(batch.rows[0]))).generate_state(1, np.uint64)
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.inference_mode():
-            torch.manual_seed(int(stream[0]))
-            yield
-
     def update(self, batch: CaptionBatch) -> None:
         """Evaluate a batch of images, each with all its captions."""
-        rows = batch.rows.tolist()
-        with self._inference(batch):
+        rows, device = batch.rows.tolist(), batch.captions.device
+        stream = np.random.SeedSequence((self.seed, rows[0])).generate_state(1, np.uint64)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.inference_mode():
+            torch.manual_seed(int(stream[0]))
             memory = self.captioner.encode_batch(batch)
             objects = [self.objects(row) for row in rows]
-            hits = self._references(batch, memory, objects) if len(batch.captions) else [{} for _ in rows]
-            images, hypotheses = zip(*self._caption(batch, memory), strict=True)
-            traced = [[best] for best in hypotheses]
+            of_references = self._references(batch, memory, objects)
+            found = [[best] for best, *_ in self.captioner.search(memory, self.search)]
             if any(objects) or any(row < self.keep for row in rows):
-                traced = self.captioner.with_posterior(memory, traced)
-        for row, in_view, image, judged, (best,) in zip(rows, objects, images, hits, traced, strict=True):
-            if row < self.keep:
-                self.kept[row] = image, best
-            for name, weights in (("hits", best.trace.alphas), ("posterior_hits", best.trace.posterior)):
-                judged[name] = [] if weights is None else noun_hits(image.words, weights.numpy(), in_view)
-            self.evaluated.images[row] = dataclasses.replace(image, **judged)
-
-    def caption(self, batch: CaptionBatch) -> list[tuple[CaptionedImage, Hypothesis]]:
-        """Return the record of every image of a batch, without hits, and the hypothesis of its best caption."""
-        with self._inference(batch):
-            return self._caption(batch, self.captioner.encode_batch(batch))
-
-    def _caption(self, batch: CaptionBatch, memory: Any) -> list[tuple[CaptionedImage, Hypothesis]]:
-        captioned = []
-        found = self.captioner.search(memory, self.search)
-        for image_id, row, (best, *_) in zip(batch.image_ids.tolist(), batch.rows.tolist(), found, strict=True):
-            words = self.vocabulary.decode(best.ids)
+                found = self.captioner.with_posterior(memory, found)
+        for image_id, row, in_view, hits, (best,) in zip(
+            batch.image_ids.tolist(), rows, objects, of_references, found, strict=True
+        ):
+            words, (alphas, posterior) = self.vocabulary.decode(best.ids), (best.trace.alphas, best.trace.posterior)
             caption, written = " ".join(words), self.vocabulary.tokenizer.join(words)
             image = CaptionedImage(
                 image_id=image_id,
@@ -162,9 +128,13 @@ class Evaluator:
                 log_prob=best.log_prob,
                 finished=best.finished,
                 references=self.index.references(row),
+                hits=noun_hits(words, alphas.numpy(), in_view),
+                posterior_hits=[] if posterior is None else noun_hits(words, posterior.numpy(), in_view),
+                **hits,
             )
-            captioned.append((image, best))
-        return captioned
+            self.evaluated.images[row] = image
+            if row < self.keep:
+                self.kept[row] = image, best
 
     def _references(
         self, batch: CaptionBatch, memory: Any, objects: Sequence[Sequence[ObjectCells]]
@@ -173,11 +143,11 @@ class Evaluator:
         with self.captioner.inferring("expected"):
             output = self.captioner.teacher_force(batch, memory)
         nll = -float(token_log_probs(output.logits, output.targets).sum())
-        sums = {"words": len(output.targets), "nll": nll}
-        if self.bound_samples and isinstance(self.captioner, Captioner):
-            bounds = sampled_bounds(self.captioner, batch, memory, self.bound_samples)
+        sums = self.evaluated.sums[int(batch.rows[0])] = {"words": len(output.targets), "nll": nll}
+        model = self.captioner
+        if self.bound_samples and isinstance(model, Captioner) and "sample" in model.decoder.attention.inference_modes:
+            bounds = sampled_bounds(model, batch, memory, self.bound_samples)
             sums |= {"bound": bounds.bound, "iwae_bound": bounds.importance_weighted}
-        self.evaluated.sums[int(batch.rows[0])] = sums
         traces = {"reference_hits": output.trace.alphas, "reference_posterior_hits": output.trace.posterior}
         weights = {name: trace.float().cpu().numpy() for name, trace in traces.items() if trace is not None}
         references = [iter(self.index.references(row)) for row in batch.rows.tolist()]
@@ -213,10 +183,8 @@ def evaluate(
 
     Args:
         captioner: A captioner; or an ensemble, which loads images itself where its members' encoders differ.
-        vocabulary: Vocabulary of the captioner's ids.
-        source: Data set; its captions are split into words by the vocabulary's tokenizer.
+        vocabulary: Vocabulary of the captioner's ids; its tokenizer splits the data set's captions into words.
         search: Options that captions are decoded with.
-        split: "train", "val" or "test".
         limit_images: Number of images at the beginning of the split that are evaluated; None for all.
         batch_size: Images that go through the model together.
         num_workers: Processes that load images; 0 loads them in this process.

@@ -23,14 +23,12 @@ _DETERMINERS = frozenset("a an the one two three four another some this that the
 
 @dataclass(frozen=True)
 class ObjectCells:
-    """The objects that share name and attributes, as ``noun_hits`` needs them: a few hundred bytes in place of masks.
+    """Objects that share noun and attributes, which a caption cannot tell apart: a few hundred bytes in place of masks.
 
     Attributes:
         names: The noun and its synonyms.
-        attributes: Adjectives that are true of each of the objects.
         covered: (height, width) of the grid: the fraction of each cell's area that lies on one of the objects; all 0 if
             none is in view.
-        cells: The grid.
     """
 
     names: frozenset[str]
@@ -40,10 +38,7 @@ class ObjectCells:
 
 
 def object_cells(objects: Sequence[GroundedObject], cells: CellGrid) -> list[ObjectCells]:
-    """Lay the encoder's cells over an image's objects, once for all captions of the image.
-
-    Objects that share noun and attributes cannot be told apart by a caption, so the union of their masks is one object.
-    """
+    """Lay the encoder's cells over an image's objects, once for all captions of the image."""
     alike: dict[tuple[str, frozenset[str]], list[GroundedObject]] = {}
     for item in objects:
         alike.setdefault((item.noun, item.attributes), []).append(item)
@@ -59,14 +54,10 @@ def object_cells(objects: Sequence[GroundedObject], cells: CellGrid) -> list[Obj
 
 
 class ObjectsInView:
-    """The objects of a split's images on the encoder's cells, by row of the split.
-
-    They are laid out once, and again where training has moved the cells.
+    """The objects of a split's images on the encoder's cells, laid out once, and again where training moves the cells.
 
     Args:
         lookup: The objects by image id, in the pixels of the image as stored; None if the data set has no masks.
-        index: Records of the split.
-        encoder: Its preprocessing makes the view.
     """
 
     def __init__(self, lookup: ObjectLookup | None, index: CaptionIndex, encoder: Encoder) -> None:
@@ -75,7 +66,7 @@ class ObjectsInView:
         self._cells: CellGrid | None = None
 
     def __call__(self, row: int) -> list[ObjectCells]:
-        """Return the objects of an image; [] without annotated ones."""
+        """Return the objects of the image in a row of the split."""
         if self.lookup is None:
             return []
         if self._cells != (cells := self.encoder.cells):
@@ -138,12 +129,11 @@ def noun_hits(words: Sequence[str], alphas: ArrayLike, objects: Sequence[ObjectC
 
 
 def grounding_metrics(hits: Sequence[NounHit]) -> dict[str, float]:
-    """Return the means over nouns, in percent, each measure beside baselines that ignore the caption.
+    """Return the means over nouns in percent, each beside baselines that ignore the caption; {} if there is no noun.
 
-    Returns:
-        ``pointing_accuracy`` with ``pointing_chance`` (uniformly random locations) and ``pointing_centre`` (always the
-        middle); ``attention_correctness`` with ``correctness_uniform`` and ``correctness_centre``. Large objects are
-        easy to hit, and photographers put them in the middle. Empty if there is no noun.
+    ``pointing_accuracy`` has ``pointing_chance`` (uniformly random locations) and ``pointing_centre`` (always the
+    middle); ``attention_correctness`` has ``correctness_uniform`` and ``correctness_centre``. Large objects are easy to
+    hit, and photographers put them in the middle.
     """
     if not hits:
         return {}
@@ -157,11 +147,8 @@ def centre_attention(cells: CellGrid) -> Floats:
     A Gaussian at the centre of the view with standard deviations of a quarter of its height and of its width, read at
     the cells' centres: half of its mass lies in the middle quarter of the view's area.
     """
-    vertical, horizontal = (
-        np.exp(-0.5 * ((centres / side - 0.5) / 0.25) ** 2)
-        for centres, side in zip(cells.centres(), cells.size, strict=True)
-    )
-    weights = np.outer(vertical, horizontal)
+    places = (centres / side for centres, side in zip(cells.centres(), cells.size, strict=True))
+    weights = np.outer(*(np.exp(-0.5 * ((place - 0.5) / 0.25) ** 2) for place in places))
     return weights / weights.sum()
 
 
@@ -190,11 +177,8 @@ def _overlaps(cells: CellGrid) -> list[tuple[Floats, Floats]]:
 @functools.cache
 def _central_cells(cells: CellGrid) -> tuple[NDArray[np.intp], ...]:
     """Return an index of the cells nearest to the view's middle; several may be equally near."""
-    nearest = []
-    for centres, side, stride in zip(cells.centres(), cells.size, cells.stride, strict=True):
-        distance = np.abs(centres - side / 2)
-        nearest.append(np.flatnonzero(distance <= distance.min() + 1e-6 * stride))
-    return np.ix_(*nearest)
+    distances = [np.abs(centres - side / 2) for centres, side in zip(cells.centres(), cells.size, strict=True)]
+    return np.ix_(*(away <= away.min() + 1e-6 * stride for away, stride in zip(distances, cells.stride, strict=True)))
 
 
 def _mentions(

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from captioning.evaluation.ngrams import Words
+from captioning.evaluation.bleu import Words
 from captioning.evaluation.resampling import Floats, ratio
 
 _ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.2, 0.6, 0.75  # METEOR 1.5's parameters for English, task "rank"
@@ -50,18 +50,14 @@ def meteor_counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Wor
     jar = str(importlib.resources.files("pycocoevalcap") / "meteor" / "meteor-1.5.jar")
     # UTF-8 in any locale; otherwise Java would split a word at a letter beyond ASCII.
     command = ["java", "-Dfile.encoding=UTF-8", "-Xmx2G", "-jar", jar, "-", "-", "-stdio", "-l", "en", "-norm"]
+    ran = subprocess.run(
+        command, input="".join(lines), capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
     try:
-        done = subprocess.run(command, input="".join(lines).encode(errors="replace"), capture_output=True, check=False)
-    except OSError as error:
-        raise JavaError(f"METEOR: {error}") from error
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip() or "no message"
-        raise JavaError(f"METEOR failed (exit code {done.returncode}): {said.splitlines()[0][:200]}")
-    answers = done.stdout.decode(errors="replace").splitlines()
-    try:
-        counts = np.array([answer.split() for answer in answers], dtype=np.float64).reshape(len(lines), 23)
+        counts = np.array([line.split() for line in ran.stdout.splitlines()], np.float64).reshape(len(lines), 23)
     except ValueError:
-        raise JavaError(f"METEOR answered {' '.join(answers)[:100]!r} for {len(lines)} images") from None
+        said = (ran.stderr.strip() or ran.stdout.strip() or "no answer").splitlines()[0][:200]
+        raise JavaError(f"METEOR failed (exit code {ran.returncode}): {said}") from None
     # METEOR does not count the single chunk of a caption whose words all match in a row.
     matches = counts[:, 4:20].reshape(-1, 8, 2).sum(axis=1)
     counts[(matches == counts[:, 0:2]).all(axis=1) & (counts[:, 20] == 1), 20] = 0
@@ -73,7 +69,6 @@ def meteor_from_counts(counts: Floats) -> Floats:
 
     The counts of one image give its segment score; their sum gives the corpus' METEOR, which is not the mean.
     """
-    counts = np.asarray(counts, dtype=np.float64)
     words, function_words = counts[..., 0:2], counts[..., 2:4]  # (..., 2): caption, reference
     # (..., 4, 2, 2): kind of match; content or function words; caption or reference
     stages = counts[..., 4:20].reshape(*counts.shape[:-1], 4, 2, 2)
@@ -86,5 +81,4 @@ def meteor_from_counts(counts: Floats) -> Floats:
 
 
 def _one_line(words: Words) -> str:
-    """Join words without line breaks and METEOR's separator."""
     return " ".join(" ".join(words).replace("|||", " ").split())

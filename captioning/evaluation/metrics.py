@@ -14,15 +14,14 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from captioning.evaluation.bleu import bleu_counts, bleu_from_counts, bleu_metrics, sentence_bleu
+from captioning.evaluation.bleu import ORDERS, Words, bleu_counts, bleu_from_counts, bleu_metrics, sentence_bleu
 from captioning.evaluation.cider import cider_d
 from captioning.evaluation.java import JavaError, meteor_counts, meteor_from_counts
-from captioning.evaluation.ngrams import ORDERS, Words
 from captioning.evaluation.resampling import Floats, percentage
-from captioning.evaluation.rouge import rouge_l
 
 logger = logging.getLogger(__name__)
 
+ROUGE_BETA = 1.2
 UNIT = "percent; CIDEr-D is the COCO toolkit's number times 100"
 
 
@@ -66,17 +65,49 @@ METRICS: dict[str, Metric] = {
 TITLES = {name: metric.title for name, metric in METRICS.items()}
 
 
+def rouge_l(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Floats:
+    """Return ROUGE-L (Lin 2004) in [0, 1] of each image's caption, (images,); the corpus' ROUGE-L is the mean.
+
+    As in the COCO toolkit, precision and recall are each the best over the references, possibly of two different ones,
+    recall weighs ``ROUGE_BETA`` times as much, and a caption without words counts as one empty word.
+    """
+    values = np.zeros(len(hypotheses))
+    for image, (hypothesis, of_image) in enumerate(zip(hypotheses, references, strict=True)):
+        words = hypothesis or [""]
+        common = [longest_common_subsequence(words, reference or [""]) for reference in of_image]
+        precision = max(common) / len(words)
+        recall = max(n / max(len(reference), 1) for n, reference in zip(common, of_image, strict=True))
+        if precision and recall:
+            values[image] = (1 + ROUGE_BETA**2) * precision * recall / (recall + ROUGE_BETA**2 * precision)
+    return values
+
+
+def longest_common_subsequence(first: Words, second: Words) -> int:
+    """Return the number of words in the longest common subsequence.
+
+    Bit-parallel (Hyyrö 2004): a column of the usual table is one integer, whose bit i is 0 where the table grows by one
+    at word i of ``first``.
+    """
+    places: dict[str, int] = {}
+    for place, word in enumerate(first):
+        places[word] = places.get(word, 0) | 1 << place
+    everywhere = column = (1 << len(first)) - 1
+    for word in second:
+        matched = column & places.get(word, 0)
+        column = (column + matched | column - matched) & everywhere
+    return len(first) - column.bit_count()
+
+
 @dataclass(frozen=True)
 class Family:
     """S metrics of captions that are functions of the same counts.
 
     Attributes:
         names: Their names in logs and files, keys of ``METRICS``.
-        counts: Maps hypotheses (a word list per image) and references (word lists per image) to counts (images, C).
+        counts: Maps hypotheses, a word list per image, and references, word lists per image, to counts (images, C).
         values: Maps counts that are summed over images, (..., C), to the corpus' metrics in ``UNIT``, (..., S).
         of_images: Maps (images, C) to the metrics of single images, (images, S). BLEU is smoothed; the means of BLEU
             and METEOR are not the corpus' metrics.
-        java: Whether it needs Java.
     """
 
     names: tuple[str, ...]
@@ -103,16 +134,12 @@ def _mean_of(name: str, metric: Callable[[Sequence[Words], Sequence[Sequence[Wor
     return Family((name,), counts, mean, mean)
 
 
-def _bleu_counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Floats:
-    return bleu_counts(hypotheses, references).astype(np.float64)
-
-
 def _meteor(counts: Floats) -> Floats:
     return 100 * meteor_from_counts(counts)[..., None]
 
 
 FAMILIES = (
-    Family(tuple(f"bleu{n}" for n in range(1, ORDERS + 1)), _bleu_counts, bleu_from_counts, sentence_bleu),
+    Family(tuple(f"bleu{n}" for n in range(1, ORDERS + 1)), bleu_counts, bleu_from_counts, sentence_bleu),
     _mean_of("rouge_l", rouge_l),
     _mean_of("cider_d", cider_d),  # resampling does not count the document frequencies again
     Family(("meteor",), meteor_counts, _meteor, _meteor, java=True),
@@ -126,15 +153,11 @@ def count(
 ) -> list[tuple[Family, Floats]]:
     """Return each family of metrics that is available here with its counts (images, C).
 
-    Why METEOR is not available is logged once.
-
     Args:
-        hypotheses: One word list per image.
-        references: The word lists of each image's references.
-        java: Compute METEOR where it is available, which takes 4 s and more.
+        java: Compute METEOR, which takes 4 s and more; why it is not available is logged once.
 
     Raises:
-        ValueError: The lists differ in length or are empty, or an image has no reference.
+        ValueError: The lists differ in length, or an image has no reference.
     """
     counts = []
     for family in FAMILIES:

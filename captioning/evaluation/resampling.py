@@ -61,13 +61,8 @@ def bootstrap(counts: ArrayLike, statistic: Statistic, *, resamples: int = 1000,
     """Return the metrics of ``resamples`` sets of as many images, drawn from the images with replacement.
 
     The same images are drawn for every system, and for every call with as many images and the same seed: the metrics
-    of two systems are pairs (Koehn 2004).
-
-    Args:
-        counts: (systems, images, C), or (images, C) of one system.
-
-    Returns:
-        (resamples, systems) or (resamples, systems, S); without the axis of systems for counts of one.
+    of two systems are pairs (Koehn 2004). Counts (systems, images, C) or (images, C) give metrics
+    (resamples, systems, S) or (resamples, S).
     """
     counts = np.asarray(counts, dtype=np.float64)
     images = counts.shape[-2]
@@ -85,14 +80,11 @@ def intervals(counts: ArrayLike, statistic: Statistic, *, resamples: int = 1000,
 def differences(
     first: ArrayLike, second: ArrayLike, statistic: Statistic, *, resamples: int = 1000, seed: int = 0
 ) -> list[Difference]:
-    """Return how much higher ``second`` is than ``first``, for each of the S metrics of ``statistic``.
+    """Return how much higher ``second`` is than ``first``, (images, C) of the same images, for each of S metrics.
 
     The randomization test exchanges the systems image by image with probability a half (Riezler and Maxwell 2005),
     which gives the distribution of differences between systems that do not differ. Its p-value counts the observed
     difference as one of the exchanges, so it is at least 1 / (resamples + 1). Exchanges without a value are left out.
-
-    Args:
-        first, second: (images, C) of the same images.
     """
     counts = np.stack([np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)])
     total = counts.sum(axis=1)
@@ -134,7 +126,6 @@ def ratio(numerator: Floats, denominator: Floats) -> Floats:
 
 
 def _middle(drawn: Floats) -> Floats:
-    """Return the two ends of the middle 95 %."""
     # A resample may lack what a metric divides by (no noun that names an object); it says nothing of the metric.
     with np.errstate(all="ignore"):
         return np.asarray(np.nanquantile(drawn, [0.025, 0.975], axis=0))

@@ -18,20 +18,14 @@ END_WORD = SPECIALS[END]
 
 
 class CaptionReward:
-    """The reward of ``SelfCriticalTraining``: a weighted sum of CIDEr-D and sentence BLEU-4.
+    """The reward of ``SelfCriticalTraining``, which has the weights of CIDEr-D and of sentence BLEU-4.
 
     The end of a caption counts as a word, in captions and references alike. Otherwise captions learn to break off ("a
     man riding a wave on a"), which costs them nothing and gains n-grams.
-
-    Args:
-        options: The weights.
-        index: Records of the training split.
-        vocabulary: Vocabulary of the captions' ids.
     """
 
     def __init__(self, options: SelfCriticalTraining, index: CaptionIndex, vocabulary: Vocabulary) -> None:
-        self.options = options
-        self.vocabulary = vocabulary
+        self.options, self.vocabulary = options, vocabulary
         references = ([caption.split() for caption in index.references(row)] for row in range(len(index)))
         self.cider_d = CiderD([[[*words, END_WORD] for words in of_image] for of_image in references])
 

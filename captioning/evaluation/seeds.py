@@ -36,7 +36,6 @@ RULE = "jackknife over images, Cochran's critical values"
 """The rule of these intervals, as files and pages name it."""
 
 _NOTHING = 1e-9  # a difference as small is a rounding error
-_LEAST_P = 1e-12
 
 
 def seed_differences(
@@ -46,7 +45,6 @@ def seed_differences(
 
     Args:
         first, second: (seeds, images, C) of the same images, two or more seeds each; their numbers may differ.
-        statistic: Turns counts summed over images (.., C) into metrics (.., S).
         paired: Each run of ``second`` goes on from the run of ``first`` at its place.
 
     Raises:
@@ -94,7 +92,7 @@ class Gains:
 
     def p_values(self) -> Floats:
         """Return the levels (S,) at which the intervals end at zero, by bisection of their logarithm."""
-        low, high = np.full(self.values.shape, np.log(_LEAST_P)), np.zeros(self.values.shape)
+        low, high = np.full(self.values.shape, np.log(1e-12)), np.zeros(self.values.shape)
         for _ in range(50):
             middle = (low + high) / 2
             inside = np.abs(self.values) <= np.maximum(_NOTHING, self.half_width(np.exp(middle)))

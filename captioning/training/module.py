@@ -265,7 +265,7 @@ class CaptioningModule(pl.LightningModule):
             index,
             self._objects,
             search=self.search,
-            bound_samples=0 if self.trainer.state.fn == "fit" else self.bound_samples,
+            bound_samples=0 if self.trainer.state.fn in ("fit", "predict") else self.bound_samples,
             seed=self.data.seed,
             keep=self.samples,
         )
@@ -292,8 +292,8 @@ class CaptioningModule(pl.LightningModule):
     def predict_step(self, batch: CaptionBatch, batch_idx: int) -> list[dict[str, Any]]:
         """Return ``{"image_id", "caption", "log_prob"}`` of every image."""
         assert self.evaluator is not None
-        images = [image for image, _ in self.evaluator.caption(batch)]
-        self.evaluator.evaluated.images |= dict(zip(batch.rows.tolist(), images, strict=True))
+        self.evaluator.update(batch)
+        images = [self.evaluator.evaluated.images[row] for row in batch.rows.tolist()]
         return [{"image_id": image.image_id, "caption": image.text, "log_prob": image.log_prob} for image in images]
 
     def on_predict_epoch_end(self) -> None:

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
+
 from captioning.cli import COMMANDS
 from captioning.cli.parser import parser_of
-from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

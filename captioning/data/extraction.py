@@ -36,7 +36,7 @@ def extract_features(
     """Write the features of every image; resumes where an earlier call stopped, and prints its progress.
 
     The frozen ``captioning.encoders.Encoder`` is in evaluation mode and on the device; the mirrored images of splits in
-    ``flipped`` are written, too. ``num_workers`` processes decode images beside the network.
+    ``flipped`` are written, too.
 
     Raises:
         InputError: An image cannot be read, the disk is too small, a value does not fit into fp16, or the folder holds
@@ -47,10 +47,8 @@ def extract_features(
         name, fingerprint = seen(split, encoder.fingerprint(), upright=index.upright, flipped=mirrored)
         shape = encoder.grid_size[0] * encoder.grid_size[1], encoder.annotation_dim
         rows, done = create(output, name, fingerprint, index.paths, shape)
-        total, size = len(rows), " x ".join(map(str, rows.shape))
-        print(
-            f"{name}: {size} numbers of 2 bytes, {rows.nbytes / 1e9:.2f} GB; {done:,} images done already", flush=True
-        )
+        total = len(rows)
+        print(f"{name}: {total:,} images, {rows.nbytes / 1e9:.2f} GB; {done:,} images done already", flush=True)
         missing, free = rows.nbytes * (total - done) / total, shutil.disk_usage(output).free
         if missing > free:
             raise InputError(f"--output {output}: needs {missing / 1e9:.2f} GB, {free / 1e9:.2f} GB are free")
@@ -60,14 +58,11 @@ def extract_features(
             try:
                 for number, pixels in enumerate(loader, 1):
                     annotations = encoder(encoder.preprocessing.normalise_all(pixels, device)).half().cpu()
-                    end = done + len(annotations)
                     if not annotations.isfinite().all():
-                        raise InputError(
-                            f"the encoder gives values beyond fp16's 65504 in images {done} to {end - 1} of {name}; "
-                            "train from the images instead"
-                        )
-                    rows[done:end] = annotations.numpy()
-                    done = end
+                        where = f"in images {done} to {done + len(annotations) - 1} of {name}"
+                        raise InputError(f"values beyond fp16's 65504 {where}; train from the images instead")
+                    rows[done : done + len(annotations)] = annotations.numpy()
+                    done += len(annotations)
                     progress.update(done)
                     if number % _BATCHES_BETWEEN_NOTES == 0:
                         note(output, name, done)
@@ -79,13 +74,12 @@ def extract_features(
 
 
 class _Views(Dataset[Tensor]):
-    """Images of an index as the encoder sees them, before normalisation."""
+    """Images of an index as the encoder sees them before normalisation, (B, height, width, 3) uint8."""
 
     def __init__(self, index: CaptionIndex, preprocessing: Preprocessing, mirrored: bool) -> None:
         self.index, self.preprocessing, self.mirrored = index, preprocessing, mirrored
 
     def __getitem__(self, numbers: list[int]) -> Tensor:
-        """Return (B, height, width, 3) uint8."""
         views = [self.preprocessing.view(self.index.image(row, self.preprocessing)) for row in numbers]
         if self.mirrored:
             views = [view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for view in views]

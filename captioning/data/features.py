@@ -1,13 +1,7 @@
 """A frozen encoder's annotations, computed once and read by memory mapping.
 
-A folder holds, for each split:
-
-    <split>.npy     (N, L, D) float16
-    <split>.json    the encoder's fingerprint, the images' paths in row order, and how many of the rows are done
-
-Features are computed with the *evaluation* preprocessing, so training from a cache always sees the same view of an
-image, without random crops. ``<split>_flipped`` holds the mirrored images, if they were extracted. Values differ from
-the encoder's by fp16 rounding (a relative 2**-11).
+A folder holds, for each split, <split>.npy, (N, L, D) float16, and <split>.json: the encoder's fingerprint, the images'
+paths in row order, and how many of the rows are done. Features are of the view of *evaluation*, without random crops.
 """
 
 from __future__ import annotations
@@ -28,10 +22,7 @@ from captioning.files import read_json, write_json
 def seen(
     split: str, fingerprint: dict[str, Any], *, upright: bool = False, flipped: bool = False
 ) -> tuple[str, dict[str, Any]]:
-    """Return the name that a split's features are kept by, and an encoder's fingerprint with how it saw the images.
-
-    It may have seen photographs turned ``upright``, as their cameras marked them, or mirrored.
-    """
+    """Return the name that a split's features are kept by, and an encoder's fingerprint with how it saw the images."""
     how = {"upright": upright, "flipped": flipped}
     return split + "_flipped" * flipped, fingerprint | {name: True for name, value in how.items() if value}
 
@@ -64,11 +55,7 @@ def note(folder: Path, split: str, done: int) -> None:
 class Features:
     """Cached annotations of one split's images, mapped from the disk.
 
-    Args:
-        folder: The folder of the features.
-        split: Their name, such as ``train``.
-        fingerprint: Fingerprint of the encoder that the cache stands in for. Both are as from ``seen``.
-        paths: The N images, named as in ``CaptionIndex.paths``.
+    ``split`` and ``fingerprint`` are those of ``seen``, ``paths`` are the ``CaptionIndex.paths`` of the N images.
 
     Raises:
         InputError: The features are missing or incomplete, or were made by another encoder, other weights or another
@@ -79,18 +66,14 @@ class Features:
         self._arguments = folder, split, fingerprint, paths
         about, file = Path(folder) / f"{split}.json", Path(folder) / f"{split}.npy"
         if not about.exists():
-            raise InputError(
-                f"{about}: no features; run captioning extract with --split {split.removesuffix('_flipped')}, or "
-                "give --data.features null to compute them from the images"
-            )
+            command = f"captioning extract with --split {split.removesuffix('_flipped')}"
+            raise InputError(f"{about}: no features; run {command}, or give --data.features null to do without")
         content = _read(about, fingerprint)
+        if (done := content["done"]) < (images := len(content["paths"])):
+            raise InputError(f"{about}: only {done:,} of {images:,} images are done; finish captioning extract")
         row_of = {path: row for row, path in enumerate(content["paths"])}
-        if (done := content["done"]) < len(row_of):
-            raise InputError(f"{about}: only {done:,} of {len(row_of):,} images are done; finish captioning extract")
         if missing := [path for path in paths if path not in row_of]:
-            raise InputError(
-                f"{about}: has no features of image {missing[0]}; it was made from other data, extract again"
-            )
+            raise InputError(f"{about}: has no features of image {missing[0]}, it is of other data; extract again")
         self._rows = np.array([row_of[path] for path in paths], dtype=np.int64)
         try:
             self._annotations = np.asarray(np.load(file, mmap_mode="r"))
@@ -108,16 +91,9 @@ class Features:
 def _read(about: Path, fingerprint: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON beside the features, after a look at the encoder that they come from."""
     content: dict[str, Any] = read_json(about, "delete the folder and extract again")
-    if "done" not in content:
-        raise InputError(f"{about}: features of an earlier version; delete the folder and extract again")
-    there, here = content["fingerprint"], json.loads(json.dumps(fingerprint))  # tuples become lists
-    differences = [
-        f"{name} {there.get(name)!r} there, {here.get(name)!r} here"
-        for name in sorted({*there, *here})
-        if there.get(name) != here.get(name)
-    ]
-    if differences:
-        raise InputError(
-            f"{about}: features of another encoder ({'; '.join(differences)}); extract them again into another folder"
-        )
+    there, here = content.get("fingerprint", {}), json.loads(json.dumps(fingerprint))  # tuples become lists
+    differ = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
+    if differ or "done" not in content:
+        named = "; ".join(f"{name} {there.get(name)!r} there, {here.get(name)!r} here" for name in differ)
+        raise InputError(f"{about}: features of another encoder ({named}); extract again, into another folder")
     return content

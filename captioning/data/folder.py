@@ -19,8 +19,7 @@ class FolderSource(CaptionSource):
 
     The file is JSON lines (``{"image": "cats/1.jpg", "caption": "A cat asleep."}``) or CSV with a header. Its columns
     are ``image`` (relative to ``root``), ``caption`` and optionally ``split`` (train, val or test); others are ignored.
-    Lines of one image need not be adjacent. Images are numbered in the order of first appearance, so appended lines
-    renumber nothing.
+    Lines of one image need not be adjacent. Images are numbered in the order of first appearance.
 
     Without a ``split`` column an image's split follows from its name alone: of ten images about eight are for training,
     one for validation and one for the test, and new images never move old ones to another split.
@@ -53,9 +52,8 @@ class FolderSource(CaptionSource):
         for line, row in _rows(self.captions):
             here = row.split or split_of.get(row.image) or hashed_split(row.image)
             if (above := split_of.setdefault(row.image, here)) != here:
-                raise InputError(
-                    f"{self.captions}: line {line}: {row.image} is in the {here} split here, in {above} above"
-                )
+                both = f"is in the {here} split here, in {above} above"
+                raise InputError(f"{self.captions}: line {line}: {row.image} {both}")
             entry = entries.setdefault(row.image, ImageEntry(len(entries), row.image, []))
             if here == split:
                 entry.captions.append(" ".join(self.tokenizer.tokenize(row.caption)))

@@ -23,8 +23,7 @@ def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Im
     as its short side keeps this many pixels: several times quicker on large photographs. The pixels differ slightly
     from a full decode, so everything that feeds a model uses ``Preprocessing.load``.
 
-    Raises:
-        InputError: The file is missing, damaged, not an image, or larger than Pillow opens.
+    A file that is missing, damaged, no image, or larger than Pillow opens is an InputError.
     """
     try:
         with warnings.catch_warnings():
@@ -38,9 +37,8 @@ def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Im
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such image file") from error
     except Exception as error:  # Pillow's exceptions depend on the format
-        raise InputError(
-            f"{path}: cannot be read as an image ({one_line(error)}); replace the file or drop it"
-        ) from error
+        reason = one_line(error)
+        raise InputError(f"{path}: cannot be read as an image ({reason}); replace the file or drop it") from error
 
 
 def rgb(image: Image.Image) -> Image.Image:

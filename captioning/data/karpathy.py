@@ -48,7 +48,7 @@ class KarpathySource(CaptionSource):
         entries = [self._entry(image) for image in images if image.split in splits]
         if not entries:
             names = ", ".join(sorted({image.split for image in images}))
-            raise InputError(f"{self.json_path}: has no {split} split, only {names or 'no image at all'}")
+            raise InputError(f"{self.json_path}: has no {split} split, only {names}")
         return CaptionIndex.build(self.image_dir, entries, origin=self.json_path)
 
     def _entry(self, image: _Image) -> ImageEntry:
@@ -56,19 +56,13 @@ class KarpathySource(CaptionSource):
         if image_id is None:
             raise InputError(f"{self.json_path}: {image.filename} has neither cocoid nor imgid")
         own = isinstance(self.tokenizer, PennTreebank)
-        captions = []
-        for sentence in image.sentences:
-            words = sentence.tokens if own else sentence.raw and self.tokenizer.tokenize(sentence.raw)
-            if words is None:
-                lacks = "tokens" if own else "its raw text"
-                raise InputError(f"{self.json_path}: image {image_id} has a sentence without {lacks}")
-            captions.append(" ".join(words))
+        captions = [" ".join(one.tokens if own else self.tokenizer.tokenize(one.raw)) for one in image.sentences]
         return ImageEntry(image_id, str(Path(image.filepath, image.filename)), captions)
 
 
 class _Sentence(msgspec.Struct):
-    tokens: list[str] | None = None
-    raw: str | None = None
+    tokens: list[str] = []
+    raw: str = ""
 
 
 class _Image(msgspec.Struct):

@@ -45,12 +45,7 @@ def batch_loader(dataset: Dataset[Any], batches: Iterable[list[int]], **options:
 class CaptionDataset(Dataset[CaptionBatch]):
     """Turns a list of numbers from a sampler into one batch.
 
-    The captions are kept as one array of word ids, which forked workers share.
-
     Args:
-        index: Records of one split.
-        vocabulary: Turns words into ids.
-        preprocessing: Turns an image file into the encoder's input.
         transform: Preprocessing with random changes, for training; None for evaluation.
         seed: Seed of these changes. They depend on the seed, the batch's place in training and the image alone, not on
             the process or worker that loads the image, nor on where a run was resumed.
@@ -76,6 +71,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
         self.index, self.by_image = index, by_image
         self.preprocessing, self.transform, self.seed = preprocessing, transform, seed
         self.features, self.flipped, self.flip = features, flipped, flip
+        # One array of word ids, which forked workers share.
         ids = [np.array(vocabulary.encode(caption.split()), dtype=np.int32) for caption in index.captions]
         self._words, self._first_word = np.concatenate(ids), np.cumsum([0, *map(len, ids)])
 
@@ -90,9 +86,8 @@ class CaptionDataset(Dataset[CaptionBatch]):
             # Captions of one image become neighbours; image_index is 0, 1, 2, .. unless an image has several.
             captions = np.array(numbers)[np.argsort(index.caption_image[numbers], kind="stable")]
             rows, image_index = np.unique(index.caption_image[captions], return_inverse=True)
-        ids, lengths = pad_captions(
-            [self._words[self._first_word[n] : self._first_word[n + 1]].tolist() for n in captions]
-        )
+        ends = self._first_word
+        ids, lengths = pad_captions([self._words[ends[n] : ends[n + 1]].tolist() for n in captions])
         images = annotations = None
         if self.features is None:
             images = torch.stack([self._image(row, place) for row in rows.tolist()])
@@ -103,8 +98,8 @@ class CaptionDataset(Dataset[CaptionBatch]):
                 drawn = np.random.default_rng((self.seed, place[0], 1)).random(len(index))
                 mirrored = drawn[rows] < self.flip
                 annotations[torch.from_numpy(mirrored)] = self.flipped.gather(rows[mirrored])
-        images_of_captions, image_ids, image_rows = map(torch.from_numpy, (image_index, index.image_ids[rows], rows))
-        return CaptionBatch(ids, lengths, images_of_captions, image_ids, image_rows, images, annotations)
+        of_captions, image_ids, image_rows = map(torch.from_numpy, (image_index, index.image_ids[rows], rows))
+        return CaptionBatch(ids, lengths, of_captions, image_ids, image_rows, images, annotations)
 
     def _image(self, row: int, place: tuple[int, int]) -> Tensor:
         """Return the input (3, height, width) of an image for the batch at ``place``."""
@@ -116,5 +111,5 @@ class CaptionDataset(Dataset[CaptionBatch]):
 
 
 def processors() -> int:
-    """Return the number of processors that this process may use."""
+    """Return how many this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
+from captioning.data.images import upright
 from captioning.errors import InputError, one_line
 from captioning.tokenizers import PennTreebank, Tokenizer
 
@@ -40,7 +41,6 @@ class CaptionIndex:
     """One split of a data set: N images and their M captions.
 
     Attributes:
-        root: The folder that ``paths`` are relative to.
         image_ids: (N,) int64, the data set's own numbers.
         paths: N image files relative to ``root``.
         captions: M tokenised captions, their words joined by one space; the captions of an image are neighbours.
@@ -88,10 +88,8 @@ class CaptionIndex:
         if bare or empty:
             message = "%s: left out %d captions without a word and %d images without captions"
             logger.warning(message, name, empty, bare)
-        image_ids, paths, _ = zip(*images, strict=True)
-        return cls(
-            Path(root), np.array(image_ids, dtype=np.int64), list(paths), captions, np.array(first), name, upright
-        )
+        ids = np.array([image.image_id for image in images], dtype=np.int64)
+        return cls(Path(root), ids, [image.path for image in images], captions, np.array(first), name, upright)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -101,7 +99,8 @@ class CaptionIndex:
 
     def image(self, i: int, preprocessing: Preprocessing) -> Image:
         """Return image row ``i`` as this preprocessing reads it; an InputError if its file cannot be read."""
-        return preprocessing.load(self.image_path(i), turn_upright=self.upright)
+        image = preprocessing.load(self.image_path(i))
+        return upright(image) if self.upright else image
 
     def references(self, i: int) -> list[str]:
         return self.captions[self.first_caption[i] : self.first_caption[i + 1]]
@@ -119,10 +118,8 @@ class CaptionIndex:
         rows = np.linspace(0, len(self) - 1, min(sample, len(self))).astype(int).tolist()
         missing = [i for i in rows if not self.image_path(i).is_file()]
         if missing:
-            raise InputError(
-                f"{self.origin}: image {self.image_ids[missing[0]]} has no file: {self.image_path(missing[0])} is "
-                f"missing ({len(missing)} of {len(rows)} checked); see data/README.md"
-            )
+            what = f"image {self.image_ids[missing[0]]} has no file: {self.image_path(missing[0])} is missing"
+            raise InputError(f"{self.origin}: {what} ({len(missing)} of {len(rows)} checked); see data/README.md")
 
 
 class CaptionSource:
@@ -133,7 +130,6 @@ class CaptionSource:
 
     @property
     def tokens(self) -> str:
-        """A description of how captions are split into words."""
         return self.tokenizer.description
 
     def prepare(self) -> None:
@@ -146,11 +142,10 @@ class CaptionSource:
                 raise InputError(f"{path}: missing; {self.remedy()}")
 
     def annotations(self) -> list[Path]:
-        """Return the files that ``prepare`` looks for."""
+        """Return the files that ``prepare`` looks for; ``remedy`` says what to do if one is missing."""
         return []
 
     def remedy(self) -> str:
-        """Return what to do if one of them is missing."""
         return "see data/README.md"
 
     def index(self, split: str) -> CaptionIndex:
@@ -163,14 +158,9 @@ class CaptionSource:
 
 
 def read_annotations(path: Path, kind: type[Content], name: str, remedy: str) -> Content:
-    """Return a JSON file as a msgspec struct of this ``kind``, without members that the struct lacks.
-
-    Raises:
-        InputError: It is missing (the message gives the ``remedy``), or is not what its ``name`` says.
-    """
+    """Return a JSON file as a msgspec struct; an InputError with the ``remedy`` if it is missing or something else."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except FileNotFoundError:
-        raise InputError(f"{path}: missing; {remedy}") from None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not a {name} ({one_line(error)})") from error
+        reason = "missing" if isinstance(error, FileNotFoundError) else f"not a {name} ({one_line(error)})"
+        raise InputError(f"{path}: {reason}; {remedy}") from error

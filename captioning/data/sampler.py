@@ -21,16 +21,13 @@ class Numbers(list[int]):
 class CaptionBatches(Sampler[list[int]]):
     """Whole batches of captions of similar length (Sec. 4.3, Xu et al. 2015), shuffled again in each epoch.
 
-    The order is a function of the seed and the epoch, so there is nothing to save: a resumed run begins at ``start``.
-
-    An epoch is cut into **steps** of ``batch_size * world_size`` captions of one length; where a length runs out, its
+    The order is a function of the seed and the epoch: there is nothing to save, a resumed run begins at ``start``. An
+    epoch is cut into **steps** of ``batch_size * world_size`` captions of one length; where a length runs out, its
     neighbours fill the step. A step is dealt out to the ranks caption by caption, so that none waits for another. Then
     the steps are shuffled. Every caption appears exactly once in an epoch, counted over all ranks, unless
     ``captions_per_image`` is set. One step, at a random length, is short; if it has fewer captions than there are
-    ranks, at most ``world_size - 1`` captions (or images with theirs) are repeated.
-
-    Differs from the paper: it draws a random length for each update; walking through all batches in random order
-    draws lengths in proportion to their captions, without repeating or missing any.
+    ranks, at most ``world_size - 1`` captions (or images with theirs) are repeated. (The paper draws a random length
+    for each update; this draws lengths in proportion to their captions, without repeating or missing any.)
 
     Args:
         lengths: (M,) words per caption, ``CaptionIndex.caption_lengths``.

@@ -1,14 +1,11 @@
 """The embedded data set: drawn and described locally from a seed, kept on disk as COCO files.
 
-Under ``root``: ``{train,val,test}/000001.png`` and so on, ``annotations/captions_{split}.json``,
-``annotations/instances_{split}.json`` and ``shapes.json`` with the parameters. Beyond what COCO has, an instance
-carries ``attributes``. Instances list an image's objects from left to right; masks are run lengths of the visible
-pixels.
+Under ``root``: ``{train,val,test}/000001.png``, ``annotations/{captions,instances}_{split}.json`` and ``shapes.json``
+with the parameters. Beyond what COCO has, an instance carries ``attributes``; masks are of the visible pixels.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -65,29 +62,21 @@ class ShapesSource(CocoSource):
         return f"run captioning prepare shapes --root {self.root}"
 
     def synonyms(self, word: str) -> frozenset[str]:
-        """Return the other words that captions use for a noun, a size or a texture."""
         return frozenset({SYNONYMS[word]} if word in SYNONYMS else ())
 
     def prepare(self) -> None:
-        """Generate the data set unless it exists, in a folder beside ``root`` that is renamed when complete.
-
-        Raises:
-            InputError: ``root`` holds something else, or shapes made with other arguments.
-        """
+        """Generate the data set unless it exists; an InputError if ``root`` holds something else, or other shapes."""
         wanted = {"format": FORMAT, "seed": self.seed, "image_size": self.image_size, "images": self.images}
         if self.root.exists() and any(self.root.iterdir()):
             path = self.root / "shapes.json"
             there = read_json(path, "choose another root or delete the folder")
-            differ = [
-                f"{key} {there.get(key)} instead of {wanted[key]}" for key in wanted if there.get(key) != wanted[key]
-            ]
-            if differ:
-                raise InputError(
-                    f"{path}: these shapes were made with {', '.join(differ)}; "
-                    "use those values, choose another root, or delete the folder to regenerate it"
-                )
+            other = [key for key in wanted if there.get(key) != wanted[key]]
+            if other:
+                made = ", ".join(f"{key} {there.get(key)} instead of {wanted[key]}" for key in other)
+                do = "use those values, choose another root, or delete the folder"
+                raise InputError(f"{path}: these shapes were made with {made}; {do}")
             return
-        root = Path(os.path.realpath(self.root))  # it may be a link to another disk
+        root = self.root.resolve()  # it may be a link to another disk
         part = root.with_name(f"{root.name}.part")
         shutil.rmtree(part, ignore_errors=True)  # of an interrupted run
         (part / "annotations").mkdir(parents=True)
@@ -95,7 +84,7 @@ class ShapesSource(CocoSource):
             for split in self.images:
                 self._generate(part, split, progress)
         (part / "shapes.json").write_bytes(msgspec.json.encode(wanted))
-        os.replace(part, root)
+        part.replace(root)
 
     def _generate(self, folder: Path, split: str, progress: Progress) -> None:
         (folder / split).mkdir()
@@ -124,11 +113,10 @@ class ShapesSource(CocoSource):
             progress.update(progress.done + 1)
         common = {"info": {"description": f"shapes, {split}, made from seed {self.seed}"}, "images": images}
         categories = [{"id": i, "name": noun, "supercategory": "shape"} for i, noun in enumerate(NOUNS, 1)]
-        for kind, content in (
-            ("captions", {"annotations": captions}),
-            ("instances", {"annotations": instances, "categories": categories}),
-        ):
-            (folder / f"annotations/{kind}_{split}.json").write_bytes(msgspec.json.encode(common | content))
+        contents = {"captions": {}, "instances": {"categories": categories}}
+        for (kind, more), things in zip(contents.items(), (captions, instances), strict=True):
+            content = common | {"annotations": things} | more
+            (folder / f"annotations/{kind}_{split}.json").write_bytes(msgspec.json.encode(content))
 
 
 def _mask_fields(mask: np.ndarray) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""From an image file to the tensor an encoder sees, and the same geometry for masks.
-
-``Preprocessing`` is plain data: a checkpoint saves it, so that a caption made years later sees the same pixels.
-"""
+"""From an image file to the tensor an encoder sees, and the same geometry for masks; checkpoints keep it."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from captioning.data.images import load_image, rgb, upright
+from captioning.data.images import load_image, rgb
 from captioning.errors import InputError, check_range, check_whole
 
 _FILTERS = {name: Image.Resampling[name.upper()] for name in ("nearest", "bilinear", "bicubic", "lanczos")}
@@ -24,7 +21,7 @@ _FILTERS = {name: Image.Resampling[name.upper()] for name in ("nearest", "biline
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Resizes, crops and normalises an image for the encoder.
+    """Resizes, crops and normalises an image for the encoder; an InputError if a value is out of range.
 
     Attributes:
         resize: Pixels. With ``crop`` the short side after resizing, with the aspect ratio kept; without ``crop`` both
@@ -32,9 +29,6 @@ class Preprocessing:
         crop: Side in pixels of the square cut from the centre; None cuts nothing off.
         mean, std: Mean and standard deviation of RGB values in 0 .. 1, by which an image is normalised.
         interpolation: Pillow's nearest, bilinear, bicubic or lanczos, antialiased.
-
-    Raises:
-        InputError: A value is out of range.
     """
 
     resize: int
@@ -49,20 +43,18 @@ class Preprocessing:
         check_whole(1, **{"preprocessing: resize": self.resize})
         check_whole(1, self.resize, **{"preprocessing: crop (at most resize)": self.crop})
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
-            raise InputError(
-                f"preprocessing: mean and std need three values, std positive ones, got {self.mean}, {self.std}"
-            )
+            given = f"got {self.mean}, {self.std}"
+            raise InputError(f"preprocessing: mean and std need three values, std positive ones, {given}")
         if self.interpolation not in _FILTERS:
             raise InputError(f"preprocessing: interpolation {self.interpolation!r} is none of {', '.join(_FILTERS)}")
 
     @property
     def size(self) -> tuple[int, int]:
         """(height, width) of the encoder's input, in pixels."""
-        side = self.resize if self.crop is None else self.crop
-        return side, side
+        return (self.crop or self.resize,) * 2
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data that ``from_dict`` takes back; tuples are lists, as in JSON."""
+        """Return plain data, as in JSON, that ``from_dict`` takes back."""
         return dataclasses.asdict(self) | {"mean": list(self.mean), "std": list(self.std)}
 
     @classmethod
@@ -73,10 +65,9 @@ class Preprocessing:
         except TypeError as error:
             raise InputError(f"preprocessing: {error}") from error
 
-    def load(self, path: str | Path, *, turn_upright: bool = False) -> Image.Image:
-        """Read an image file by ``load_image`` at the size needed; ``turn_upright`` as its camera marked it."""
-        image = load_image(path, minimum_side=self.resize)
-        return upright(image) if turn_upright else image
+    def load(self, path: str | Path) -> Image.Image:
+        """Read an image file for this preprocessing by ``load_image``, at a size that suffices."""
+        return load_image(path, minimum_side=self.resize)
 
     def view(self, image: Image.Image) -> Image.Image:
         """Return the pixels that the model sees, RGB uint8 before normalisation. Overlays are drawn on them."""
@@ -84,14 +75,12 @@ class Preprocessing:
 
     def resized(self, image: Image.Image) -> Image.Image:
         """Return an image in RGB before its square is cut out."""
-        image = image if image.mode == "RGB" else rgb(image)
-        return image.resize(self._geometry(image.size)[0], _FILTERS[self.interpolation])
+        return (image if image.mode == "RGB" else rgb(image)).resize(
+            self._geometry(image.size)[0], _FILTERS[self.interpolation]
+        )
 
     def region(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
-        """Return the part of an image of ``size`` (width, height) that its view shows.
-
-        The result is (left, top, right, bottom) in fractions of the image's width and height.
-        """
+        """Return the part (left, top, right, bottom) of an image in its view, in fractions of width and height."""
         (width, height), (left, top, right, bottom) = self._geometry(size)
         return left / width, top / height, right / width, bottom / height
 
@@ -103,17 +92,10 @@ class Preprocessing:
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Return the evaluation input, (3, height, width) float32."""
-        return self.normalise(self.view(image))
-
-    def normalise(self, view: Image.Image) -> Tensor:
-        """Return (3, height, width) float32 of an RGB image that already has its size."""
-        return self.normalise_all([view])[0].contiguous()
+        return self.normalise_all([self.view(image)])[0].contiguous()
 
     def normalise_all(self, views: Sequence[Image.Image] | Tensor, device: torch.device | None = None) -> Tensor:
-        """Return (B, 3, height, width) float32 of RGB images that already have their size.
-
-        The channels of a pixel lie side by side in memory, as they do in the views and as encoders compute with them.
-        """
+        """Return (B, 3, height, width) float32, channels last in memory, of RGB images that already have their size."""
         pixels = torch.from_numpy(np.stack([np.asarray(view, dtype=np.uint8) for view in views]))
         B, height, width, channels = pixels.shape
         # Of whole rows of pixels: the loop over the last dimension is the one that is vectorised.
@@ -122,10 +104,7 @@ class Preprocessing:
         return rows.view(B, height, width, channels).permute(0, 3, 1, 2)
 
     def _geometry(self, size: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
-        """Return the (width, height) of an image after resizing, and the box that is cut out of it.
-
-        Both are rounded like torchvision's, as published weights expect.
-        """
+        """Return (width, height) after resizing and the box that is cut, rounded like torchvision's."""
         if self.crop is None:
             return (self.resize, self.resize), (0, 0, self.resize, self.resize)
         long = int(self.resize * max(size) / min(size))
@@ -161,4 +140,4 @@ class TrainingTransform:
             view = resized.crop((left, top, left + crop, top + crop))
         if self.flip and float(torch.rand((), generator=random)) < self.flip:
             view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return self.preprocessing.normalise(view)
+        return self.preprocessing.normalise_all([view])[0].contiguous()

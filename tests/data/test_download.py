@@ -67,7 +67,7 @@ def test_a_broken_connection_is_taken_up_where_it_broke(server, tmp_path, capsys
     fetch(server.url, tmp_path / "new/x.zip", md5=MD5)
     assert (tmp_path / "new/x.zip").read_bytes() == PAYLOAD
     assert server.asked == [0, 40_000, 80_000]
-    assert "trying again" in capsys.readouterr().out
+    assert "x.zip: the connection broke; attempt 1 of 5" in capsys.readouterr().out
     fetch(server.url, tmp_path / "new/x.zip", md5=MD5)  # it is there
     assert len(server.asked) == 3 and [path.name for path in (tmp_path / "new").iterdir()] == ["x.zip"]
 
@@ -85,14 +85,14 @@ def test_a_busy_server_is_asked_again_and_one_that_lacks_the_file_is_not(server,
     server.codes = [503, 429]
     fetch(server.url, tmp_path / "x.zip", md5=MD5)
     server.codes = [404, 404]
-    with pytest.raises(InputError, match=r"x\.zip: the server says 404; download it by hand to .*y\.zip"):
+    with pytest.raises(InputError, match=r"x\.zip: HTTP Error 404: Not Found; download it by hand to .*y\.zip"):
         fetch(server.url, tmp_path / "y.zip")
     assert server.codes == [404]
 
 
 def test_a_connection_that_keeps_breaking_ends_with_what_to_do(server, tmp_path):
     server.codes = [500] * 9
-    with pytest.raises(InputError, match="the server says 500; run the same command again to resume"):
+    with pytest.raises(InputError, match="HTTP Error 500: Internal Server Error; run the same command again to resume"):
         fetch(server.url, tmp_path / "x.zip")
 
 

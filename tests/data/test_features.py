@@ -148,7 +148,7 @@ def test_features_hold_what_the_encoder_computes_of_images_and_of_their_mirror_i
         features = Features(tmp_path, *seen("train", encoder.fingerprint(), flipped=mirrored), index.paths)
         expected = encoder(images.flip(3) if mirrored else images)
         torch.testing.assert_close(features.gather(np.arange(5)).float(), expected, rtol=2**-10, atol=1e-4)
-    assert "train: 5 x 6 x 3 numbers of 2 bytes, 0.00 GB" in capsys.readouterr().out
+    assert "train: 5 images, 0.00 GB; 0 images done already" in capsys.readouterr().out
 
 
 def test_ctrl_c_keeps_what_is_done_and_the_same_call_goes_on(index, tmp_path, capsys):

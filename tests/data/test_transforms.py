@@ -75,7 +75,7 @@ def test_a_mask_keeps_to_the_object_it_covers(preprocessing, size):
 def test_random_crops_are_windows_of_the_resized_image():
     preprocessing = Preprocessing(20, 14, (0, 0, 0), (1, 1, 1))
     image = picture(30, 20)
-    resized = Preprocessing(20, None, (0, 0, 0), (1, 1, 1)).normalise(image)  # (3, 20, 30)
+    resized = Preprocessing(20, None, (0, 0, 0), (1, 1, 1)).normalise_all([image])[0]  # (3, 20, 30)
     windows = resized.unfold(1, 14, 1).unfold(2, 14, 1)  # (3, 7, 17, 14, 14)
     transform = TrainingTransform(preprocessing)
     places = set()
@@ -162,7 +162,7 @@ def test_a_photograph_of_any_mode_is_turned_upright_once(tmp_path, mode, orienta
     expected = ImageOps.exif_transpose(plain)
     loaded = load_image(path)
     assert loaded.size == (7, 5)  # as stored: COCO's masks are
-    turned = Preprocessing(1, None, MEAN, STD).load(path, turn_upright=True) if mode == "RGB" else upright(loaded)
+    turned = upright(loaded)
     assert turned.size == upright(turned).size == expected.size
     np.testing.assert_allclose(np.asarray(turned, dtype=int), np.asarray(expected, dtype=int), atol=2)
 

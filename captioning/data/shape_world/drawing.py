@@ -5,6 +5,7 @@ from __future__ import annotations
 import colorsys
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
@@ -106,11 +107,10 @@ def _pattern(shape: Shape, width: int, scale: float) -> Image.Image:
 
 def _background(rng: np.random.Generator, image_size: int) -> Image.Image:
     """A smooth blotchy gradient of pale, muted tones."""
-    tone = rng.integers(165, 226)
-    cast, shade, blotch = (
-        rng.integers(-most, most + 1, size) for most, size in ((14, 3), (16, (3, 3, 1)), (7, (3, 3, 3)))
-    )
-    coarse = np.clip(tone + cast + shade + blotch, 0, 255).astype(np.uint8)
+    coarse: Any = rng.integers(165, 226)
+    for most, size in ((14, 3), (16, (3, 3, 1)), (7, (3, 3, 3))):  # a cast, shades, blotches
+        coarse = coarse + rng.integers(-most, most + 1, size)
+    coarse = np.clip(coarse, 0, 255).astype(np.uint8)
     return Image.fromarray(coarse).resize((image_size, image_size), Image.Resampling.BICUBIC)
 
 
@@ -137,14 +137,12 @@ def _clutter(image: Image.Image, rng: np.random.Generator, scale: float) -> None
         image.paste(colour, (0, 0), layer.reduce(oversampling))
 
 
-def _rgb(hue: float, saturation: float, value: float) -> tuple[int, int, int]:
-    red, green, blue = (round(255 * part) for part in colorsys.hsv_to_rgb(hue, saturation, value))
-    return red, green, blue
+def _rgb(hue: float, saturation: float, value: float) -> tuple[int, ...]:
+    return tuple(round(255 * part) for part in colorsys.hsv_to_rgb(hue, saturation, value))
 
 
-def _mix(a: tuple[int, int, int], b: tuple[int, int, int], fraction: float) -> tuple[int, int, int]:
-    red, green, blue = (round(x + (y - x) * fraction) for x, y in zip(a, b, strict=True))
-    return red, green, blue
+def _mix(a: tuple[int, ...], b: tuple[int, ...], fraction: float) -> tuple[int, ...]:
+    return tuple(round(x + (y - x) * fraction) for x, y in zip(a, b, strict=True))
 
 
 _A, _B = 0.34, 0.95  # half the width and the length of a cross' arms
@@ -153,6 +151,10 @@ _DISC, _HOLE = (
     [(math.cos(t) * radius, math.sin(t) * radius) for t in (2 * math.pi * k / 48 for k in range(48))]
     for radius in (_B, 0.52)
 )
+_HEART = [
+    (math.sin(t) ** 3, 13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t))
+    for t in (2 * math.pi * k / 60 for k in range(60))
+]
 _OUTLINES: dict[str, list[list[tuple[float, float]]]] = {
     "circle": [_DISC],
     "ring": [_DISC, _HOLE],
@@ -161,14 +163,6 @@ _OUTLINES: dict[str, list[list[tuple[float, float]]]] = {
     "triangle": [[(0, -1), (1, 0.8), (-1, 0.8)]],
     "cross": [[*_ARMS, *((-x, -y) for x, y in _ARMS)]],
     "star": [[(r * math.sin(math.pi * k / 5), -r * math.cos(math.pi * k / 5)) for k, r in enumerate((1.08, 0.45) * 5)]],
-    "heart": [
-        [
-            (
-                math.sin(t) ** 3,
-                -(13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t)) / 16 - 0.1,
-            )
-            for t in (2 * math.pi * k / 60 for k in range(60))
-        ]
-    ],
+    "heart": [[(x, -y / 16 - 0.1) for x, y in _HEART]],
 }
 """Polygons in units of the radius: the shape and, for a ring, the hole in it. y points down."""

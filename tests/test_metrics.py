@@ -10,7 +10,7 @@ import pytest
 
 from captioning.evaluation import metrics
 from captioning.evaluation.bleu import ReferenceNGrams, bleu_counts, bleu_from_counts, bleu_metrics, sentence_bleu
-from captioning.evaluation.cider import CiderD, cider_d
+from captioning.evaluation.cider import CiderD
 from captioning.evaluation.metrics import METRICS, caption_metrics, longest_common_subsequence, rouge_l
 from captioning.evaluation.resampling import differences, intervals
 
@@ -32,6 +32,10 @@ def make_corpus(seed: int, images: int = 40):
 
 def corpus_bleu(hypotheses, references) -> dict[str, float]:
     return bleu_metrics(bleu_counts(hypotheses, references).sum(axis=0))
+
+
+def cider_d(hypotheses, references) -> np.ndarray:
+    return CiderD(references).values(hypotheses)
 
 
 def in_toolkit(scorer: str, hypotheses, references, *arguments, **options):

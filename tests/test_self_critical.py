@@ -30,7 +30,7 @@ from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
 from captioning.evaluation.bleu import bleu_counts, sentence_bleu
-from captioning.evaluation.cider import cider_d
+from captioning.evaluation.cider import CiderD
 from captioning.evaluation.rewards import CaptionReward
 from captioning.model import AttentionDecoder, SummedOutput, TransformerDecoder
 from captioning.model.captioner import Captioner
@@ -290,7 +290,7 @@ def test_reward_is_the_weighted_sum_of_scores_with_the_end_as_a_word():
     words = [VOCABULARY.decode(c.ids) + ["<end>"] * c.finished for c in captions]
     for row, hypothesis_words, value in zip(rows, words, rewards.tolist(), strict=True):
         others = [[hypothesis_words] if n == row else [["x"]] for n in range(len(references))]
-        cider = cider_d([of[0] for of in others], references)[row]
+        cider = CiderD(references).values([of[0] for of in others])[row]
         bleu = float(sentence_bleu(bleu_counts([hypothesis_words], [references[row]]))[0, 3]) / 100
         assert value == pytest.approx(0.5 * cider + 2 * bleu, rel=1e-6)
 

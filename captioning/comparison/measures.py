@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from captioning.comparison.result import Comparison
-from captioning.evaluation.metrics import METRICS, Family, count
-from captioning.evaluation.records import NOUN_METRICS, CaptionedImage
+from captioning.evaluation.metrics import METRICS, NOUN_METRICS, Family, count
+from captioning.evaluation.records import CaptionedImage
 from captioning.evaluation.resampling import Floats, Statistic, percentage
 
 Captions = Mapping[int, CaptionedImage]
@@ -80,14 +80,13 @@ def grounding_measures(scored: Mapping[str, Sequence[CaptionedImage]]) -> list[M
     """Return measures of attention at the nouns of captions and of references."""
     measures = []
     for prefix, judgements in {"": "hits", "reference_": "reference_hits"}.items():
-        for name, column in NOUN_METRICS.items():
-            counts = {}
+        for name in NOUN_METRICS:
+            metric, counts = METRICS[prefix + name], {}
             for run, images in scored.items():
-                judged = [[getattr(noun, column) for noun in getattr(image, judgements)] for image in images]
+                judged = [[getattr(noun, metric.field) for noun in getattr(image, judgements)] for image in images]
                 if any(judged):  # (images, 2): the sum over an image's nouns, and their number
                     counts[run] = np.array([[sum(map(float, of)), len(of)] for of in judged], dtype=np.float64)
             if counts:
-                metric = METRICS[prefix + name]
                 key, baseline = prefix + name, metric.better is None
                 measures.append(Measure((key,), (metric.title,), counts, percentage, baseline=baseline, unit="nouns"))
     return measures

@@ -54,8 +54,3 @@ class CiderD:
 
 def _norms(values: csr_array) -> Floats:
     return np.asarray(np.sqrt((values**2).sum(axis=1)))
-
-
-def cider_d(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Floats:
-    """Return CIDEr-D in [0, 10] of each image's caption, (images,), as ``CiderD``."""
-    return CiderD(references).values(hypotheses)

@@ -26,17 +26,12 @@ from captioning.vocabulary import Vocabulary
 
 @dataclass
 class Evaluated:
-    """The images that one process, or all of them, have evaluated.
+    """The images that one process, or all of them, have evaluated."""
 
-    Attributes:
-        images: Evaluated images by their row of the split.
-        sums: Sums of each batch by the row of its first image: log-probabilities of its references in nats, and the
-            number of their "words". They are added at the end in the order of the split, since the order of terms
-            changes the last digits of a sum.
-    """
-
-    images: dict[int, CaptionedImage] = field(default_factory=dict)
+    images: dict[int, CaptionedImage] = field(default_factory=dict)  # by their row of the split
     sums: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Sums of each batch by the row of its first image: log-probabilities of its references in nats, and the number of
+    their "words". They are added at the end in the order of the split, which keeps a sum's last digits."""
 
     @classmethod
     def merge(cls, parts: Iterable[Evaluated]) -> Evaluated:
@@ -70,39 +65,25 @@ class Evaluated:
         return metrics, images
 
 
+@dataclass
 class Evaluator:
     """Evaluates a captioner or an ensemble, in eval mode, on batches of images with all their captions.
 
-    Args:
-        objects: Returns the objects of a row of the split, on the encoder's grid, as ``ObjectsInView`` does.
-        search: Options that captions are decoded with.
-        bound_samples: Number of times that each reference is decoded to estimate the bounds of stochastic attention; 0
-            leaves them out, as an ensemble does.
-        seed: Seed of the random numbers. Those of a batch depend on the seed and the batch alone, not on earlier
-            batches or on the process, and the global stream is left unchanged.
-        keep: Number of images at the beginning of the split whose hypotheses are kept.
-
-    Attributes:
-        evaluated: Images and sums of all batches so far.
-        kept: Image and hypothesis by row of the split.
+    The random numbers of a batch depend on the seed and the batch alone, not on earlier batches or on the process, and
+    the global stream is left unchanged.
     """
 
-    def __init__(
-        self,
-        captioner: CaptionModel,
-        vocabulary: Vocabulary,
-        index: CaptionIndex,
-        objects: Callable[[int], Sequence[ObjectCells]],
-        *,
-        search: BeamOptions,
-        bound_samples: int = 0,
-        seed: int = 0,
-        keep: int = 0,
-    ) -> None:
-        self.captioner, self.vocabulary, self.index, self.objects = captioner, vocabulary, index, objects
-        self.search, self.bound_samples, self.seed, self.keep = search, bound_samples, seed, keep
-        self.kept: dict[int, tuple[CaptionedImage, Hypothesis]] = {}
-        self.evaluated = Evaluated()
+    captioner: CaptionModel
+    vocabulary: Vocabulary
+    index: CaptionIndex
+    objects: Callable[[int], Sequence[ObjectCells]]  # of a row of the split, on the encoder's grid: ``ObjectsInView``
+    search: BeamOptions
+    bound_samples: int = 0
+    """Times that each reference is decoded to estimate the bounds of stochastic attention; 0, or an ensemble: none."""
+    seed: int = 0
+    keep: int = 0  # images at the beginning of the split whose hypotheses are kept
+    kept: dict[int, tuple[CaptionedImage, Hypothesis]] = field(default_factory=dict)  # by row of the split
+    evaluated: Evaluated = field(default_factory=Evaluated)  # all batches so far
 
     def update(self, batch: CaptionBatch) -> None:
         """Evaluate a batch of images, each with all its captions."""
@@ -203,7 +184,7 @@ def evaluate(
     captioner.eval()
     encoder, device = captioner.encoder, next(captioner.parameters()).device
     objects = ObjectsInView(source.objects(split), index, encoder)
-    evaluator = Evaluator(captioner, vocabulary, index, objects, search=search)
+    evaluator = Evaluator(captioner, vocabulary, index, objects, search)
     dataset = CaptionDataset(index, vocabulary, encoder.preprocessing, by_image=True)
     for batch in batch_loader(dataset, image_batches(len(index), batch_size), num_workers=num_workers):
         evaluator.update(batch.to(device))

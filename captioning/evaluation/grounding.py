@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,7 +14,8 @@ from captioning.cells import CellGrid
 from captioning.data.objects import GroundedObject, ObjectLookup
 from captioning.data.records import CaptionIndex
 from captioning.encoders import Encoder
-from captioning.evaluation.records import NOUN_METRICS, NounHit
+from captioning.evaluation.metrics import NOUN_METRICS
+from captioning.evaluation.records import NounHit
 from captioning.evaluation.resampling import Floats, ratio
 
 # The adjectives of a noun phrase stand between one of these and the noun.
@@ -23,17 +24,11 @@ _DETERMINERS = frozenset("a an the one two three four another some this that the
 
 @dataclass(frozen=True)
 class ObjectCells:
-    """Objects that share noun and attributes, which a caption cannot tell apart: a few hundred bytes in place of masks.
+    """Objects that share noun and attributes, which captions cannot tell apart: some hundred bytes, not masks."""
 
-    Attributes:
-        names: The noun and its synonyms.
-        covered: (height, width) of the grid: the fraction of each cell's area that lies on one of the objects; all 0 if
-            none is in view.
-    """
-
-    names: frozenset[str]
+    names: frozenset[str]  # the noun and its synonyms
     attributes: frozenset[str]
-    covered: Floats
+    covered: Floats  # (height, width) of the grid: the fraction of each cell's area that lies on one of the objects
     cells: CellGrid
 
 
@@ -53,17 +48,15 @@ def object_cells(objects: Sequence[GroundedObject], cells: CellGrid) -> list[Obj
     ]
 
 
+@dataclass
 class ObjectsInView:
-    """The objects of a split's images on the encoder's cells, laid out once, and again where training moves the cells.
+    """Objects of a split's images on the encoder's cells, laid out once, and again where training moves the cells."""
 
-    Args:
-        lookup: The objects by image id, in the pixels of the image as stored; None if the data set has no masks.
-    """
-
-    def __init__(self, lookup: ObjectLookup | None, index: CaptionIndex, encoder: Encoder) -> None:
-        self.lookup, self.index, self.encoder = lookup, index, encoder
-        self._objects: dict[int, list[ObjectCells]] = {}
-        self._cells: CellGrid | None = None
+    lookup: ObjectLookup | None  # by image id, in the pixels of the image as stored; None if the data set has no masks
+    index: CaptionIndex
+    encoder: Encoder
+    _cells: CellGrid | None = None
+    _objects: dict[int, list[ObjectCells]] = field(default_factory=dict)
 
     def __call__(self, row: int) -> list[ObjectCells]:
         """Return the objects of the image in a row of the split."""
@@ -137,7 +130,8 @@ def grounding_metrics(hits: Sequence[NounHit]) -> dict[str, float]:
     """
     if not hits:
         return {}
-    return {name: 100 * sum(getattr(hit, field) for hit in hits) / len(hits) for name, field in NOUN_METRICS.items()}
+    sums = {name: sum(getattr(hit, metric.field) for hit in hits) for name, metric in NOUN_METRICS.items()}
+    return {name: 100 * total / len(hits) for name, total in sums.items()}
 
 
 @functools.cache

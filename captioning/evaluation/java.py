@@ -34,7 +34,7 @@ def meteor_counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Wor
         matches, the content words and the function words of both; chunks; matched words of both.
 
     Raises:
-        JavaError: METEOR is not available, which ``CAPTIONING_JAVA=off`` in the environment asks for, or fails.
+        JavaError: METEOR fails or is not available, as where ``CAPTIONING_JAVA=off`` is in the environment.
         ValueError: The lists differ in length.
     """
     if os.environ.get("CAPTIONING_JAVA") == "off":

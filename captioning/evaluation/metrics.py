@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from captioning.evaluation.bleu import ORDERS, Words, bleu_counts, bleu_from_counts, bleu_metrics, sentence_bleu
-from captioning.evaluation.cider import cider_d
+from captioning.evaluation.cider import CiderD
 from captioning.evaluation.java import JavaError, meteor_counts, meteor_from_counts
 from captioning.evaluation.resampling import Floats, percentage
 
@@ -26,22 +26,22 @@ UNIT = "percent; CIDEr-D is the COCO toolkit's number times 100"
 
 
 class Metric(NamedTuple):
-    """A metric's name in print, its unit, and whether higher or lower values are better; None is neither."""
+    """What is known of a metric."""
 
     title: str
     unit: Literal["percent", "nats per word", "ratio"] = "percent"
-    better: Literal["higher", "lower"] | None = "higher"
+    better: Literal["higher", "lower"] | None = "higher"  # None is neither
+    field: str = ""  # of a ``NounHit``, if the metric is a mean over nouns
 
 
-_GROUNDING = {
-    "pointing_accuracy": Metric("Pointing accuracy"),
-    "pointing_chance": Metric("Pointing, by chance", better=None),
-    "pointing_centre": Metric("Pointing, always the centre", better=None),
-    "attention_correctness": Metric("Attention correctness"),
-    "correctness_uniform": Metric("Correctness, spread evenly", better=None),
-    "correctness_centre": Metric("Correctness, around the centre", better=None),
+NOUN_METRICS = {
+    "pointing_accuracy": Metric("Pointing accuracy", field="hit"),
+    "pointing_chance": Metric("Pointing, by chance", better=None, field="chance"),
+    "pointing_centre": Metric("Pointing, always the centre", better=None, field="centre_hit"),
+    "attention_correctness": Metric("Attention correctness", field="correctness"),
+    "correctness_uniform": Metric("Correctness, spread evenly", better=None, field="uniform"),
+    "correctness_centre": Metric("Correctness, around the centre", better=None, field="centre"),
 }
-
 METRICS: dict[str, Metric] = {
     **{f"bleu{n}": Metric(f"BLEU-{n}") for n in range(1, ORDERS + 1)},
     "rouge_l": Metric("ROUGE-L"),
@@ -53,8 +53,8 @@ METRICS: dict[str, Metric] = {
     "nll": Metric("NLL", "nats per word", "lower"),
     "bound": Metric("Bound on log p", "nats per word"),
     "iwae_bound": Metric("Importance-weighted bound on log p", "nats per word"),
-    **_GROUNDING,
-    **{f"reference_{name}": m._replace(title=f"{m.title}, references") for name, m in _GROUNDING.items()},
+    **NOUN_METRICS,
+    **{f"reference_{name}": m._replace(title=f"{m.title}, references") for name, m in NOUN_METRICS.items()},
     "posterior_pointing_accuracy": Metric("Pointing accuracy, posterior"),
     "posterior_attention_correctness": Metric("Attention correctness, posterior"),
     "reference_posterior_pointing_accuracy": Metric("Pointing accuracy, posterior of references"),
@@ -100,20 +100,15 @@ def longest_common_subsequence(first: Words, second: Words) -> int:
 
 @dataclass(frozen=True)
 class Family:
-    """S metrics of captions that are functions of the same counts.
+    """S metrics of captions that are functions of the same counts."""
 
-    Attributes:
-        names: Their names in logs and files, keys of ``METRICS``.
-        counts: Maps hypotheses, a word list per image, and references, word lists per image, to counts (images, C).
-        values: Maps counts that are summed over images, (..., C), to the corpus' metrics in ``UNIT``, (..., S).
-        of_images: Maps (images, C) to the metrics of single images, (images, S). BLEU is smoothed; the means of BLEU
-            and METEOR are not the corpus' metrics.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # in logs and files, keys of ``METRICS``
     counts: Callable[[Sequence[Words], Sequence[Sequence[Words]]], Floats]
+    """Maps hypotheses, a word list per image, and references, word lists per image, to counts (images, C)."""
     values: Callable[[Floats], Floats]
+    """Maps counts that are summed over images, (..., C), to the corpus' metrics in ``UNIT``, (..., S)."""
     of_images: Callable[[Floats], Floats]
+    """Maps (images, C) to metrics of images, (images, S). The means of smoothed BLEU and METEOR are not the corpus'."""
     java: bool = False
 
     @property
@@ -121,17 +116,13 @@ class Family:
         return [TITLES[name] for name in self.names]
 
 
-def _mean_of(name: str, metric: Callable[[Sequence[Words], Sequence[Sequence[Words]]], Floats]) -> Family:
-    """Return the family of a metric whose corpus value is the mean over images: its counts are the value and 1."""
+def _with_trials(values: Floats) -> Floats:
+    """Return counts (images, 2), the value and 1, of a metric whose corpus value is the mean over images."""
+    return np.stack([values, np.ones_like(values)], axis=1)
 
-    def counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Floats:
-        values = metric(hypotheses, references)
-        return np.stack([values, np.ones_like(values)], axis=1)
 
-    def mean(counts: Floats) -> Floats:
-        return percentage(counts)[..., None]
-
-    return Family((name,), counts, mean, mean)
+def _mean(counts: Floats) -> Floats:
+    return percentage(counts)[..., None]
 
 
 def _meteor(counts: Floats) -> Floats:
@@ -140,8 +131,9 @@ def _meteor(counts: Floats) -> Floats:
 
 FAMILIES = (
     Family(tuple(f"bleu{n}" for n in range(1, ORDERS + 1)), bleu_counts, bleu_from_counts, sentence_bleu),
-    _mean_of("rouge_l", rouge_l),
-    _mean_of("cider_d", cider_d),  # resampling does not count the document frequencies again
+    Family(("rouge_l",), lambda captions, references: _with_trials(rouge_l(captions, references)), _mean, _mean),
+    # Resampling does not count the document frequencies again.
+    Family(("cider_d",), lambda captions, references: _with_trials(CiderD(references).values(captions)), _mean, _mean),
     Family(("meteor",), meteor_counts, _meteor, _meteor, java=True),
 )
 NAMES = tuple(name for family in FAMILIES for name in family.names)

@@ -20,68 +20,32 @@ _EXPECTED = "what `captioning test` writes"
 
 @dataclass(frozen=True)
 class NounHit:
-    """Attention at a noun that names an object in view, judged by where the object is.
+    """Attention at a noun that names an object in view, judged by where the object is."""
 
-    Attributes:
-        step: Position of the noun in the caption, that of the last word of several.
-        noun: The noun as the caption has it.
-        hit: Whether the strongest location touches the object.
-        chance: Probability that a random location is a hit: the fraction of locations that touch the object.
-        centre_hit: Probability that a central location is a hit. There are one, two or four of these, as the height
-            and width of the grid are odd or even.
-        correctness: Fraction of the attention on the object (Liu et al. 2017).
-        uniform: The same for even attention: the fraction of the view that the object covers.
-        centre: The same for ``grounding.centre_attention``.
-        location: The strongest location. None if it is not known: an earlier version did not keep it.
-    """
-
-    step: int
-    noun: str
-    hit: bool
-    chance: float
-    centre_hit: float
-    correctness: float
-    uniform: float
-    centre: float
-    location: int | None = None
-
-
-NOUN_METRICS = {
-    "pointing_accuracy": "hit",
-    "pointing_chance": "chance",
-    "pointing_centre": "centre_hit",
-    "attention_correctness": "correctness",
-    "correctness_uniform": "uniform",
-    "correctness_centre": "centre",
-}
-"""Metrics of attention at nouns, and the field of ``NounHit`` whose mean each is."""
+    step: int  # position of the noun in the caption, that of the last word of several
+    noun: str  # as the caption has it
+    hit: bool  # whether the strongest location touches the object
+    chance: float  # probability that a random location is a hit: the fraction of locations that touch the object
+    centre_hit: float  # the same for a random one of the 1, 2 or 4 central locations
+    correctness: float  # fraction of the attention on the object (Liu et al. 2017)
+    uniform: float  # the same for even attention: the fraction of the view that the object covers
+    centre: float  # the same for ``grounding.centre_attention``
+    location: int | None = None  # the strongest; None in files of an earlier version
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionedImage:
-    """One evaluated image, an entry of STAGE_captions.json.
+    """One evaluated image, an entry of STAGE_captions.json. Captions and references are words joined by spaces."""
 
-    Attributes:
-        image_id: The data set's number of the image.
-        caption: The model's words, joined by spaces.
-        log_prob: What the search ranks captions by: the sum over words in nats, divided by the length normalisation.
-        finished: False if the maximum length cut the caption off.
-        references: The references' words, joined by spaces.
-        written: The caption as the tokenizer writes it, if that differs from ``caption``.
-        hits, reference_hits: Every noun of the caption and of the references that names an object.
-        posterior_hits, reference_posterior_hits: The same with the posterior of the locations given the word; empty
-            if the model has none.
-    """
-
-    image_id: int
+    image_id: int  # the data set's number
     caption: str
-    log_prob: float | None = None
-    finished: bool | None = None
+    log_prob: float | None = None  # what the search ranks by: the sum over words in nats, divided by its normalisation
+    finished: bool | None = None  # False if the maximum length cut the caption off
     references: list[str]
-    written: str | None = None
-    hits: list[NounHit] = field(default_factory=list)
+    written: str | None = None  # the caption as the tokenizer writes it, if that differs
+    hits: list[NounHit] = field(default_factory=list)  # of every noun of the caption that names an object
     reference_hits: list[NounHit] = field(default_factory=list)
-    posterior_hits: list[NounHit] = field(default_factory=list)
+    posterior_hits: list[NounHit] = field(default_factory=list)  # with the posterior of locations, if the model has one
     reference_posterior_hits: list[NounHit] = field(default_factory=list)
 
     @property

@@ -32,16 +32,13 @@ class Interval:
 class Difference:
     """How much higher a system's metric is than another's on the same images.
 
-    Attributes:
-        interval: Of the difference, from the paired bootstrap.
-        p_value: Two-sided, from the randomization test: the probability of a difference at least this large if both
-            systems' captions of an image were exchangeable.
-        corrected: The p-value after ``holm``; a test made alone needs no correction.
+    The interval is from the paired bootstrap. The p-value is two-sided, from the randomization test: the probability of
+    a difference at least this large if both systems' captions of an image were exchangeable.
     """
 
     interval: Interval
     p_value: float
-    corrected: float
+    corrected: float  # the p-value after ``holm``; a test made alone needs no correction
 
     @property
     def excludes_zero(self) -> bool:

@@ -49,7 +49,7 @@ def _run(name: str, words: list[str]) -> None:
         if is_path and not Path(value).exists():
             raise InputError(f"{option} {value}: no such file{near(value)}")
         if is_path and option in ("--config", "-c"):
-            importlib.import_module("captioning.settings").read_config(Path(value), option)  # names the file
+            importlib.import_module("captioning.files").read_config(Path(value), option)  # names the file
     if options.imports:
         configs = [Path(value) for option, value in given if option == "--config"]
         sys.path[:0] = [str(folder.resolve()) for folder in (Path(), *(config.parent for config in configs))]

@@ -9,11 +9,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-import types
-import typing
 from abc import ABCMeta
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from torch import nn
@@ -23,16 +20,10 @@ from captioning.errors import InputError, check_range
 C = TypeVar("C", bound="Component")
 T = TypeVar("T")
 
-_MAX_SIZE = 65_536
-
 
 def check_size(**values: int | None) -> None:
-    """Refuse a layer with no units, or with so many that it would exhaust the memory. None is a size that is not set.
-
-    Raises:
-        InputError: Names the size.
-    """
-    check_range(1, _MAX_SIZE, **values)
+    """Refuse, by an InputError, a layer with no units, or with so many that it would exhaust the memory."""
+    check_range(1, 65_536, **values)
 
 
 class _RecordsInitArgs(ABCMeta):
@@ -69,34 +60,12 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
         Raises:
             InputError: The class is unknown or no subclass of ``cls``, or its arguments do not fit.
         """
-        path = config["class_path"]
-        kind = known_class(path, cls)
-        init_args = {name: _revive(value, f"{path}: {name}") for name, value in config["init_args"].items()}
-        _check_components(kind, init_args, path)
+        kind = known_class(config["class_path"], cls)
+        init_args = _revive(config["init_args"])
         try:
             return kind(**init_args)
         except TypeError as error:
-            raise InputError(f"{path}: {error}") from error
-
-
-def _check_components(kind: type, init_args: Mapping[str, Any], path: str) -> None:
-    """Refuse a value that is no component of the argument's kind: a number, or a score where a normaliser belongs.
-
-    Raises:
-        InputError: Names the argument.
-    """
-    try:
-        hints = typing.get_type_hints(kind.__init__)  # type: ignore[misc]
-    except NameError:  # only a type checker imports one of them
-        return
-    for name, value in init_args.items():
-        hint = hints.get(name)
-        kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-        classes = [cls for cls in kinds if inspect.isclass(cls) and typing.get_origin(cls) is None]
-        wanted = tuple(cls for cls in classes if issubclass(cls, Component))
-        if wanted and value is not None and not isinstance(value, wanted):
-            given = type(value).__name__ if isinstance(value, Component) else f"{value!r:.60}"
-            raise InputError(f"{path}: {name}: must be a {wanted[0].__name__}, got {given}")
+            raise InputError(f"{config['class_path']}: {error}") from error
 
 
 def public_path(cls: type) -> str:
@@ -122,45 +91,34 @@ def known_class(path: str, kind: type[T]) -> type[T]:
     if module.split(".")[0] == __package__:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(module)
-    cls = next((cls for cls in subclasses(kind) if path in _paths(cls)), None)
-    if cls is None:
-        raise InputError(f"{path} is not a known {kind.__name__}; import the module that defines it first (--import)")
-    return cls
+    for cls in _subclasses(kind):
+        if path in (public_path(cls), f"{cls.__module__}.{cls.__qualname__}", cls.__qualname__):
+            return cls
+    raise InputError(f"{path} is not a known {kind.__name__}; import the module that defines it first (--import)")
 
 
-def _paths(cls: type) -> tuple[str, str, str]:
-    """Return the names that a file may give a class. The bare name is for YAML files."""
-    return public_path(cls), f"{cls.__module__}.{cls.__qualname__}", cls.__qualname__
+def _subclasses(cls: type[T]) -> Iterator[type[T]]:
+    """Yield a class and its imported subclasses at any depth."""
+    yield cls
+    for child in cls.__subclasses__():
+        yield from _subclasses(child)
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Component):
         return value.to_config()
-    if isinstance(value, Path):
-        return str(value)
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
     raise TypeError(f"a component's arguments must be plain data or components, got {type(value).__name__}")
 
 
-def _revive(value: Any, name: str) -> Any:
+def _revive(value: Any) -> Any:
+    if isinstance(value, dict) and set(value) == {"class_path", "init_args"}:
+        return Component.from_config(value)
     if isinstance(value, dict):
-        if set(value) == {"class_path", "init_args"}:
-            return Component.from_config(value)
-        return {key: _revive(item, name) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_revive(item, name) for item in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise InputError(f"{name} is a {type(value).__name__}, no plain data")
-
-
-def subclasses(cls: type[T]) -> Iterator[type[T]]:
-    """Yield a class and its imported subclasses at any depth."""
-    yield cls
-    for child in cls.__subclasses__():
-        yield from subclasses(child)
+        return {key: _revive(item) for key, item in value.items()}
+    return [_revive(item) for item in value] if isinstance(value, list) else value

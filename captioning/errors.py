@@ -25,11 +25,7 @@ class InputError(ValueError):
 
 
 def check_whole(low: int, high: float = math.inf, **values: int | None) -> None:
-    """Refuse values that are not whole numbers in low .. high. None is a value that is not set.
-
-    Raises:
-        InputError: Names the value.
-    """
+    """Refuse, by an InputError, values that are not whole numbers in low .. high. None is a value that is not set."""
     for name, value in values.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
             raise InputError(f"{name} must be a whole number, got {value!r}")
@@ -37,11 +33,7 @@ def check_whole(low: int, high: float = math.inf, **values: int | None) -> None:
 
 
 def check_range(low: float, high: float = math.inf, **values: float | None) -> None:
-    """Refuse numbers that are outside low .. high, NaN or infinite. None is a value that is not set.
-
-    Raises:
-        InputError: Names the value.
-    """
+    """Refuse, by an InputError, numbers outside low .. high, NaN or infinite. None is a value that is not set."""
     for name, value in values.items():
         if value is not None and not (low <= value <= high and abs(value) < math.inf):
             lower = f"at least {low}" if low > -math.inf else "finite"
@@ -91,7 +83,8 @@ def exits_on_input_error(main: Callable[P, None]) -> Callable[P, None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout at exit, which would raise again
             raise SystemExit(141) from None
         except Exception as error:
-            if is_out_of_memory(error):
+            refused = isinstance(error, (OSError, RuntimeError)) and re.search("(?i)allocate memory", str(error))
+            if refused or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # of a GPU
                 line = f"out of memory ({one_line(error)}); lower the batch size, or give smaller images"
             elif isinstance(error, InputError):
                 line = str(error)
@@ -103,9 +96,3 @@ def exits_on_input_error(main: Callable[P, None]) -> Callable[P, None]:
             raise SystemExit(2) from None
 
     return wrapped
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error is that of too little memory: Python's, PyTorch's of the processor, or that of a GPU."""
-    refused = isinstance(error, (OSError, RuntimeError)) and re.search("(?i)(can't|cannot) allocate memory", str(error))
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or bool(refused)

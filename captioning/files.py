@@ -1,28 +1,15 @@
-"""Files that a crash cannot leave half written, the cache folder, and JSON."""
+"""Files that a crash cannot leave half written, JSON and settings in YAML."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from captioning.errors import InputError, one_line
-
-
-def cache_folder(name: str = "") -> Path:
-    """Return the folder in the user's cache for what can be computed again, or a place in it. It may not exist yet."""
-    try:
-        folder = platformdirs.user_cache_path("captioning", appauthor=False)
-    except RuntimeError:  # the user has no home folder
-        folder = Path(tempfile.gettempdir(), f"captioning-{os.getuid()}")
-    return folder / name
 
 
 @contextmanager
@@ -30,11 +17,8 @@ def replacing(path: Path, option: str = "") -> Iterator[Path]:
     """Yield a temporary name beside ``path``, which is renamed to ``path`` when the block ends without an error.
 
     After an error or a crash the file is unchanged. Folders are made as needed. A link stays one: its target is
-    replaced. Several processes may write the file at once; the last one wins.
-
-    Args:
-        path: The file.
-        option: The option of the command line that named the file.
+    replaced. Several processes may write the file at once; the last one wins. ``option`` is the option of the
+    command line that named it, for the message.
 
     Raises:
         InputError: The file cannot be written.
@@ -64,15 +48,7 @@ def write_json(path: Path, content: Any, *, indent: int | None = 1) -> None:
 
 
 def read_json(path: Path, what_to_do: str = "") -> Any:
-    """Return the content of a JSON file.
-
-    Args:
-        path: The file.
-        what_to_do: Advice for the error message.
-
-    Raises:
-        InputError: The file cannot be read, or is not JSON.
-    """
+    """Return the content of a JSON file; an InputError, with ``what_to_do``, if it cannot be read or is not JSON."""
     advice = f"; {what_to_do}" if what_to_do else ""
     try:
         return json.loads(path.read_bytes())
@@ -82,12 +58,29 @@ def read_json(path: Path, what_to_do: str = "") -> Any:
         raise InputError(f"{path}: cannot be read as JSON ({one_line(error, 120)}){advice}") from error
 
 
-def refuse_inputs(output: str | Path, inputs: Iterable[str | Path], option: str) -> None:
-    """Refuse an output that would replace a file that is read.
+def read_config(path: Path, option: str = "") -> dict[str, Any]:
+    """Read a YAML file of settings with jsonargparse's rules, by which 1e-3 is a number.
 
     Raises:
-        InputError: ``output`` is one of the inputs, by whatever name or link.
+        InputError: The file, which ``option`` named, cannot be read, or is not a mapping of settings.
     """
+    import yaml
+    from jsonargparse import get_loader
+
+    try:
+        content = get_loader("yaml")(path.read_text(encoding="utf-8")) or {}
+        problem = "" if isinstance(content, dict) else "not a configuration, which is a mapping of settings"
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+    except (ValueError, yaml.YAMLError) as error:
+        problem = f"not a YAML file ({one_line(error, 120)})"
+    if problem:
+        raise InputError(f"{option} {path}: {problem}".lstrip())
+    return content
+
+
+def refuse_inputs(output: str | Path, inputs: Iterable[str | Path], option: str) -> None:
+    """Refuse, by an InputError, an output that is one of the files that are read, by whatever name or link."""
     for path in inputs:
         if os.path.exists(output) and os.path.exists(path) and os.path.samefile(path, output):
             raise InputError(f"{option} {output}: would replace {path}, which is an input; give another name")
@@ -99,19 +92,3 @@ def is_lfs_pointer(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         return file.read(40).startswith(b"version https://git-lfs.github.com/")
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 checksum of a file, in hexadecimal.
-
-    Raises:
-        InputError: The file cannot be read.
-    """
-    digest = hashlib.sha256()
-    try:
-        with path.open("rb") as file:
-            while block := file.read(2**20):
-                digest.update(block)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    return digest.hexdigest()

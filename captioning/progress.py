@@ -23,14 +23,9 @@ class Progress:
         self._started = self._printed = time.monotonic()
         self._bar = None
         if sys.stdout.isatty():
-            from rich import progress as bars  # slow to import, and help needs none of it
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # slow to import
 
-            columns = (
-                bars.TextColumn("{task.description}", markup=False),
-                bars.BarColumn(),
-                bars.TimeRemainingColumn(),
-            )
-            self._bar = bars.Progress(*columns)
+            self._bar = Progress(TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
 
     def __enter__(self) -> Progress:
         if self._bar is not None:

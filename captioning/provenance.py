@@ -11,11 +11,9 @@ from typing import Any
 
 
 def provenance(*, command: str, seed: int | None) -> dict[str, Any]:
-    """Return command, commit, seed, machine, software and date of a measurement as plain data.
+    """Return plain data: the command, as typed in the repository's root, commit, seed, machine, software and date.
 
-    Args:
-        command: The command, as typed in the repository's root.
-        seed: Seed of the training run or of the measurement; None if nothing is random.
+    The seed is None if nothing is random.
     """
     import torch
 

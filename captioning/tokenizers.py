@@ -80,14 +80,11 @@ class Characters(Tokenizer):
 
     def join(self, words: Sequence[str]) -> str:
         """Return the words without spaces, except between two words of alphabets."""
-        text = ""
-        for word in words:
-            text += " " * bool(text and text[-1] < _FIRST_IDEOGRAPH and word[0] < _FIRST_IDEOGRAPH) + word
-        return text
+        return _BESIDE_IDEOGRAPH.sub("", " ".join(words))
 
 
-_FIRST_IDEOGRAPH = "\u2e80"
-_CHARACTERS = re.compile(rf"[^\W_{_FIRST_IDEOGRAPH}-\U0010ffff]+|[^\W_]")
+_BESIDE_IDEOGRAPH = re.compile("(?<=[\u2e80-\U0010ffff]) | (?=[\u2e80-\U0010ffff])")
+_CHARACTERS = re.compile("[^\\W_\u2e80-\U0010ffff]+|[^\\W_]")
 
 # Tokens that the COCO caption toolkit drops after its Penn Treebank tokeniser.
 PUNCTUATION = frozenset("'' ' `` ` -LRB- -RRB- -LCB- -RCB- . ? ! , : - -- ... ; ( ) [ ] { } \" # /".split())

@@ -46,10 +46,10 @@ class Vocabulary:
         max_size: int | None = None,
         tokenizer: Tokenizer = PennTreebank(),  # noqa: B008 - no state
     ) -> Vocabulary:
-        """Count the words of tokenised training captions and keep the frequent ones, most frequent first.
+        """Count the words of tokenised **training** captions and keep the frequent ones, most frequent first.
 
         Args:
-            captions: Word lists of the **training** split.
+            captions: Word lists.
             min_count: A word that occurs less often becomes ``<unk>``.
             max_size: The largest number of words, not counting the special tokens.
             tokenizer: The tokenizer that the words come from.
@@ -108,11 +108,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:
-        """Read what ``save`` wrote.
-
-        Raises:
-            InputError: The file is missing or is not a vocabulary.
-        """
+        """Read what ``save`` wrote; an InputError if the file is missing or is not a vocabulary."""
         content = read_json(Path(path))
         words = content.get("words") if isinstance(content, dict) else None
         if not isinstance(words, list):
@@ -139,15 +135,12 @@ def tokenizer_from(config: Mapping[str, Any] | str | None) -> Tokenizer:
         config: What ``tokenizer_config`` returned, or a class path alone; None is the default, English.
 
     Raises:
-        InputError: No tokenizer has that name, or it needs arguments.
+        InputError: No tokenizer has that name.
     """
-    if config is None:
-        return PennTreebank()
     path = config.get("class_path") if isinstance(config, Mapping) else config
+    if path is None:
+        return PennTreebank()
     if not isinstance(path, str):
         raise InputError(f"tokenizer: {config!r} names no class")
-    try:
-        tokenizer: Any = known_class(path, Tokenizer)
-        return tokenizer()
-    except TypeError as error:
-        raise InputError(f"tokenizer: {path}: {error}") from error
+    tokenizer: Any = known_class(path, Tokenizer)
+    return tokenizer()

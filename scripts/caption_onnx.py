@@ -24,21 +24,13 @@ import onnxruntime
 from PIL import Image, ImageOps
 
 PAD, START, END, UNK = range(4)
-SPECIALS = 4
-FIRST_IDEOGRAPH = "\u2e80"
+IDEOGRAPH = "[\u2e80-\U0010ffff]"
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")  # for EPS Pillow would start Ghostscript
-CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")  # but tabs
+SEARCH = {"beam_size": 3, "length_normalization": 0.0, "max_length": 30, "min_length": 1}
 
 
 class Hypothesis(NamedTuple):
-    """A caption that the search ended with.
-
-    Attributes:
-        ids: T word ids.
-        log_prob: Sum of the log-probabilities, divided by the length normalisation.
-        finished: False if the maximum length cut the caption off.
-        alphas: (T, L), the attention at each word, over the locations of the image row by row.
-    """
+    """A caption: T word ids, the sum of their log-probabilities after length normalisation, and alphas (T, L)."""
 
     ids: list[int]
     log_prob: float
@@ -57,10 +49,8 @@ class OnnxCaptioner:
             onnxruntime.InferenceSession(folder / name, providers=onnxruntime.get_available_providers())
             for name in ("encoder.onnx", "step.onnx")
         )
-        self.search = {"beam_size": 3, "length_normalization": 0.0, "max_length": 30, "min_length": 1}
         configured = self.config["settings"].get("model", {}).get("search") or {}
-        self.search |= {name: value for name, value in configured.items() if name in self.search}
-        self.spaced = not self.config["tokenizer"]["class_path"].endswith(".Characters")
+        self.search = SEARCH | {name: value for name, value in configured.items() if name in SEARCH}
 
     def __call__(self, path: str | Path, **options: Any) -> str:
         """Return the best caption of an image file. Options are those of ``beam_search``."""
@@ -75,22 +65,12 @@ class OnnxCaptioner:
 
     def text(self, hypothesis: Hypothesis) -> str:
         """Return the words as people write them: characters without spaces, except between words of alphabets."""
-        words = [self.words[i - SPECIALS] for i in hypothesis.ids]
-        if self.spaced:
-            return " ".join(words)
-        text = ""
-        for word in words:
-            text += " " * bool(text and text[-1] < FIRST_IDEOGRAPH and word[0] < FIRST_IDEOGRAPH) + word
-        return text
+        text = " ".join(self.words[i - 4] for i in hypothesis.ids)
+        of_characters = self.config["tokenizer"]["class_path"].endswith(".Characters")
+        return re.sub(f"(?<={IDEOGRAPH}) | (?={IDEOGRAPH})", "", text) if of_characters else text
 
     def beam_search(
-        self,
-        parts: dict[str, np.ndarray],
-        *,
-        beam_size: int,
-        length_normalization: float,
-        max_length: int,
-        min_length: int,
+        self, parts: dict[str, Any], beam_size: int, length_normalization: float, max_length: int, min_length: int
     ) -> list[Hypothesis]:
         """Return up to ``beam_size`` captions of one image, best first; a beam of 1 is greedy decoding.
 
@@ -98,7 +78,6 @@ class OnnxCaptioner:
         at ``max_length``.
         """
         outputs = [output.name for output in self.step.get_outputs()]
-        carried = [name for name in outputs if name.startswith("next.")]
         memory = {name: part for name, part in parts.items() if name.startswith("memory.")}
         state = {name: part for name, part in parts.items() if name.startswith("state.")}
         total, tokens = np.zeros(1, np.float32), np.array([START], np.int64)
@@ -113,23 +92,22 @@ class OnnxCaptioner:
             best = np.argsort(-candidates, kind="stable")[: beam_size - len(ended)]
             best = best[np.isfinite(candidates[best])]
             parents, chosen = np.divmod(best, log_probs.shape[1])
-            normalised = candidates[best] / length**length_normalization
-            going_on, followed = [], []
-            for row, (parent, word, log_prob) in enumerate(
-                zip(parents.tolist(), chosen.tolist(), normalised, strict=True)
-            ):
-                ids, alphas = beams[parent]
-                if word == END:
-                    ended.append(Hypothesis(ids, float(log_prob), True, np.array(alphas)))
-                    continue
-                followed.append(([*ids, word], [*alphas, results["alphas"][parent]]))
-                going_on.append(row)
-                if length == max_length:
-                    ended.append(Hypothesis(followed[-1][0], float(log_prob), False, np.array(followed[-1][1])))
-            if not going_on:
+            ended += [
+                Hypothesis(beams[parent][0], float(log_prob / length**length_normalization), True, beams[parent][1])
+                for parent, word, log_prob in zip(parents, chosen, candidates[best], strict=True)
+                if word == END
+            ]
+            parents, tokens, total = (values[chosen != END] for values in (parents, chosen, candidates[best]))
+            beams = [
+                ([*beams[parent][0], int(word)], [*beams[parent][1], results["alphas"][parent]])
+                for parent, word in zip(parents, tokens, strict=True)
+            ]
+            if not beams:
                 break
-            beams, total, tokens = followed, candidates[best[going_on]], chosen[going_on].astype(np.int64)
-            state = {name.removeprefix("next."): results[name][parents[going_on]] for name in carried}
+            state = {name: results[f"next.{name}"][parents] for name in state}
+        for (ids, alphas), log_prob in zip(beams, total, strict=True):
+            ended.append(Hypothesis(ids, float(log_prob / max_length**length_normalization), False, alphas))
+        ended = [hypothesis._replace(alphas=np.array(hypothesis.alphas)) for hypothesis in ended]
         return sorted(ended, key=lambda hypothesis: (not hypothesis.finished, -hypothesis.log_prob))
 
 
@@ -144,12 +122,11 @@ def prepare(path: str | Path, preprocessing: dict[str, Any]) -> np.ndarray:
         if "A" in whole.getbands() or "transparency" in whole.info:  # transparency is laid on white
             whole = Image.alpha_composite(Image.new("RGBA", whole.size, "white"), whole.convert("RGBA"))
         whole = whole.convert("RGB")
-    filters = Image.Resampling[preprocessing["interpolation"].upper()]
-    if crop is None:
-        view = whole.resize((resize, resize), filters)
-    else:
-        long = int(resize * max(whole.size) / min(whole.size))
-        view = whole.resize((resize, long) if whole.width <= whole.height else (long, resize), filters)
+    width = height = resize
+    if crop is not None:
+        width, height = (int(resize * side / min(whole.size)) for side in whole.size)
+    view = whole.resize((width, height), Image.Resampling[preprocessing["interpolation"].upper()])
+    if crop is not None:
         left, top = (round((side - crop) / 2) for side in view.size)
         view = view.crop((left, top, left + crop, top + crop))
     pixels = np.asarray(view, np.float32).transpose(2, 0, 1)
@@ -161,26 +138,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", metavar="DIR", help="a folder that `captioning export --onnx` wrote")
     parser.add_argument("images", metavar="IMAGE", nargs="+")
-    for name, kind in (("beam_size", int), ("length_normalization", float), ("max_length", int), ("min_length", int)):
-        parser.add_argument(f"--{name}", type=kind, help="(default: as the model was evaluated)")
+    for name, default in SEARCH.items():
+        parser.add_argument(f"--{name}", type=type(default), help="(default: as the model was evaluated)")
     arguments = vars(parser.parse_args())
     folder, images = arguments.pop("folder"), arguments.pop("images")
     options = {name: value for name, value in arguments.items() if value is not None}
+    failed = False
     try:
         captioner = OnnxCaptioner(folder)
     except Exception as error:  # onnxruntime raises many types
         print(f"error: {folder}: is no folder that `captioning export --onnx` wrote ({error})", file=sys.stderr)
         sys.exit(2)
-    failed = 0
     for path in images:
         try:
             text = captioner(path, **options)
         except (OSError, ValueError, SyntaxError) as error:  # of Pillow
-            failed += 1
             print(f"error: {path}: {error}", file=sys.stderr)
+            failed = True
             continue
         # Control characters would command the terminal; the words are a file's.
-        text = CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+        text = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
         print(f"{path}\t{text}" if len(images) > 1 else text, flush=True)
     sys.exit(2 if failed else 0)
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from commands import Commands
 
 from captioning.errors import InputError, exits_on_input_error
-from captioning.files import replacing, write_json
+from captioning.files import read_config, replacing, write_json
 from captioning.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -148,7 +148,6 @@ def entry_of(runs: Path, name: str, seconds: float) -> dict[str, Any]:
     from captioning.data import CaptionSource
     from captioning.inference import load
     from captioning.provenance import provenance
-    from captioning.settings import read_config
 
     folder = RunFolder(runs / name)
     best, settings = folder.checkpoint("best"), read_config(folder.config)
@@ -204,7 +203,6 @@ def seconds_of_a_step(images: int, captions: int) -> float:
     from captioning.encoders import Encoder
     from captioning.kernels.machine import best_precision
     from captioning.model import Captioner, Decoder
-    from captioning.settings import read_config
 
     settings = read_config(REPOSITORY / "configs" / f"{RUNS['soft']}.yaml")
     encoder, decoder = build({"model.encoder": Encoder, "model.decoder": Decoder}, [settings])

@@ -29,9 +29,9 @@ from measurements import measurement_of, read_scores, score_name, write_measurem
 
 from captioning.comparison.runs import Run, read_run
 from captioning.errors import InputError, did_you_mean, exits_on_input_error
+from captioning.files import read_config
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
-from captioning.settings import read_config
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SPEED = "captions_per_second"

@@ -51,22 +51,12 @@ def test_the_folder_captions_as_the_checkpoint_does(run, tmp_path, capsys):
     for caption, other in zip(exported(images, max_length=6), expected(images, max_length=6), strict=True):
         assert (caption.text, caption.log_probs) == (other.text, other.log_probs)
     assert "README.md, SHA256SUMS, config.json, model.safetensors, vocabulary.json" in capsys.readouterr().out
-
-
-def test_the_weights_are_those_of_the_model_alone(run):
-    folder = export(run)
-    assert sorted(file.name for file in folder.iterdir()) == [
-        *("README.md", "SHA256SUMS", "config.json", "model.safetensors", "vocabulary.json")
-    ]
-    expected = load(run / "checkpoints/best.ckpt").model.state_dict()
+    weights = expected.model.state_dict()
     with safe_open(folder / "model.safetensors", "pt") as file:
-        assert set(file.keys()) == set(expected)
-        assert all(torch.equal(file.get_tensor(name), tensor) for name, tensor in expected.items())
-
-
-def test_all_files_can_be_read_by_whom_the_folder_is_passed_on_to(run):
-    modes = {path.name: path.stat().st_mode for path in export(run).iterdir()}
-    assert set(modes.values()) == {modes["config.json"]}, modes
+        assert set(file.keys()) == set(weights)
+        assert all(torch.equal(file.get_tensor(name), tensor) for name, tensor in weights.items())
+    modes = {path.name: path.stat().st_mode for path in folder.iterdir()}
+    assert set(modes.values()) == {modes["config.json"]}, modes  # whom the folder is passed on to can read all files
 
 
 def test_an_export_can_be_exported_again(run, tmp_path):
@@ -96,13 +86,12 @@ def test_the_card_has_no_metrics_of_another_checkpoint_of_the_run(run):
         assert ("Split test; beam_size 2." in text) == shown and ("It was not tested" in text) != shown
 
 
-def test_notes_replace_the_sections_of_the_card_that_they_have_and_add_the_others(run, tmp_path, capsys):
+def test_notes_replace_the_sections_of_the_card_that_they_have_and_add_the_others(run, tmp_path):
     notes = tmp_path / "notes.md"
     notes.write_text("# Mine\n\nA captioner.\n\n## Limits\n\nIt has seen no cat.\n\n## Thanks\n\nTo all.\n")
     text = (export(run, "--license", "other", "--notes", str(notes)) / "README.md").read_text()
-    assert (
-        text.startswith("---\nlibrary_name: captioning\n") and "license: other\n---\n\n# Mine\n\nA captioner.\n" in text
-    )
+    assert text.startswith("---\nlibrary_name: captioning\n")
+    assert "license: other\n---\n\n# Mine\n\nA captioner.\n" in text
     assert "# mine" not in text and text.count("## Limits\n\nIt has seen no cat.\n\n## Licence") == 1
     assert text.endswith("## Thanks\n\nTo all.\n") and "## Metrics\n\nSplit test" in text
 
@@ -138,37 +127,32 @@ def test_a_weight_beyond_float16_is_refused_before_anything_is_written(run, tmp_
 def test_folders_of_the_machine_are_not_passed_on(tmp_path):
     settings = {"data": {"source": {"json_path": "/mnt/me/data.json"}, "files": ["/a/b", "c/d"]}, "scale": 0.5}
     load(save_checkpoint(tmp_path / "best.ckpt", settings=settings)).export(tmp_path / "new")
-    assert load(tmp_path / "new").settings == {
-        "data": {"source": {"json_path": "data.json"}, "files": ["b", "c/d"]},
-        "scale": 0.5,
-    }
+    source = {"source": {"json_path": "data.json"}, "files": ["b", "c/d"]}
+    assert load(tmp_path / "new").settings == {"data": source, "scale": 0.5}
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("vocabulary.json", None, r"vocabulary\.json: cannot be read"),
-        ("vocabulary.json", '{"words": ["a"]}', "does not describe a model, or not that of its weights"),
+        ("vocabulary.json", '{"words": ["a"]}', "does not describe the model of its weights"),
         ("config.json", "[", r"config\.json: cannot be read as JSON"),
-        ("config.json", "[]", "is not what captioning export writes"),
-        ("config.json", '{"format": 99}', "has checkpoint format 99"),
-        ("model.safetensors", "cut", r"model\.safetensors: damaged"),
+        ("config.json", "[]", "damaged, or does not describe"),
+        ("model.safetensors", "cut", "damaged, or .*SafetensorError"),
         ("model.safetensors", "version https://git-lfs.github.com/spec/v1", "is the pointer of git-LFS"),
     ],
 )
-def test_a_folder_that_cannot_be_used_is_one_line(run, capsys, name, content, message):
+def test_a_folder_that_cannot_be_used_is_one_line(run, name, content, message):
     path = export(run) / name
     path.unlink() if content is None else path.write_text(content)
     with pytest.raises(InputError, match=message):
         load(path.parent)
 
 
-@pytest.mark.parametrize("first", [0, 1])
-def test_a_folder_of_something_else_keeps_its_files(run, tmp_path, capsys, first):
+def test_a_folder_of_something_else_keeps_its_files(run, tmp_path, capsys):
     (tmp_path / "exported").mkdir()
-    others = [tmp_path / "exported" / name for name in ("README.md", "config.json", "model.safetensors")[first:]]
-    for path in others:  # as a clone from a hub
-        path.write_text("mine")
+    for name in ("README.md", "config.json", "model.safetensors"):  # as a clone from a hub
+        (tmp_path / "exported" / name).write_text("mine")
     line = refused(capsys, "export", "--model", run / "checkpoints/best.ckpt", "--output", tmp_path / "exported")
     assert "of something else; give a folder of its own" in line
     assert {path.read_text() for path in (tmp_path / "exported").iterdir()} == {"mine"}

@@ -13,7 +13,7 @@ from PIL import Image
 
 from captioning.errors import InputError
 from captioning.inference import load
-from captioning.inference.images import is_one, open_image
+from captioning.inference.images import open_image
 
 
 @pytest.fixture(scope="module")
@@ -31,34 +31,16 @@ def pixels(path: Path) -> Image.Image:
         return image.convert("RGB")
 
 
-def forms(path: Path) -> dict:
-    """One image in every form."""
+def test_every_form_has_the_same_pixels(path):
     array = np.array(pixels(path))
     tensor = torch.from_numpy(array).permute(2, 0, 1)
-    return {
-        "path": path,
-        "text": str(path),
-        "PIL": pixels(path),
-        "bytes": path.read_bytes(),
-        "array": array,
-        "floating-point array": array / 255,
-        "tensor": tensor,
-        "floating-point tensor": tensor / 255,
-        "array with opacity": np.dstack([array, np.full(array.shape[:2], 255, np.uint8)]),
-    }
-
-
-def test_every_form_has_the_same_pixels(path):
-    expected = np.array(pixels(path))
-    for form, source in forms(path).items():
-        image = open_image(source)
-        np.testing.assert_array_equal(np.array(pixels(image) if isinstance(image, Path) else image), expected, form)
-
-
-def test_grey_images_have_equal_channels():
+    opaque = np.dstack([array, np.full(array.shape[:2], 255, np.uint8)])
+    files = [path, str(path), pixels(path), path.read_bytes()]
+    for source in (*files, array, array / 255, tensor, tensor / 255, opaque):
+        np.testing.assert_array_equal(np.array(open_image(source, 20)), array, str(type(source)))
     grey = np.arange(12, dtype=np.uint8).reshape(3, 4)
     for source in (grey, grey[..., None], torch.from_numpy(grey), torch.from_numpy(grey)[None]):
-        np.testing.assert_array_equal(np.array(open_image(source)), np.repeat(grey[..., None], 3, axis=2))
+        np.testing.assert_array_equal(np.array(open_image(source, 20)), np.repeat(grey[..., None], 3, axis=2))
 
 
 def test_a_batch_is_captioned_image_by_image(captioner, path, tmp_path):
@@ -67,7 +49,6 @@ def test_a_batch_is_captioned_image_by_image(captioner, path, tmp_path):
     arrays = np.stack([np.array(pixels(name)) for name in (path, other)])
     for batch in (arrays, torch.from_numpy(arrays).permute(0, 3, 1, 2), [arrays[0], other], (path, arrays[1])):
         assert [caption.text for caption in captioner(batch, max_length=6)] == expected
-    assert not is_one(arrays) and is_one(arrays[0])
 
 
 @pytest.mark.parametrize(
@@ -76,19 +57,14 @@ def test_a_batch_is_captioned_image_by_image(captioner, path, tmp_path):
         (None, r"images: an image is a path, .*, got NoneType"),
         ({"image": "cat.png"}, "got dict"),
         ([3.5], r"image: must be a path, .*, got float"),
-        (
-            np.zeros((4, 5, 2), np.uint8),
-            r"array must be \(height, width, 1, 3 or 4\) or \(height, width\), got \(4, 5, 2\)",
-        ),
-        (torch.zeros(5, 4, 3), r"tensor must be \(1, 3 or 4, height, width\) or \(height, width\), got \(5, 4, 3\)"),
-        (np.zeros((0, 5, 3), np.uint8), r"got \(0, 5, 3\)"),
+        (np.zeros((4, 5, 2), np.uint8), r"array must be \(height, width, 1, 3 or 4\) or .*, got \(4, 5, 2\)"),
+        (torch.zeros(5, 4, 3), r"tensor must be \(1, 3 or 4, height, width\) or .*, got \(5, 4, 3\)"),
+        (np.full((4, 5, 3), 7.0), r"array of float64 must lie in 0 \.\. 1, got 7 \.\. 7"),
+        (torch.zeros(3, 4, 5, dtype=torch.int64), "tensor must be uint8, or floating-point in 0 .. 1, got int64"),
+        (b"no image", "bytes that cannot be read"),
+        ("https://example.org/a.png", r"https://example\.org/a\.png: is an address; download the image"),
     ],
 )
 def test_what_is_no_image_is_said(captioner, source, message):
     with pytest.raises(InputError, match=message):
         captioner(source)
-
-
-def test_an_address_is_not_fetched(captioner):
-    with pytest.raises(InputError, match=r"https://example\.org/a\.png: is an address; download the image"):
-        captioner("https://example.org/a.png")

@@ -73,7 +73,7 @@ MISTAKES = {
     "test --ckpt_path runs/soft": "is a folder",
     "test --ckpt_path notes.txt --config tiny.yaml": "notes.txt: ",
     "test --ckpt_path foreign.ckpt --config tiny.yaml": "foreign.ckpt: not a checkpoint of this project",
-    "caption photo.png --model half.ckpt": "half.ckpt: not a checkpoint, or its end is missing",
+    "caption photo.png --model half.ckpt": "half.ckpt: damaged, or not a checkpoint",
     "caption photo.png --model pointer.ckpt": "pointer.ckpt: ",
     "caption photo.png --model runs/soft": "is a folder; give runs/soft/checkpoints/best.ckpt",
     "export --model foreign.ckpt --output out": "foreign.ckpt: not a checkpoint of this project",

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 import captioning
 from captioning.checkpoint.export import WEIGHTS
-from captioning.checkpoint.pretrained import FOLDER
+from captioning.checkpoint.load import FOLDER
 
 try:
     import tomllib

@@ -11,7 +11,7 @@ from helpers import load_script, save_image
 from helpers_faults import command, refused
 from helpers_runs import save_checkpoint
 
-from captioning.checkpoint.pretrained import FOLDER
+from captioning.checkpoint.load import FOLDER
 from captioning.inference import load
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -8,11 +8,6 @@ import re
 from captioning.progress import Progress
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_a_log_gets_a_line_now_and_then_ever_more_rarely(monkeypatch, capsys):
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
@@ -27,7 +22,8 @@ def test_a_log_gets_a_line_now_and_then_ever_more_rarely(monkeypatch, capsys):
 
 
 def test_a_terminal_gets_a_bar_and_lines_above_it(monkeypatch):
-    terminal = Terminal()
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
     monkeypatch.setattr("sys.stdout", terminal)
     with Progress("a.zip", 5_000_000, unit="bytes") as progress:
         progress.update(4_000_000)

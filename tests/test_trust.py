@@ -138,7 +138,6 @@ HUGE = {
     "whatever fits": ({"decoder": {"hidden_dim": 10**12}}, "hidden_dim must be in 1 .. 65536"),
     "memory": ({"decoder": {"embedding_dim": 65_536, "hidden_dim": 65_536}}, "memory"),
     "other sizes": ({"decoder": {"hidden_dim": 70}}, "size mismatch"),
-    "tensor": ({"encoder": {"channels": [4, torch.ones(1)]}}, "channels is a Tensor, no plain data"),
 }
 
 

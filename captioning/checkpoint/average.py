@@ -25,38 +25,36 @@ def average_checkpoints(paths: Sequence[Path], fractions: Sequence[float] | None
     their own have no useful mean. Buffers with statistics must be equal; everything else is the last checkpoint's.
 
     Args:
-        paths: The checkpoints, at least two.
+        paths: The checkpoints.
         fractions: The weight of each checkpoint in the mean, divided by their sum. Equal by default.
 
     Raises:
-        InputError: A file is not a sound checkpoint of this project; models, words or statistics differ (dropout may);
-            or the fractions are not one number of at least 0 for each checkpoint, with one of them above 0.
+        InputError: A checkpoint cannot be read; models, words or statistics differ (dropout may); or a fraction is
+            below 0 or missing.
     """
-    if len(paths) < 2:
-        raise InputError("a mean needs at least two checkpoints")
-    fractions = _normalised([1.0] * len(paths) if fractions is None else fractions, len(paths))
-    last = paths[-1]
-    checkpoint, model = read_checkpoint(last), read_model(last)
-    captioner, identity = model.captioner, _identity(model)
-    parameters, state = dict(captioner.named_parameters()), captioner.state_dict()
-    learnt = {name for name, _ in captioner.named_parameters(remove_duplicate=False)}  # tied weights have two names
-    statistics = [name for name, tensor in state.items() if name not in learnt and tensor.is_floating_point()]
-    means = {name: torch.zeros_like(parameter, dtype=torch.double) for name, parameter in parameters.items()}
-    for path, fraction in zip(paths, fractions, strict=True):
-        other = model if path == last else read_model(path)
-        weights = other.captioner.state_dict()
-        differing = [name for name, value in _identity(other).items() if value != identity[name]]
-        differing += [name for name in statistics if name not in weights or not torch.equal(weights[name], state[name])]
+    fractions = [1.0] * len(paths) if fractions is None else fractions
+    if len(fractions) != len(paths):
+        raise InputError(f"there are {len(fractions)} fractions for {len(paths)} checkpoints; give each checkpoint one")
+    if not (min(fractions) >= 0 and 0 < sum(fractions) < math.inf):
+        raise InputError(f"fractions must be at least 0 and not all 0, got {', '.join(map(str, fractions))}")
+    fractions = [fraction / math.fsum(fractions) for fraction in fractions]
+    models, checkpoint = [read_model(path) for path in paths], read_checkpoint(paths[-1])
+    last = models[-1]
+    buffers = dict(last.captioner.named_buffers())
+    for model in models:
+        differing = [name for name, value in _identity(model).items() if value != _identity(last)[name]]
+        for name, buffer in () if differing else model.captioner.named_buffers():
+            if buffer.is_floating_point() and not torch.equal(buffer, buffers[name]):
+                differing.append(name)
         if differing:
-            raise InputError(f"{path}: its {differing[0]} is not that of {last}; only one model's weights have a mean")
-        for name, mean in means.items():
-            mean.add_(weights[name], alpha=fraction)
-    for name, mean in means.items():
-        parameters[name].copy_(mean)
+            raise InputError(f"{model.path}: its {differing[0]} is not that of {last.path}; they have no mean")
+    states = [model.captioner.state_dict() for model in models]
+    for name, parameter in last.captioner.named_parameters():
+        parameter.copy_(sum(fraction * state[name].double() for fraction, state in zip(fractions, states, strict=True)))
     averaged = [{"checkpoint": str(path), "fraction": value} for path, value in zip(paths, fractions, strict=True)]
     result = {name: checkpoint[name] for name in _KEPT if name in checkpoint}
-    result["state_dict"] |= {f"captioner.{name}": tensor for name, tensor in captioner.state_dict().items()}
-    result["captioning"] |= {"settings": model.settings | {"averaged": averaged}}
+    result["state_dict"] |= {f"captioner.{name}": tensor for name, tensor in states[-1].items()}
+    result["captioning"] |= {"settings": last.settings | {"averaged": averaged}}
     return result
 
 
@@ -68,16 +66,8 @@ def _identity(model: SavedModel) -> dict[str, Any]:
     return {"encoder": encoder, "decoder": decoder, "vocabulary": model.vocabulary}
 
 
-def _normalised(fractions: Sequence[float], count: int) -> list[float]:
-    if len(fractions) != count:
-        raise InputError(f"there are {len(fractions)} fractions for {count} checkpoints; give each checkpoint one")
-    if not (all(fraction >= 0 for fraction in fractions) and 0 < sum(fractions) < math.inf):
-        raise InputError(f"fractions must be at least 0 and not all 0, got {', '.join(map(str, fractions))}")
-    return [fraction / math.fsum(fractions) for fraction in fractions]
-
-
 def _without_dropout(config: Any) -> Any:
     """Return plain data without dropout, which does not change a trained model."""
     if isinstance(config, dict):
-        return {name: _without_dropout(value) for name, value in config.items() if "dropout" not in str(name)}
+        return {name: _without_dropout(value) for name, value in config.items() if "dropout" not in name}
     return config

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from captioning.data.transforms import Preprocessing
@@ -21,10 +20,7 @@ CHECKPOINT_FORMAT = 1
 def describe(captioner: Captioner, vocabulary: Vocabulary, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a checkpoint's ``["captioning"]`` entry, from which ``rebuild`` makes the model.
 
-    Args:
-        captioner: The model.
-        vocabulary: The words that the model knows.
-        settings: The full configuration that the model was trained with.
+    ``settings`` are the full configuration that the model was trained with.
     """
     cells = captioner.encoder.known_cells
     return {
@@ -39,19 +35,6 @@ def describe(captioner: Captioner, vocabulary: Vocabulary, settings: Mapping[str
     }
 
 
-def check_format(path: Path, content: Mapping[str, Any]) -> None:
-    """Refuse the format of a newer version.
-
-    Raises:
-        InputError: Names both formats.
-    """
-    number = content.get("format")
-    if not isinstance(number, int) or number > CHECKPOINT_FORMAT:
-        raise InputError(
-            f"{path}: has checkpoint format {number}, this version reads up to {CHECKPOINT_FORMAT}; update captioning"
-        )
-
-
 def rebuild(content: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[Captioner, Vocabulary]:
     """Return the model that a checkpoint describes, with its weights and its vocabulary.
 
@@ -62,9 +45,12 @@ def rebuild(content: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[Cap
         weights: The checkpoint's ``["state_dict"]``; the captioner's names begin with "captioner.".
 
     Raises:
-        InputError: A class is unknown, a size does not fit the weights, or the weights are not finite.
+        InputError: The format is a newer version's, a class is unknown, or the weights are not finite.
         Exception: Of any kind, where the content is damaged.
     """
+    if content["format"] > CHECKPOINT_FORMAT:
+        formats = f"{content['format']}, this version reads up to {CHECKPOINT_FORMAT}"
+        raise InputError(f"has checkpoint format {formats}; update captioning")
     vocabulary = Vocabulary(content["vocabulary"], tokenizer_from(content["tokenizer"]))
     encoder = Encoder.rebuild(content["encoder"])
     encoder.preprocessing = Preprocessing.from_dict(content["preprocessing"])

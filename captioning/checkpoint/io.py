@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import io
 import pickle
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from captioning.checkpoint.format import check_format
 from captioning.errors import InputError, one_line
 from captioning.files import is_lfs_pointer, replacing
 from captioning.run_folder import RunFolder
@@ -22,7 +20,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     The tensors are read when they are used, so that the optimizer's state, two thirds of the file, stays on the disk.
 
     Raises:
-        InputError: The file is missing, damaged, of another project or of a newer version of this one.
+        InputError: The file is missing, damaged, or of another project.
     """
     if path.is_dir():
         best = RunFolder(path).checkpoint("best")
@@ -30,33 +28,23 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if is_lfs_pointer(path):
         raise InputError(f"{path}: is the pointer of git-LFS, not the checkpoint; run git lfs pull")
     try:
-        if not zipfile.is_zipfile(path) and path.stat():
-            raise InputError(f"{path}: not a checkpoint, or its end is missing; give one that `captioning fit` wrote")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except InputError:
-        raise
     except pickle.UnpicklingError as error:
         raise InputError(
             f"{path}: not a checkpoint of this project: it holds objects beside weights and plain data (opening it "
             "could run code), or is damaged"
         ) from error
-    except OSError as error:
-        raise InputError(f"{path}: the checkpoint cannot be read ({error.strerror or one_line(error)})") from error
+    except (FileNotFoundError, PermissionError) as error:
+        raise InputError(f"{path}: the checkpoint cannot be read ({error.strerror})") from error
     except Exception as error:  # a damaged file makes PyTorch raise errors of many types
         raise InputError(f"{path}: damaged, or not a checkpoint ({one_line(error, 120)}); copy it again") from error
-    content = checkpoint.get("captioning") if isinstance(checkpoint, dict) else None
-    if not isinstance(content, dict) or not isinstance(checkpoint.get("state_dict"), dict):
+    if not isinstance(checkpoint, dict) or not {"captioning", "state_dict"} <= checkpoint.keys():
         raise InputError(f"{path}: not a checkpoint of this project; give one that `captioning fit` wrote")
-    check_format(path, content)
     return checkpoint
 
 
 def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint under a temporary name, and then give it its name.
-
-    Raises:
-        InputError: The disk is full, or the folder cannot be written to. A file of that name is unchanged.
-    """
+    """Write a checkpoint as a whole; an InputError, and an unchanged file, if there is no space or no permission."""
     content = io.BytesIO()  # of a full disk, torch.save itself says nothing that can be understood
     torch.save(checkpoint, content)
     with replacing(path) as part:

@@ -10,15 +10,18 @@ from typing import Any, NamedTuple
 import torch
 
 from captioning.cells import CellGrid
-from captioning.checkpoint.export import is_export, read_export
-from captioning.checkpoint.format import check_format, rebuild
-from captioning.checkpoint.hub import download, is_on_hub
+from captioning.checkpoint.export import CONFIG, VOCABULARY, WEIGHTS, is_export, read_export
+from captioning.checkpoint.format import rebuild
 from captioning.checkpoint.io import read_checkpoint
-from captioning.checkpoint.pretrained import FOLDER, PRETRAINED
-from captioning.errors import InputError, is_out_of_memory, one_line
+from captioning.errors import InputError, one_line
+from captioning.files import read_json
 from captioning.model.captioner import Captioner
 from captioning.tokenizers import Tokenizer
 from captioning.vocabulary import UNK, Vocabulary
+
+PRETRAINED = "pretrained"
+"""The name of the captioner that is installed with the package, an exported folder."""
+FOLDER = Path(__file__).parent.parent / "pretrained" / "flickr8k_mobilenet"
 
 
 class SavedModel(NamedTuple):
@@ -39,26 +42,24 @@ class SavedModel(NamedTuple):
     def load_into(self, captioner: Captioner, vocabulary: Vocabulary) -> None:
         """Copy these weights into a captioner that is to be trained; its training batches count from 0.
 
-        Args:
-            captioner: The captioner to be trained.
-            vocabulary: Its vocabulary: this model's words, and possibly further ones. A further word begins with the
-                weights of <unk>, which is what this model calls it.
+        Its ``vocabulary`` has this model's words, and possibly further ones, which begin with the weights of <unk>.
 
         Raises:
             InputError: The weights belong to another vocabulary or to another model.
         """
         if vocabulary.words[: len(self.vocabulary.words)] != self.vocabulary.words:
             check_vocabulary(f"{self.path}: its", self.vocabulary.words, vocabulary, ", or data.vocabulary.extend")
+        counter = ".batches"  # hard attention's number of training batches, which its schedules depend on
+        weights = {name: value for name, value in self.captioner.state_dict().items() if not name.endswith(counter)}
+        weights |= {name: value for name, value in captioner.state_dict().items() if name.endswith(counter)}
         further = len(vocabulary) - len(self.vocabulary)
-        weights = {name: tensor for name, tensor in self.captioner.state_dict().items() if not _is_counter(name)}
-        counters = {name: tensor for name, tensor in captioner.state_dict().items() if _is_counter(name)}
         for name, parameter in captioner.named_parameters(remove_duplicate=False):  # tied weights have two names
             sizes = (len(weights[name]), len(parameter)) if further and name in weights else None
             if sizes == (len(self.vocabulary), len(vocabulary)):
                 unknown = weights[name][UNK]
                 weights[name] = torch.cat([weights[name], unknown.expand(further, *unknown.shape)])
         try:
-            captioner.load_state_dict(weights | counters)
+            captioner.load_state_dict(weights)
         except RuntimeError as error:
             reason = one_line(error)
             raise InputError(f"{self.path}: its weights do not fit the model of the config ({reason})") from error
@@ -78,75 +79,72 @@ def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.de
             not exist; or the hub has no such captioner or cannot be reached.
     """
     target = check_device(device)
-    place = FOLDER if path == PRETRAINED else download(str(path)) if is_on_hub(path) else Path(path)
+    place = FOLDER if path == PRETRAINED else _download(str(path)) if str(path).startswith("hf:") else Path(path)
     if path == PRETRAINED and not is_export(place):
         raise InputError(f"this installation has no pretrained captioner ({place} is missing); name a model")
-    checkpoint = read_export(place) if is_export(place) else read_checkpoint(place)
-    content = checkpoint["captioning"]
-    check_format(Path(path), content)
+    checkpoint = {} if is_export(place) else read_checkpoint(place)
     try:
+        checkpoint = checkpoint or read_export(place)
+        content = checkpoint["captioning"]
         captioner, vocabulary = rebuild(content, checkpoint["state_dict"])
-        settings = dict(content["settings"] or {})
         if "cells" in content:
             captioner.encoder.cells = CellGrid.from_dict(content["cells"])
-        captioner.to(target)
+        settings = dict(content["settings"] or {})
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     except Exception as error:  # of any kind, where the content is damaged
-        if is_out_of_memory(error):
-            raise
-        raise InputError(
-            f"{path}: does not describe a model, or not that of its weights ({type(error).__name__}: {one_line(error)})"
-        ) from error
-    return SavedModel(str(path), captioner, vocabulary, settings)
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise InputError(f"{path}: damaged, or does not describe the model of its weights ({reason})") from error
+    return SavedModel(str(path), captioner.to(target), vocabulary, settings)
 
 
-def check_device(device: str | torch.device) -> torch.device:
-    """Return a device that exists.
+def _download(name: str) -> Path:
+    """Return the folder of "hf:owner/name" or "hf:owner/name@revision", downloaded where the hub's cache lacks it.
 
-    Raises:
-        InputError: The device does not exist, or cannot caption.
+    Without a connection, or with ``HF_HUB_OFFLINE=1``, only the cache is used. The configuration is fetched first, so
+    that the weights of another kind of model are never downloaded.
     """
     try:
-        target = torch.device(device)
+        from huggingface_hub import hf_hub_download
+    except ImportError as error:
+        raise InputError(f"{name}: needs huggingface_hub; pip install -e '.[hub]'") from error
+    repository, _, revision = name.removeprefix("hf:").partition("@")
+    try:
+        config = Path(hf_hub_download(repository, CONFIG, revision=revision or None))
+        if not {"encoder", "decoder"} <= set(read_json(config)):
+            raise InputError("no captioner of this project; `captioning export` writes what can be uploaded")
+        for file in (VOCABULARY, WEIGHTS):
+            hf_hub_download(repository, file, revision=config.parent.name)  # the commit: one state of all files
+    except Exception as error:  # the HTTP library's errors are among them
+        raise InputError(f"{name}: {one_line(error)}") from error
+    return config.parent
+
+
+def check_device(name: str | torch.device) -> torch.device:
+    """Return a device that exists and can caption: Apple's mps has no float64, in which words are drawn."""
+    try:
+        device = torch.device(name)
     except RuntimeError as error:
-        raise InputError(f"device {device!r} is not known; use cpu or cuda") from error
-    # Apple's mps has no float64, in which words are drawn.
-    if target.type != "cpu" and (target.type != "cuda" or (target.index or 0) >= torch.cuda.device_count()):
-        raise InputError(f"device {device}: torch finds {torch.cuda.device_count()} CUDA devices; use cpu or cuda")
-    return target
+        raise InputError(f"device {name!r} is not known; use cpu or cuda") from error
+    if device.type != "cpu" and (device.type != "cuda" or (device.index or 0) >= torch.cuda.device_count()):
+        raise InputError(f"device {name}: torch finds {torch.cuda.device_count()} CUDA devices; use cpu or cuda")
+    return device
 
 
 def check_tokenizer(checkpoint: Tokenizer, data: Tokenizer) -> None:
-    """Refuse data that are tokenised otherwise than the checkpoint's words.
-
-    Raises:
-        InputError: The two tokenizers differ.
-    """
+    """Refuse, by an InputError, data that are tokenised otherwise than the checkpoint's words."""
     if checkpoint != data:
         there, here = type(checkpoint).__name__, type(data).__name__
         raise InputError(f"data.vocabulary.tokenizer: {here}, the checkpoint's words are those of {there}; set {there}")
 
 
 def check_vocabulary(whose: str, words: Sequence[str], vocabulary: Vocabulary, remedy: str = "") -> None:
-    """Refuse data that have other words than a checkpoint.
+    """Refuse, by an InputError, data whose ``vocabulary`` has other words than a checkpoint.
 
-    Args:
-        whose: The beginning of the message, such as "the checkpoint's".
-        words: The words of the checkpoint.
-        vocabulary: The vocabulary of the data.
-        remedy: What else than the checkpoint's data settings would help.
-
-    Raises:
-        InputError: The words differ.
+    ``whose`` begins the message, such as "the checkpoint's"; ``remedy`` ends it.
     """
     if tuple(words) != vocabulary.words:
         raise InputError(
             f"{whose} vocabulary ({len(words)} words) is not the data's ({len(vocabulary.words)}): "
             f"{vocabulary.difference(words)}; use the data settings the checkpoint was trained with{remedy}"
         )
-
-
-def _is_counter(name: str) -> bool:
-    """Return whether a buffer is hard attention's number of training batches, which its schedules depend on."""
-    return name.rpartition(".")[2] == "batches"

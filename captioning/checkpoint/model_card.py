@@ -27,10 +27,10 @@ caption.save_figure("attention.png")
 
 | component | description |
 | --- | --- |
-| encoder | {encoder}, {encoder_parameters:,} parameters, {pixels} x {pixels} pixels |
-| annotations | {height} x {width} locations, {channels} channels |
-| attention | {attention} |
-| decoder | {decoder}, {decoder_parameters:,} parameters |
+| encoder | {encoder.__class__.__name__}, {encoder_parameters:,} parameters, {pixels} x {pixels} pixels |
+| annotations | {encoder.grid_size[0]} x {encoder.grid_size[1]} locations, {encoder.annotation_dim} channels |
+| attention | {decoder.attention.__class__.__name__} |
+| decoder | {decoder.summary}, {decoder_parameters:,} parameters |
 | vocabulary | {words:,} words; tokens: {tokens} |
 
 ## Training
@@ -70,8 +70,7 @@ def card(
     """Return the model card, Markdown with a YAML head.
 
     Args:
-        captioner: The model.
-        vocabulary: The words that it knows.
+        captioner, vocabulary: The model, and the words that it knows.
         settings: The full configuration that it was trained with.
         name: The title of the card.
         run: The folder with the results of tests; None if there is none.
@@ -81,35 +80,29 @@ def card(
             follows the others; what comes before the first section replaces the card's beginning.
     """
     encoder, decoder = captioner.encoder, captioner.decoder
-    height, width = encoder.grid_size
     text = _TEMPLATE.format(
         name=name,
-        encoder=type(encoder).__name__,
+        encoder=encoder,
         encoder_parameters=sum(parameter.numel() for parameter in encoder.parameters()),
         pixels=encoder.preprocessing.size[0],
-        height=height,
-        width=width,
-        channels=encoder.annotation_dim,
-        attention=type(decoder.attention).__name__,
-        decoder=decoder.summary,
+        decoder=decoder,
         decoder_parameters=sum(parameter.numel() for parameter in decoder.parameters()),
         words=len(vocabulary.words),
         tokens=vocabulary.tokenizer.description,
         training=_training(settings),
-        metrics="\n\n".join(_metrics(run, checkpoint)) or "It was not tested.",
+        metrics=_metrics(run, checkpoint),
         license=license or "Of the weights: not stated; ask whoever gave you this folder",
     )
     head = "---\nlibrary_name: captioning\npipeline_tag: image-to-text\ntags: [image-captioning, visual-attention]\n"
     head += f"license: {license}\n---" if license else "---"
-    own = _sections(text)
-    return "\n\n".join([head, *(own | _sections(notes)).values()]) + "\n"
+    return "\n\n".join([head, *(_sections(text) | _sections(notes)).values()]) + "\n"
 
 
 def _sections(markdown: str) -> dict[str, str]:
     """Return the sections of a text by their titles; the title of what comes before them is ""."""
-    sections = re.split(r"^(?=## )", markdown, flags=re.MULTILINE)
-    titled = {re.match(r"(?:## +(.*))?", section)[1] or "": section.strip() for section in sections}  # type: ignore[index]
-    return {title.strip(): section for title, section in titled.items() if section}
+    start, *parts = re.split(r"^## +(.*)$", markdown, flags=re.MULTILINE)
+    sections = {title.strip(): f"## {title}{text}" for title, text in zip(parts[::2], parts[1::2], strict=True)}
+    return {title: text.strip() for title, text in ({"": start} | sections).items() if text.strip()}
 
 
 def _training(settings: Mapping[str, Any]) -> str:
@@ -121,7 +114,6 @@ def _training(settings: Mapping[str, Any]) -> str:
         "optimizer": _class(model.get("optimizer")),
         "objective": _class(model.get("objective")),
         "seed": settings.get("seed_everything"),
-        "mean of": ", ".join(member["checkpoint"] for member in settings.get("averaged") or ()) or None,
     }
     return _table("setting", {name: value for name, value in values.items() if value is not None})
 
@@ -130,27 +122,24 @@ def _class(config: Mapping[str, Any] | None) -> str | None:
     """Return a class's name with its plain arguments."""
     if not config:
         return None
-    arguments = config.get("init_args") or {}
-    plain = [f"{name} {value}" for name, value in arguments.items() if isinstance(value, (int, float, str))]
+    plain = [f"{n} {v}" for n, v in (config.get("init_args") or {}).items() if isinstance(v, (int, float, str))]
     return ", ".join([config["class_path"].rpartition(".")[2], *plain])
 
 
-def _metrics(run: Path | None, checkpoint: str) -> list[str]:
+def _metrics(run: Path | None, checkpoint: str) -> str:
     """Return a table for each split on which this checkpoint was tested."""
     tables = []
     for path in (run / "test_metrics.json", run / "val_metrics.json") if run else ():
         content = read_json(path) if path.is_file() else {}
         search = content.pop("search", {})
         if content and search.pop("checkpoint", checkpoint) == checkpoint:
-            split = search.pop("split", None) or path.name.partition("_")[0]
+            split = search.pop("split", path.name.partition("_")[0])
             how = ", ".join(f"{name} {value}" for name, value in search.items())
             metrics = {n.partition("/")[2]: f"{value:.2f}" for n, value in content.items() if isinstance(value, float)}
             tables.append(f"Split {split}; {how}.\n\n{_table('metric', metrics)}")
-    return tables
+    return "\n\n".join(tables) or "It was not tested."
 
 
 def _table(head: str, values: Mapping[str, Any]) -> str:
     cells = {name: str(value).replace("|", " ").replace("\n", " ") for name, value in values.items()}
-    return "\n".join(
-        [f"| {head} | value |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in cells.items())]
-    )
+    return "\n".join([f"| {head} | value |", "| --- | --- |", *(f"| {name} | {cells[name]} |" for name in cells)])

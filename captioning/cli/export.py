@@ -48,7 +48,7 @@ def export(
     except (OSError, ValueError) as error:
         raise InputError(f"--notes {notes}: cannot be read as text ({one_line(error)})") from error
     announce("export")
-    from captioning.checkpoint.export import refuse_other_folder, stored_weights
+    from captioning.checkpoint.export import refuse_other_folder
     from captioning.checkpoint.model_card import card
     from captioning.checkpoint.onnx_graphs import ENCODER, STEP, write_onnx
     from captioning.inference import load
@@ -59,7 +59,6 @@ def export(
     captioner = load(model)
     run = RunFolder.of(model)
     if onnx:
-        stored_weights(captioner.model, dtype)  # refuses a weight before a graph is written
         write_onnx(captioner.model, output)
     page = card(
         captioner.model,

@@ -10,6 +10,7 @@ from typing import Literal
 
 from captioning.cli import announce, device_name
 from captioning.errors import InputError, one_line
+from captioning.files import read_config
 
 
 def extract(
@@ -59,7 +60,6 @@ def extract(
     from captioning.encoders import Encoder
     from captioning.encoders.base import without_weights
     from captioning.inference import load
-    from captioning.settings import read_config
     from captioning.tokenizers import Tokenizer
 
     kinds = {"model.encoder": Encoder, "data.source": CaptionSource, "data.vocabulary.tokenizer": Tokenizer | None}

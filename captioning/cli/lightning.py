@@ -43,11 +43,10 @@ from captioning.decoding import BeamOptions
 from captioning.encoders.base import without_weights
 from captioning.errors import InputError, did_you_mean, one_line
 from captioning.evaluation.metrics import METRICS
-from captioning.files import write_text
+from captioning.files import read_config, write_text
 from captioning.kernels.machine import best_precision
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
-from captioning.settings import read_config
 from captioning.training import CaptionDataModule, CaptioningModule, CaptionSamples, LogLines, StopOnRequest, Throughput
 
 _FOLDER = "CAPTIONING_RUN_FOLDER"

@@ -1,11 +1,4 @@
-"""Captions from the pretrained captioner, or from a checkpoint file alone.
-
-captioner = load()  # or load("best.ckpt")
-caption = captioner("photo.jpg")
-caption.save_figure("photo_attention.png")
-
-Several checkpoints make one captioner, an ensemble: ``load(["soft.ckpt", "hard.ckpt"])``.
-"""
+"""Captions from the pretrained captioner, or from a checkpoint file alone: ``load("best.ckpt")("photo.jpg").text``."""
 
 from captioning.inference.image_captioner import ImageCaptioner, load
 from captioning.inference.options import DecodingOptions

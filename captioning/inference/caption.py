@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from captioning.views.maps import Style
 
-FIGURE_SUFFIXES = (".png", ".pdf", ".svg")
-
 Float32 = NDArray[np.float32]
 
 Photo: TypeAlias = tuple[Image.Image, tuple[float, float, float, float]]
@@ -83,9 +81,7 @@ class Caption:
         return self.cells.grid_size
 
     def figure(self, style: Style = "color", *, heads: bool = False, details: bool = False) -> Figure:
-        """Return the paper's figure: the image, then the attention at each word.
-
-        If the caption has posteriors, they are shown: the attention once the word is known.
+        """Return the paper's figure: the image, then the attention at each word, its posterior if there is one.
 
         Args:
             style: "color": the map's colours on the image. "paper": light alone, as in Fig. 3.
@@ -93,13 +89,10 @@ class Caption:
             details: Also write beta and the map's maximum for each word, and show the alphas above their posteriors.
 
         Raises:
-            InputError: The image's file is gone, the attention has no heads, or the style is unknown.
+            InputError: The image's file is gone, or the attention has no heads.
         """
-        from captioning.views.maps import LOOKS
         from captioning.views.overlays import WHOLE, attention_figure  # imports matplotlib
 
-        if style not in LOOKS:
-            raise InputError(f"style must be one of {', '.join(LOOKS)}, got {style!r}")
         if heads and self.trace.heads is None:
             raise InputError("heads: this model's attention has none; leave it out")
         photo, region = (self.view, WHOLE) if self.photo is None else self.photo()
@@ -116,19 +109,15 @@ class Caption:
             details=details,
         )
 
-    def save_figure(
-        self, path: str | Path, style: Style = "color", *, heads: bool = False, details: bool = False
-    ) -> None:
-        """Write ``figure`` to a .png, .pdf or .svg file.
-
-        Raises:
-            InputError: The suffix is another one, the file cannot be written, or ``figure`` refuses.
-        """
+    def save_figure(self, path: str | Path, style: Style = "color", **options: bool) -> None:
+        """Write ``figure``, which takes the options, to a .png, .pdf or .svg file; an InputError if it cannot be."""
         from matplotlib import rc_context
 
-        suffix = figure_suffix(path)
+        suffix = Path(path).suffix.lower()
+        if suffix not in (".png", ".pdf", ".svg"):
+            raise InputError(f"{path}: a figure's file must end in .png, .pdf or .svg")
         with rc_context({"pdf.fonttype": 42}), replacing(Path(path)) as part:  # TrueType: publishers refuse the default
-            self.figure(style, heads=heads, details=details).savefig(part, format=suffix[1:])
+            self.figure(style, **options).savefig(part, format=suffix[1:])
 
     def for_explorer(
         self, run: str, *, numbers: Mapping[str, float | str] | None = None, start: int = 0
@@ -170,18 +159,6 @@ class Caption:
         buffer = io.BytesIO()
         self.figure().savefig(buffer, format="jpeg", dpi=80, pil_kwargs={"quality": 85})
         return buffer.getvalue()
-
-
-def figure_suffix(path: str | Path) -> str:
-    """Return the suffix of a figure's file, such as ".png".
-
-    Raises:
-        InputError: No figure can be written in that format.
-    """
-    suffix = Path(path).suffix.lower()
-    if suffix not in FIGURE_SUFFIXES:
-        raise InputError(f"{path}: a figure's file must end in {', '.join(FIGURE_SUFFIXES)}")
-    return suffix
 
 
 def _rounded(values: Float32) -> list[float]:

@@ -7,8 +7,7 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, overload
 
@@ -17,19 +16,19 @@ from PIL import Image
 
 from captioning import decoding
 from captioning.checkpoint.export import StoredType, write_export
-from captioning.checkpoint.load import read_model
-from captioning.checkpoint.pretrained import PRETRAINED
-from captioning.decoding import Hypothesis
+from captioning.checkpoint.load import PRETRAINED, read_model
+from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_whole
 from captioning.inference.caption import Caption
-from captioning.inference.images import ImageSource, is_one, name_of, photo_of, views_of
-from captioning.inference.options import DecodingOptions, configured_options
+from captioning.inference.images import ImageSource, is_one, photo_of, views_of
+from captioning.inference.options import DecodingOptions
 from captioning.model.captioner import Captioner, CaptionModel
 from captioning.model.ensemble import Ensemble
 from captioning.vocabulary import Vocabulary
 
 Model = TypeVar("Model", bound=CaptionModel, covariant=True)
+_BATCH_SIZE = 16
 _Place = str | os.PathLike[str]
 
 
@@ -51,14 +50,9 @@ def load(path: _Place | Sequence[_Place] = PRETRAINED, device: str | torch.devic
     first, *others = (read_model(name, device) for name in paths)
     for other in others:
         if other.vocabulary != first.vocabulary:
-            raise InputError(
-                f"{other.path}: its vocabulary is not that of {first.path}; an ensemble needs one vocabulary"
-            )
+            raise InputError(f"{other.path}: has another vocabulary than {first.path}; an ensemble needs one")
     model = Ensemble([first.captioner, *(other.captioner for other in others)]) if others else first.captioner
-    try:
-        return ImageCaptioner(model, first.vocabulary, first.settings)
-    except (InputError, TypeError) as error:  # in its decoding options
-        raise InputError(f"{first.path}: {error}") from error
+    return ImageCaptioner(model, first.vocabulary, first.settings)
 
 
 class ImageCaptioner(Generic[Model]):
@@ -75,40 +69,27 @@ class ImageCaptioner(Generic[Model]):
         self.model: Model = model.eval().requires_grad_(False)
         self.vocabulary = vocabulary
         self.settings = settings or {}
-        self.options = configured_options(self.settings)
+        search = (self.settings.get("model") or {}).get("search") or {}
+        names = [field.name for field in dataclasses.fields(BeamOptions)]
+        self.options = DecodingOptions(**{name: search[name] for name in names if search.get(name) is not None})
 
     @property
     def encoder(self) -> Encoder:
         """The encoder of the (first) model; its ``preprocessing`` makes the view, ``cells`` places the locations."""
         return self.model.encoder
 
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
-
     def export(self, folder: str | Path, card: str = "", *, dtype: StoredType = "float32") -> None:
-        """Write a folder that ``load`` takes, to be passed on: safetensors, JSON and a model card in Markdown.
-
-        Args:
-            folder: The folder, which need not exist.
-            card: The model card.
-            dtype: Type that the parameters are stored in; see ``write_export``.
-
-        Raises:
-            InputError: The folder cannot be written, a weight is too large for the type, or this is an ensemble.
-        """
-        model: CaptionModel = self.model
-        if not isinstance(model, Captioner):
-            raise InputError("an ensemble is not exported as one; export its members")
-        write_export(Path(folder), model, self.vocabulary, self.settings, card, dtype=dtype)
+        """Write a folder that ``load`` takes, to be passed on, with a card in Markdown; see ``write_export``."""
+        assert isinstance(self.model, Captioner), "an ensemble is not exported as one; export its members"
+        write_export(Path(folder), self.model, self.vocabulary, self.settings, card, dtype=dtype)
 
     @overload
-    def caption(self, images: ImageSource, *, batch_size: int = 16, **options: Any) -> Caption: ...
+    def caption(self, images: ImageSource, **options: Any) -> Caption: ...
 
     @overload
-    def caption(self, images: Iterable[ImageSource], *, batch_size: int = 16, **options: Any) -> list[Caption]: ...
+    def caption(self, images: Iterable[ImageSource], **options: Any) -> list[Caption]: ...
 
-    def caption(self, images: Any, *, batch_size: int = 16, **options: Any) -> Caption | list[Caption]:
+    def caption(self, images: Any, *, batch_size: int = _BATCH_SIZE, **options: Any) -> Caption | list[Caption]:
         """Return the caption of an image, or the captions of several in their order. ``captioner(images)`` is the same.
 
         Args:
@@ -123,8 +104,8 @@ class ImageCaptioner(Generic[Model]):
             InputError: An image cannot be read, or an option is out of its range.
         """
         given = {name: value for name, value in options.items() if value is not None}
-        merged = dataclasses.replace(self.options, **given)
         one = is_one(images)
+        merged = dataclasses.replace(self.options, **given)
         captions = list(self.stream([images] if one else images, merged, batch_size=batch_size))
         return captions[0] if one else captions
 
@@ -135,7 +116,7 @@ class ImageCaptioner(Generic[Model]):
         images: Iterable[ImageSource],
         options: DecodingOptions | None = None,
         *,
-        batch_size: int = 16,
+        batch_size: int = _BATCH_SIZE,
         on_error: Callable[[ImageSource, InputError], None] | None = None,
     ) -> Iterator[Caption]:
         """Yield captions in the order of the images, as soon as each batch is done.
@@ -150,31 +131,30 @@ class ImageCaptioner(Generic[Model]):
                 the error is raised.
         """
         check_whole(1, batch_size=batch_size)
-        waits = not isinstance(images, Sequence)  # perhaps for somebody who waits for the last caption
+        ahead = isinstance(images, Sequence)  # others may wait for the last caption before they give the next image
         sources = iter(images)
-        batches = iter(lambda: list(itertools.islice(sources, batch_size)), [])
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes without the GIL
-            read = (zip(batch, pool.map(self._try_views, batch), strict=True) for batch in batches)
-            if not waits:
-                read = (one for one, _ in itertools.pairwise(itertools.chain(read, [zip()])))
-            for number, batch in enumerate(read):
+
+            def read() -> list[tuple[ImageSource, Future[list[Image.Image]]]]:
+                batch = itertools.islice(sources, batch_size)
+                return [(source, pool.submit(views_of, source, self.model.preprocessings)) for source in batch]
+
+            number, batch = 0, read()
+            while batch:
+                following = read() if ahead else []
                 readable = []
                 for source, views in batch:
-                    if not isinstance(views, InputError):
-                        readable.append((source, views))
-                    elif on_error is None:
-                        raise views
+                    error = views.exception()
+                    if error is None:
+                        readable.append((source, views.result()))
+                    elif on_error is None or not isinstance(error, InputError):
+                        raise error
                     else:
-                        on_error(source, views)
+                        on_error(source, error)
                 if readable:
-                    yield from self._caption_views(readable, options or self.options, number)
-
-    def _try_views(self, source: ImageSource) -> list[Image.Image] | InputError:
-        """Return the image as each preprocessing of the models makes it; the first is the caption's ``view``."""
-        try:
-            return views_of(source, self.model.preprocessings)
-        except InputError as error:
-            return error
+                    for best, *others in self._decoded(readable, options or self.options, number):
+                        yield dataclasses.replace(best, alternatives=others)
+                number, batch = number + 1, following if ahead else read()
 
     def force_decode(
         self,
@@ -183,7 +163,6 @@ class ImageCaptioner(Generic[Model]):
         *,
         inference: Literal["expected", "argmax", "sample"] | None = None,
         seed: int | None = None,
-        batch_size: int = 16,
     ) -> list[Caption]:
         """Teacher-force given captions of images, and return them with the model's attention.
 
@@ -193,44 +172,56 @@ class ImageCaptioner(Generic[Model]):
                 shown as given.
             inference: How hard attention forms its contexts; see ``DecodingOptions``.
             seed: Seed of the contexts; see ``DecodingOptions``.
-            batch_size: Number of images that go through the model together.
 
         Raises:
-            InputError: An image cannot be read, the captions are not one list of words for each image, or the batch
-                size is below 1.
+            InputError: An image cannot be read, or the captions are not one list of words for each image.
         """
-        check_whole(1, batch_size=batch_size)
         options = dataclasses.replace(self.options, inference=inference, seed=seed)
-        if len(images) != len(captions):
-            raise InputError(f"captions: there are {len(captions)} for {len(images)} images")
-        if text := next((caption for caption in captions if isinstance(caption, str)), None):
-            raise InputError(f"captions: a caption is a list of words, got {text[:80]!r}")
+        if len(images) != len(captions) or any(isinstance(caption, str) for caption in captions):
+            raise InputError(f"captions: give a list of words for each of {len(images)} images, got {captions!r:.80}")
         results: list[Caption] = []
-        for number, start in enumerate(range(0, len(images), batch_size)):
-            batch = slice(start, start + batch_size)
-            ids = [self.vocabulary.encode(words) for words in captions[batch]]
-            with torch.inference_mode(), self._inferring(options, number):
-                views = [views_of(source, self.model.preprocessings) for source in images[batch]]
-                hypotheses = self.model.force_decode(self._encode(views), ids)
-            for source, (view, *_), hypothesis, words in zip(
-                images[batch], views, hypotheses, captions[batch], strict=True
-            ):
+        for number, start in enumerate(range(0, len(images), _BATCH_SIZE)):
+            sources, texts = images[start:][:_BATCH_SIZE], captions[start:][:_BATCH_SIZE]
+            batch = [(source, views_of(source, self.model.preprocessings)) for source in sources]
+            ids = [self.vocabulary.encode(words) for words in texts]
+            for words, (caption,) in zip(texts, self._decoded(batch, options, number, ids), strict=True):
                 text = self.vocabulary.tokenizer.join(words)
-                caption = self._to_caption(source, view, hypothesis)
                 results.append(dataclasses.replace(caption, words=list(words), text=text))
         return results
 
-    def _caption_views(
-        self, images: Sequence[tuple[ImageSource, list[Image.Image]]], options: DecodingOptions, number: int
-    ) -> list[Caption]:
-        with torch.inference_mode(), self._inferring(options, number):
-            memory = self._encode([views for _, views in images])
-            decoded = self.model.with_posterior(memory, self._search(memory, options))
-        captions = []
-        for (source, (view, *_)), hypotheses in zip(images, decoded, strict=True):
-            best, *others = (self._to_caption(source, view, hypothesis) for hypothesis in hypotheses)
-            captions.append(dataclasses.replace(best, alternatives=others))
-        return captions
+    def _decoded(
+        self,
+        images: Sequence[tuple[ImageSource, list[Image.Image]]],
+        options: DecodingOptions,
+        number: int,
+        given: list[list[int]] | None = None,
+    ) -> list[list[Caption]]:
+        """Return the captions of a batch, of a search or of the ``given`` words' ids.
+
+        ``images`` have one view for each preprocessing of the models; ``number`` is that of the batch.
+        """
+        device, columns = next(self.model.parameters()).device, zip(*(views for _, views in images), strict=True)
+        with (
+            torch.inference_mode(),
+            torch.random.fork_rng([device] if device.type == "cuda" else [], options.seed is not None),
+            self.model.inferring(options.inference),
+        ):
+            if options.seed is not None:
+                torch.manual_seed(options.seed + number)  # a different stream for every batch
+            memory = self.model.encode_views(
+                [
+                    preprocessing.normalise_all(views, device)
+                    for preprocessing, views in zip(self.model.preprocessings, columns, strict=True)
+                ]
+            )
+            if given is None:
+                decoded = self.model.with_posterior(memory, self._search(memory, options))
+            else:
+                decoded = [[hypothesis] for hypothesis in self.model.force_decode(memory, given)]
+        return [
+            [self._to_caption(source, views[0], hypothesis) for hypothesis in hypotheses]
+            for (source, views), hypotheses in zip(images, decoded, strict=True)
+        ]
 
     def _to_caption(self, source: ImageSource, view: Image.Image, hypothesis: Hypothesis) -> Caption:
         words = self.vocabulary.decode(hypothesis.ids)
@@ -243,36 +234,14 @@ class ImageCaptioner(Generic[Model]):
             trace=hypothesis.trace.map(lambda tensor: tensor.numpy()),
             cells=self.encoder.cells,
             view=view,
-            path=name_of(source),
+            path=os.fspath(source) if isinstance(source, (str, os.PathLike)) else None,
             photo=functools.partial(photo_of, source, self.encoder.preprocessing),
         )
 
-    def _encode(self, views: Sequence[Sequence[Image.Image]]) -> Any:
-        """Return the memory of images, each given as one view for each preprocessing of the models."""
-        pixels = [
-            preprocessing.normalise_all(column, self.device)
-            for preprocessing, column in zip(self.model.preprocessings, zip(*views, strict=True), strict=True)
-        ]
-        return self.model.encode_views(pixels)
-
-    @contextmanager
-    def _inferring(self, options: DecodingOptions, number: int) -> Iterator[None]:
-        """Form contexts by ``options.inference``, with random numbers of ``options.seed`` for batch ``number``."""
-        devices = [self.device] if self.device.type == "cuda" else []
-        with (
-            torch.random.fork_rng(devices, enabled=options.seed is not None),
-            self.model.inferring(options.inference),
-        ):
-            if options.seed is not None:
-                torch.manual_seed(options.seed + number)  # a different stream for every batch
-            yield
-
     def _search(self, memory: Any, options: DecodingOptions) -> list[list[Hypothesis]]:
         step, state = self.model.stepper(memory), self.model.init_state(memory)
-        limits: dict[str, Any] = {
-            "max_length": options.max_length,
-            "constraints": options.constraints(self.vocabulary),
-        }
+        constraints = options.constraints(self.vocabulary)
+        limits: dict[str, Any] = {"max_length": options.max_length, "constraints": constraints}
         if options.method == "beam":
             hypotheses = decoding.beam_search(
                 step,

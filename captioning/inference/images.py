@@ -5,11 +5,9 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
@@ -28,34 +26,17 @@ _PHOTO_SIDE = 768  # pixels of a photograph's shorter side, about what a figure 
 
 
 def views_of(source: ImageSource, preprocessings: Sequence[Preprocessing]) -> list[Image.Image]:
-    """Return the pixels that the models see of an image, for each preprocessing.
+    """Return the pixels that the models see of an image, for each preprocessing; an InputError if it is none.
 
     A photograph that its camera marked as rotated is turned upright. So is one of a folder in training; COCO's are
     trained on as they are stored, because their masks are stored so, but hardly any of them are marked.
-
-    Raises:
-        InputError: The source is not an image.
     """
-    image = open_image(source)
-    try:
-        return [
-            preprocessing.view(upright(rgb(image) if isinstance(image, Image.Image) else preprocessing.load(image)))
-            for preprocessing in preprocessings
-        ]
-    except InputError:
-        raise
-    except (ValueError, OSError, SyntaxError) as error:  # of Pillow, where an image's file is damaged
-        raise InputError(f"image: {error}") from error
+    return [preprocessing.view(open_image(source, preprocessing.resize)) for preprocessing in preprocessings]
 
 
 def photo_of(source: ImageSource, preprocessing: Preprocessing) -> Photo:
-    """Return a whole image with the region that the model sees.
-
-    Raises:
-        InputError: The file is no longer an image.
-    """
-    image = open_image(source)
-    photo = upright(rgb(image) if isinstance(image, Image.Image) else load_image(image, minimum_side=_PHOTO_SIDE))
+    """Return a whole image with the region that the model sees; an InputError if its file is no longer an image."""
+    photo = open_image(source, _PHOTO_SIDE)
     return photo, preprocessing.region(photo.size)
 
 
@@ -74,57 +55,41 @@ def is_one(images: ImageSource | Iterable[ImageSource]) -> bool:
     return False
 
 
-def name_of(source: ImageSource) -> str | None:
-    """Return the path of an image; None for one that is given as pixels."""
-    return os.fspath(source) if isinstance(source, (str, os.PathLike)) else None
-
-
-def open_image(source: ImageSource) -> Path | Image.Image:
-    """Return the path of a file, or the pixels of anything else.
+def open_image(source: ImageSource, minimum_side: int) -> Image.Image:
+    """Return an image upright in RGB; a large file is decoded at a reduced size (see ``load_image``).
 
     Raises:
         InputError: The source is not an image.
     """
-    if isinstance(source, Image.Image):
-        return source
-    if isinstance(source, (np.ndarray, Tensor)):
-        return _from_numbers(source)
-    if isinstance(source, bytes):
-        return _from_bytes(source)
-    if not isinstance(source, (str, os.PathLike)):
-        raise InputError(f"image: must be {_ACCEPTED}, got {type(source).__name__}")
     if isinstance(source, str) and source.startswith(("https://", "http://")):
         raise InputError(f"{source}: is an address; download the image and give its file")
-    return Path(source)
-
-
-def _from_bytes(content: bytes) -> Image.Image:
+    if isinstance(source, (str, os.PathLike)):
+        return upright(load_image(os.fspath(source), minimum_side=minimum_side))
+    if isinstance(source, (np.ndarray, Tensor)):
+        source = _from_numbers(source)
+    if not isinstance(source, (Image.Image, bytes)):
+        raise InputError(f"image: must be {_ACCEPTED}, got {type(source).__name__}")
     try:
-        image = Image.open(io.BytesIO(content), formats=FORMATS)
-        image.load()
-    except Exception as error:  # Pillow raises errors of many types for damaged bytes
-        raise InputError(f"bytes: {len(content):,} bytes that are no image file ({one_line(error, 120)})") from error
-    return image
+        return upright(rgb(Image.open(io.BytesIO(source), formats=FORMATS) if isinstance(source, bytes) else source))
+    except Exception as error:  # of many types, where the pixels are damaged
+        raise InputError(f"image: {type(source).__name__} that cannot be read ({one_line(error, 120)})") from error
 
 
 def _from_numbers(source: NDArray[Any] | Tensor) -> Image.Image:
-    """Return an array (.., channels) or a tensor (channels, ..) as RGB."""
+    """Return an array (.., channels) or a tensor (channels, ..) of 8 bits as an image."""
+    kind, expected, shape = "array", "(height, width, 1, 3 or 4)", tuple(source.shape)
     if isinstance(source, Tensor):
         kind, expected = "tensor", "(1, 3 or 4, height, width)"
-        pixels = source.detach().cpu()
-        pixels = pixels.float() if pixels.dtype in (torch.bfloat16, torch.float16) else pixels
-        values: NDArray[Any] = pixels.permute(1, 2, 0).numpy() if pixels.ndim == 3 else pixels.numpy()
-    else:
-        kind, expected, values = "array", "(height, width, 1, 3 or 4)", source
-    shape = tuple(source.shape)
-    if values.ndim not in (2, 3) or 0 in shape or (values.ndim == 3 and values.shape[-1] not in (1, 3, 4)):
+        source = (source.float() if source.is_floating_point() else source).detach().cpu()
+        source = (source.permute(1, 2, 0) if source.ndim == 3 else source).numpy()
+    channels = source.shape[2:]
+    if source.ndim not in (2, 3) or 0 in shape or channels not in ((), (1,), (3,), (4,)):
         raise InputError(f"image: {kind} must be {expected} or (height, width), got {shape}")
-    if np.issubdtype(values.dtype, np.floating):
-        low, high = float(values.min()), float(values.max())
+    if np.issubdtype(source.dtype, np.floating):
+        low, high = float(source.min()), float(source.max())
         if not 0 <= low <= high <= 1:  # false for NaN, too
-            raise InputError(f"image: {kind} of {values.dtype} must lie in 0 .. 1, got {low:g} .. {high:g}")
-        values = np.rint(values * 255).astype(np.uint8)
-    if values.dtype != np.uint8:
-        raise InputError(f"image: {kind} must be uint8, or floating-point in 0 .. 1, got {values.dtype}")
-    squeezed = values[..., 0] if values.ndim == 3 and values.shape[-1] == 1 else values
-    return rgb(Image.fromarray(np.ascontiguousarray(squeezed)))
+            raise InputError(f"image: {kind} of {source.dtype} must lie in 0 .. 1, got {low:g} .. {high:g}")
+        source = np.rint(source * 255).astype(np.uint8)
+    if source.dtype != np.uint8:
+        raise InputError(f"image: {kind} must be uint8, or floating-point in 0 .. 1, got {source.dtype}")
+    return Image.fromarray(np.ascontiguousarray(source[..., 0] if channels == (1,) else source))

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from captioning.decoding import BeamOptions, Constraints
 from captioning.decoding.beam import DIVERSITY
 from captioning.errors import InputError, check_range, check_whole
 from captioning.vocabulary import Vocabulary
 
-_METHOD_OF = {"temperature": "sample", "top_k": "sample", "top_p": "sample", "seed": "sample"} | {
-    "diverse": "beam",
-    "diversity": "beam",
-}
+_METHOD_OF = dict.fromkeys(("temperature", "top_k", "top_p", "seed"), "sample") | dict.fromkeys(
+    ("diverse", "diversity"), "beam"
+)
 """The method that an option has an effect with."""
 
 
@@ -58,12 +56,11 @@ class DecodingOptions(BeamOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(1e-6, 1e6, temperature=self.temperature)
-        check_whole(1, top_k=self.top_k)
         check_range(1e-9, 1, top_p=self.top_p)
+        check_range(0, 1000, diversity=self.diversity)
         check_whole(0, 2**63 - 1, seed=self.seed)
         check_whole(1, 1000, samples=self.samples, diverse=self.diverse)
-        check_range(0, 1000, diversity=self.diversity)
-        check_whole(1, no_repeat_ngram=self.no_repeat_ngram)
+        check_whole(1, top_k=self.top_k, no_repeat_ngram=self.no_repeat_ngram)
         if self.method not in ("beam", "greedy", "sample"):
             raise InputError(f"method must be beam, greedy or sample, got {self.method!r}")
         for name, method in _METHOD_OF.items():
@@ -82,26 +79,10 @@ class DecodingOptions(BeamOptions):
         return -(-max(self.beam_size, self.samples or 1) // self.diverse) * self.diverse
 
     def constraints(self, vocabulary: Vocabulary) -> Constraints:
-        """Return the constraints on a model's captions.
-
-        Raises:
-            InputError: The prefix has no words, or one that the model does not know.
-        """
-        words = [] if self.prefix is None else vocabulary.tokenizer.tokenize(self.prefix)
-        if self.prefix is not None and not words:
-            raise InputError(f"prefix {self.prefix!r}: has no words")
+        """Return the constraints on a model's captions; an InputError if it does not know the words of the prefix."""
+        words = vocabulary.tokenizer.tokenize(self.prefix or "")
         if unknown := next((word for word in words if word not in vocabulary), None):
             raise InputError(
                 f"prefix {self.prefix!r}: the model does not know {unknown!r}; it knows {len(vocabulary.words):,} words"
             )
         return Constraints(self.min_length, self.no_repeat_ngram, tuple(vocabulary.encode(words)))
-
-
-def configured_options(settings: dict[str, Any]) -> DecodingOptions:
-    """Return the search that ``val/*`` was measured with, as far as the settings have it."""
-    model = settings.get("model")
-    search = model.get("search") if isinstance(model, dict) else None
-    if not isinstance(search, dict):
-        return DecodingOptions()
-    names = {field.name for field in dataclasses.fields(BeamOptions)}
-    return DecodingOptions(**{name: value for name, value in search.items() if name in names and value is not None})

@@ -17,10 +17,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import platformdirs
 import torch
 from torch import Tensor
-
-from captioning.files import cache_folder
 
 _FOLDER = Path(__file__).parent
 # fast-math lets sums be reordered and so vectorised. It is not given to the linker, which would change how the whole
@@ -99,7 +98,7 @@ def library() -> ctypes.CDLL | None:
     # The name depends on the processor, because of -march=native and home folders that several machines share.
     texts = [path.read_text() for path in sorted(_FOLDER.glob("*.[ch]"))]
     build = hashlib.sha256("\n".join([*command, _processor(), *texts]).encode()).hexdigest()[:16]
-    path = cache_folder(f"kernels-{build}.so")
+    path = platformdirs.user_cache_path("captioning", appauthor=False) / f"kernels-{build}.so"
     try:
         if not path.exists():
             _compile(command, path)

@@ -20,9 +20,8 @@ ROOMS = {
     "component": "errors",
     "files": "errors",
     "progress": "errors",
-    "settings": "errors",
     "views": "cells trace",
-    "kernels": "files trace",
+    "kernels": "trace",
     "vocabulary": "component errors files tokenizers",
     "attention": "component errors kernels trace",
     "data": "errors files progress tokenizers vocabulary",
@@ -33,11 +32,11 @@ ROOMS = {
     "objective": "attention component data decoding errors model trace vocabulary",
     "evaluation": "cells data decoding encoders errors files model objective tokenizers vocabulary",
     "inference": "cells checkpoint data decoding encoders errors files model trace views vocabulary",
-    "comparison": "component data errors evaluation inference run_folder settings views",
+    "comparison": "component data errors evaluation files inference run_folder views",
     "training": "attention checkpoint data decoding encoders errors evaluation files model objective tokenizers views "
     "vocabulary",
     "cli": "checkpoint comparison data decoding encoders errors evaluation files inference kernels provenance "
-    "run_folder settings tokenizers training views vocabulary",
+    "run_folder tokenizers training views vocabulary",
     "__main__": "cli errors",
 }
 
@@ -46,7 +45,7 @@ LIBRARIES = {
     "pytorch_lightning lightning_fabric": "training cli.lightning",
     "lightning": "",  # the same library under its other name: an object of one fails isinstance checks of the other
     "urllib.request urllib.error urllib3 http.client requests httpx aiohttp ftplib socket": "cli.app data.download",
-    "huggingface_hub": "checkpoint.hub",
+    "huggingface_hub": "checkpoint.load",
     "gradio": "cli.app",
     "onnx onnxscript onnxruntime": "checkpoint.onnx_graphs scripts.caption_onnx",
 }

@@ -87,7 +87,7 @@ class _Step(nn.Module):
         fields: dict[str, Any] = {name[7:]: tensor for name, tensor in given.items() if name.startswith("memory.")}
         located = () if self.W is None else (fields.pop("located"), self.W, fields.pop("located_exp"))
         fields = {name: tensor.flatten(0, 1) for name, tensor in fields.items()}
-        memory = self.kind(**fields, **({"located": Located(*located)} if located else {}))
+        memory = self.kind(**fields | ({"located": Located(*located)} if located else {}))
         state = tuple(tensor for name, tensor in given.items() if name.startswith("state."))
         logits, state, trace = self.decoder.step(tokens, state, memory)
         return torch.log_softmax(logits.float(), dim=-1), trace.alphas, *state

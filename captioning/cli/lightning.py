@@ -278,7 +278,7 @@ class Fit(CommandLine):
             words = ["--ckpt_path", str(RunFolder(self.folder).checkpoint("last"))]
             words += [word for module in IMPORTED for word in ("--import", module)]
             print(f"to go on: captioning fit {shlex.join(words)}", file=sys.stderr, flush=True)
-            raise SystemExit(128 + (self.stop.asked or signal.SIGTERM)) from None
+            raise SystemExit(130 if self.stop.asked == signal.SIGINT else 143) from None
         best: Any = self.trainer.checkpoint_callbacks[0]
         if best.best_model_score is not None and self.trainer.is_global_zero:
             print(f"best checkpoint: {best.best_model_path} ({best.monitor} {float(best.best_model_score):.2f})")

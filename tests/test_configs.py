@@ -29,7 +29,7 @@ VARIANTS = [(study, name) for study in STUDIES for name, variant in study.varian
 class Instantiated(Fit):
     """The command line before it makes a run's folder or looks for data."""
 
-    def settled_folder(self) -> Path:
+    def _place(self) -> Path:
         return Path("runs/none")
 
     def instantiate_classes(self) -> None:

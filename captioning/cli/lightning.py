@@ -127,19 +127,17 @@ class CommandLine(LightningCLI):
             args=list(args),
         )
 
+    folder: Path
+    """Where the command writes."""
+    own_callbacks: list[Any]
+    """Callbacks of every run, which the configuration may replace by others of their kind."""
+
     def before_instantiate_classes(self) -> None:
-        """Settle where the command writes, and the precision, which is by default the best of this machine."""
-        self.folder = self.settled_folder()
+        """Set the folder, and the precision, which is by default the best of this machine."""
         trainer = self.config.trainer
         trainer.default_root_dir = str(self.folder)
         if trainer.precision is None:
             trainer.precision = best_precision(str(trainer.accelerator))
-
-    def settled_folder(self) -> Path:
-        raise NotImplementedError
-
-    def own_callbacks(self) -> list[Any]:
-        raise NotImplementedError
 
     def instantiate_classes(self) -> None:
         try:
@@ -156,7 +154,7 @@ class CommandLine(LightningCLI):
         trainer = self.config_init.trainer
         configured = list(trainer.callbacks or [])
         off = {ProgressBar: trainer.enable_progress_bar is False, ModelSummary: trainer.enable_model_summary is False}
-        for callback in self.own_callbacks():
+        for callback in self.own_callbacks:
             kind = next((kind for kind in (*off, CaptionSamples) if isinstance(callback, kind)), type(callback))
             if not off.get(kind) and not any(isinstance(other, kind) for other in configured):
                 configured.append(callback)
@@ -213,7 +211,7 @@ class Fit(CommandLine):
             }
         )
 
-    def settled_folder(self) -> Path:
+    def _place(self) -> Path:
         """Return the folder of the run: that of the resumed one, or the first free one of NAME, NAME-2 .."""
         config = self.config
         stems = _stems(config.config)
@@ -234,8 +232,10 @@ class Fit(CommandLine):
         return folder
 
     def before_instantiate_classes(self) -> None:
+        self.folder, self.stop, config = self._place(), StopOnRequest(), self.config
         super().before_instantiate_classes()
-        config = self.config
+        summary = RichModelSummary(max_depth=3)
+        self.own_callbacks = [RichProgressBar(), summary, CaptionSamples(), Throughput(), LogLines(), self.stop]
         config.checkpoint.dirpath = config.last.dirpath = str(RunFolder(self.folder).checkpoints)
         config.name, config.runs = self.folder.name, str(self.folder.parent)
         config.trainer.logger = _loggers(config, self.folder)
@@ -253,11 +253,6 @@ class Fit(CommandLine):
             super().instantiate_classes()
         self.model.start = start
         self.model.settings = self.config_dump
-
-    def own_callbacks(self) -> list[Any]:
-        self.stop = StopOnRequest()
-        summary = RichModelSummary(max_depth=3)
-        return [RichProgressBar(), summary, CaptionSamples(), Throughput(), LogLines(), self.stop]
 
     def start(self) -> None:
         _refuse_unknown_monitors(self.config)
@@ -383,7 +378,9 @@ class Score(CommandLine):
             """
             if inference is not None:
                 saved.captioner.decoder.attention.inference = inference  # refuses a mode that it does not have
-            module = CaptioningModule.of(saved.captioner, search=search, bound_samples=bound_samples)
+            parts = saved.captioner.encoder, saved.captioner.decoder
+            module = CaptioningModule(*parts, search=search, bound_samples=bound_samples)
+            module.captioner = saved.captioner
             others = [read_model(name) for name in ensemble or ()]
             for other in others:
                 if other.vocabulary.words != saved.vocabulary.words:
@@ -399,7 +396,7 @@ class Score(CommandLine):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--results", type=str | None, default=None, help="Folder to write to; default: the run's.")
 
-    def settled_folder(self) -> Path:
+    def _place(self) -> Path:
         """Return the folder for the results: the run's, with one of its own for an ensemble and for other data."""
         if self.config.results is not None:
             return Path(self.config.results)
@@ -409,6 +406,7 @@ class Score(CommandLine):
         return folder / ("ensemble" if self.config.model.ensemble else "") / other_data
 
     def before_instantiate_classes(self) -> None:
+        self.folder = self._place()
         super().before_instantiate_classes()
         logger = self.config.trainer.logger
         if logger is None and self.stage == "test" and self.run is not None and not self.words.config:
@@ -418,9 +416,7 @@ class Score(CommandLine):
                 if entry["class_path"].endswith("WandbLogger")
             ]
         self.config.trainer.logger = logger or False  # the test of a run is logged to the run of wandb that it has
-
-    def own_callbacks(self) -> list[Any]:
-        return [RichProgressBar(), *([CaptionSamples()] if self.config.trainer.logger else [])]
+        self.own_callbacks = [RichProgressBar(), *([CaptionSamples()] if logger else [])]
 
     def start(self) -> None:
         self.datamodule.use(self.saved.vocabulary)

@@ -102,15 +102,11 @@ class Throughput(Callback):
     the device in every step and has other names. Here a figure covers ``log_every_n_steps`` batches or an epoch.
     """
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._begin()
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._begin()
-
-    def _begin(self) -> None:
+    def on_train_start(self, *_: Any) -> None:
         self._since, self._captions = time.perf_counter(), 0
         self._words: Tensor | int = 0
+
+    on_train_epoch_start = on_train_start
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: CaptionBatch, batch_idx: int
@@ -122,7 +118,7 @@ class Throughput(Callback):
             seconds = time.perf_counter() - self._since
             pl_module.log("train/captions_per_second", self._captions / seconds)
             pl_module.log("train/words_per_second", words / seconds)
-            self._begin()
+            self.on_train_start()
 
 
 class Unfreeze(Callback):

@@ -92,13 +92,6 @@ class CaptioningModule(pl.LightningModule):
         self._random_state: dict[str, Any] | None = None
         self._objects: ObjectsInView | None = None
 
-    @classmethod
-    def of(cls, captioner: Captioner, **options: Any) -> CaptioningModule:
-        """Return the module that scores a finished captioner."""
-        module = cls(captioner.encoder, captioner.decoder, **options)
-        module.captioner = captioner
-        return module
-
     def __getstate__(self) -> dict[str, Any]:
         """Return what an average of the weights copies: no recipes, which hold the command line's parser."""
         return super().__getstate__() | {"optimizer": None, "scheduler": None, "start": None}
@@ -277,17 +270,11 @@ class CaptioningModule(pl.LightningModule):
     def on_validation_epoch_end(self) -> None:
         self._finish("val")
 
-    def on_test_epoch_start(self) -> None:
-        self.on_validation_epoch_start()
-
-    def test_step(self, batch: CaptionBatch, batch_idx: int) -> None:
-        self.validation_step(batch, batch_idx)
+    on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
+    test_step = validation_step
 
     def on_test_epoch_end(self) -> None:
         self._finish("test")
-
-    def on_predict_epoch_start(self) -> None:
-        self.on_validation_epoch_start()
 
     def predict_step(self, batch: CaptionBatch, batch_idx: int) -> list[dict[str, Any]]:
         """Return ``{"image_id", "caption", "log_prob"}`` of every image."""

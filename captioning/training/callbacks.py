@@ -106,7 +106,8 @@ class Throughput(Callback):
         self._since, self._captions = time.perf_counter(), 0
         self._words: Tensor | int = 0
 
-    on_train_epoch_start = on_train_start
+    def on_train_epoch_start(self, *_: Any) -> None:
+        self.on_train_start()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: CaptionBatch, batch_idx: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,15 @@ def load_script(name: str) -> ModuleType:
 def save_image(path: Path, seed: int = 0, size: tuple[int, int] = (30, 20)) -> Path:
     random_view(*size, seed=seed).save(path)
     return path
+
+
+def write_features(
+    folder: Path, name: str, fingerprint: dict[str, Any], paths: Sequence[str], values: ArrayLike
+) -> None:
+    """The files of cached features as ``captioning extract`` leaves them."""
+    np.save(folder / f"{name}.npy", np.asarray(values, dtype=np.float16))
+    content = {"fingerprint": fingerprint, "done": len(paths), "paths": list(paths)}
+    (folder / f"{name}.json").write_text(json.dumps(content))
 
 
 def trace_of(alphas: ArrayLike, betas: ArrayLike | None = None, locations: ArrayLike | None = None) -> AttentionTrace:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from captioning.cells import CellGrid
-from captioning.data.objects import GroundedObject
+from captioning.data.records import GroundedObject
 from captioning.data.transforms import Preprocessing
 from captioning.encoders import ConvEncoder, Encoder, TimmEncoder, TorchvisionEncoder
 from captioning.evaluation.grounding import cell_coverage, centre_attention, noun_hits, object_cells

@@ -9,8 +9,15 @@ from typing import Any
 import msgspec
 
 from captioning.data.coco_nouns import synonyms
-from captioning.data.objects import GroundedObject, ObjectLookup
-from captioning.data.records import SPLITS, CaptionIndex, CaptionSource, ImageEntry, read_annotations
+from captioning.data.records import (
+    SPLITS,
+    CaptionIndex,
+    CaptionSource,
+    GroundedObject,
+    ImageEntry,
+    ObjectLookup,
+    read_annotations,
+)
 from captioning.errors import InputError
 
 logger = logging.getLogger(__name__)

@@ -10,15 +10,13 @@ import functools
 import re
 from pathlib import Path
 
-_SINGULAR = {
+CATEGORIES = {
     category: [name for name in names.strip().split(", ") if name]
     for line in Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").splitlines()
     if not line.startswith("#")
     for category, _, names in [line.partition(":")]
 }
-
-CATEGORIES = tuple(_SINGULAR)
-"""COCO's 80 categories, lower case, in the order of its files."""
+"""COCO's 80 categories, lower case, in the order of its files, with their other names."""
 
 _PLURALS = (  # the first pattern that fits the end of a name, and what takes its place
     (r"\b(skis|scissors|shears|luggage|baggage|cattle|sheep|aircraft|broccoli)$", r"\1"),
@@ -52,11 +50,11 @@ def plural(name: str) -> str:
 @functools.cache
 def synonyms(category: str) -> frozenset[str]:
     """Return the other names of a category, plurals included; of one that is not COCO's only the plural."""
-    singular = {category, *_SINGULAR.get(category, [])}
+    singular = {category, *CATEGORIES.get(category, [])}
     names = singular | {plural(name) for name in singular} | {*_MORE.get(category, [])}
     if category in _ANIMALS:
         names |= {f"{word} {name}" for word in _OF_ANIMALS for name in names}
     if category == "person":
-        vehicles = [name for ridden in _RIDDEN for name in (ridden, *_SINGULAR[ridden])]
+        vehicles = [name for ridden in _RIDDEN for name in (ridden, *CATEGORIES[ridden])]
         names |= {f"{vehicle} {rider}" for vehicle in vehicles for rider in _RIDERS}
     return frozenset(names - {category})

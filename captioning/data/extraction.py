@@ -13,11 +13,12 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from captioning.data.features import create, note, seen
+from captioning.data.features import description, seen
 from captioning.data.loading import batch_loader
 from captioning.data.records import CaptionIndex
 from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError
+from captioning.files import write_json
 from captioning.progress import Progress
 
 _BATCHES_BETWEEN_NOTES = 32
@@ -36,18 +37,24 @@ def extract_features(
     """Write the features of every image; resumes where an earlier call stopped, and prints its progress.
 
     The frozen ``captioning.encoders.Encoder`` is in evaluation mode and on the device; the mirrored images of splits in
-    ``flipped`` are written, too.
-
-    Raises:
-        InputError: An image cannot be read, the disk is too small, a value does not fit into fp16, or the folder holds
-            other features.
+    ``flipped`` are written, too. An InputError if an image cannot be read, the disk is too small, a value does not fit
+    into fp16, or the folder holds other features.
     """
     for split, mirrored in [(split, False) for split in indices] + [(split, True) for split in flipped]:
         index = indices[split]
         name, fingerprint = seen(split, encoder.fingerprint(), upright=index.upright, flipped=mirrored)
         shape = encoder.grid_size[0] * encoder.grid_size[1], encoder.annotation_dim
-        rows, done = create(output, name, fingerprint, index.paths, shape)
-        total = len(rows)
+        about, file = output / f"{name}.json", output / f"{name}.npy"
+        if about.exists() and file.exists():
+            content = description(about, fingerprint)
+            if content["paths"] != index.paths:
+                raise InputError(f"{about}: made from other images; give another --output or delete the folder")
+            rows = np.lib.format.open_memmap(file, "r+")
+        else:
+            content = {"fingerprint": fingerprint, "done": 0, "paths": index.paths}
+            write_json(about, content, indent=None)
+            rows = np.lib.format.open_memmap(file, "w+", np.dtype(np.float16), (len(index), *shape))
+        total, done = len(rows), content["done"]
         print(f"{name}: {total:,} images, {rows.nbytes / 1e9:.2f} GB; {done:,} images done already", flush=True)
         missing, free = rows.nbytes * (total - done) / total, shutil.disk_usage(output).free
         if missing > free:
@@ -65,10 +72,10 @@ def extract_features(
                     done += len(annotations)
                     progress.update(done)
                     if number % _BATCHES_BETWEEN_NOTES == 0:
-                        note(output, name, done)
+                        write_json(about, content | {"done": done}, indent=None)
             finally:
                 rows.flush()
-                note(output, name, done)
+                write_json(about, content | {"done": done}, indent=None)
                 if done < total:
                     progress.say(f"{name}: stopped at {done:,} of {total:,}; the same command resumes here")
 

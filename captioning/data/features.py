@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from captioning.errors import InputError, one_line
-from captioning.files import read_json, write_json
+from captioning.files import read_json
 
 
 def seen(
@@ -25,31 +25,6 @@ def seen(
     """Return the name that a split's features are kept by, and an encoder's fingerprint with how it saw the images."""
     how = {"upright": upright, "flipped": flipped}
     return split + "_flipped" * flipped, fingerprint | {name: True for name, value in how.items() if value}
-
-
-def create(
-    folder: Path, split: str, fingerprint: dict[str, Any], paths: Sequence[str], shape: tuple[int, int]
-) -> tuple[np.memmap[Any, Any], int]:
-    """Return (rows, done): the file to write rows into, (N, L, D) float16, and how many an earlier call has written.
-
-    The N images are named by ``paths``; ``shape`` is (L, D). Features of others in the folder are an InputError.
-    """
-    file, about = folder / f"{split}.npy", folder / f"{split}.json"
-    if about.exists() and file.exists():
-        content = _read(about, fingerprint)
-        if content["paths"] != list(paths):
-            raise InputError(f"{about}: made from other images; give another --output or delete the folder")
-        return np.lib.format.open_memmap(file, "r+"), content["done"]
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = np.lib.format.open_memmap(file, "w+", np.dtype(np.float16), (len(paths), *shape))
-    write_json(about, {"fingerprint": fingerprint, "done": 0, "paths": list(paths)}, indent=None)
-    return rows, 0
-
-
-def note(folder: Path, split: str, done: int) -> None:
-    """Write down that the first ``done`` rows are written, for a later ``create``."""
-    about = folder / f"{split}.json"
-    write_json(about, read_json(about) | {"done": done}, indent=None)
 
 
 class Features:
@@ -68,7 +43,7 @@ class Features:
         if not about.exists():
             command = f"captioning extract with --split {split.removesuffix('_flipped')}"
             raise InputError(f"{about}: no features; run {command}, or give --data.features null to do without")
-        content = _read(about, fingerprint)
+        content = description(about, fingerprint)
         if (done := content["done"]) < (images := len(content["paths"])):
             raise InputError(f"{about}: only {done:,} of {images:,} images are done; finish captioning extract")
         row_of = {path: row for row, path in enumerate(content["paths"])}
@@ -88,8 +63,8 @@ class Features:
         return torch.from_numpy(self._annotations[self._rows[images]])
 
 
-def _read(about: Path, fingerprint: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON beside the features, after a look at the encoder that they come from."""
+def description(about: Path, fingerprint: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON beside features; an InputError if they are those of another encoder."""
     content: dict[str, Any] = read_json(about, "delete the folder and extract again")
     there, here = content.get("fingerprint", {}), json.loads(json.dumps(fingerprint))  # tuples become lists
     differ = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]

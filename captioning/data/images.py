@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -54,18 +55,14 @@ def rgb(image: Image.Image) -> Image.Image:
         converted.paste(rgba, mask=rgba.getchannel("A"))
     else:
         converted = image.convert("RGB")
-    if (orientation := _orientation(image)) != 1:
-        converted.getexif()[ExifTags.Base.Orientation] = orientation
+    with suppress(Exception):  # without an orientation, or a damaged header
+        converted.getexif()[ExifTags.Base.Orientation] = int(image.getexif()[ExifTags.Base.Orientation])
     return converted
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """Return the image as its camera marked it to be seen; one whose EXIF cannot be read as it is."""
-    return image if _orientation(image) == 1 else ImageOps.exif_transpose(image)
-
-
-def _orientation(image: Image.Image) -> int:
+    """Return an image of ``load_image`` or ``rgb`` as its camera marked it to be seen."""
     try:
-        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+        return ImageOps.exif_transpose(image)
     except Exception:  # a damaged header costs the orientation, not the image
-        return 1
+        return image

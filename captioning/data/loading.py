@@ -76,7 +76,6 @@ class CaptionDataset(Dataset[CaptionBatch]):
         self._words, self._first_word = np.concatenate(ids), np.cumsum([0, *map(len, ids)])
 
     def __getitem__(self, numbers: list[int]) -> CaptionBatch:
-        """Return the batch of these captions or images."""
         index, place = self.index, getattr(numbers, "place", (0, 0))
         if self.by_image:
             rows = np.array(numbers, dtype=np.int64)

@@ -1,9 +1,9 @@
-"""One index for every data set: its images, their files and their tokenised captions."""
+"""One index for every data set: its images, their files, their tokenised captions, and named objects with masks."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -18,7 +18,6 @@ from captioning.tokenizers import PennTreebank, Tokenizer
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from captioning.data.objects import ObjectLookup
     from captioning.data.transforms import Preprocessing
 
 logger = logging.getLogger(__name__)
@@ -34,6 +33,28 @@ class ImageEntry(NamedTuple):
     image_id: int  # the data set's own number, unique within a split
     path: str  # relative to the index's root
     captions: list[str]  # tokenised, their words joined by spaces
+
+
+@dataclass(frozen=True)
+class GroundedObject:
+    """One object of an image.
+
+    Attributes:
+        noun: The object's name in lower case; may be several words ("teddy bear").
+        synonyms: Other names that count as naming it, such as plurals.
+        attributes: Adjectives that are true of it, one word each.
+        mask: (height, width) bool, its visible pixels: in the image as stored when it comes from an ``ObjectLookup``,
+            in the model's view when it goes to ``object_cells`` (``Preprocessing.mask`` takes one to the other).
+    """
+
+    noun: str
+    synonyms: frozenset[str]
+    attributes: frozenset[str]
+    mask: np.ndarray
+
+
+ObjectLookup = Callable[[int], list[GroundedObject]]
+"""Returns the objects of the image with this number in its data set; [] if none are known."""
 
 
 @dataclass

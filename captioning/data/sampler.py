@@ -30,8 +30,7 @@ class CaptionBatches(Sampler[list[int]]):
     for each update; this draws lengths in proportion to their captions, without repeating or missing any.)
 
     Args:
-        lengths: (M,) words per caption, ``CaptionIndex.caption_lengths``.
-        image_of_caption: (M,) image row of each caption, ``CaptionIndex.caption_image``.
+        lengths, image_of_caption: (M,) words and image row of each caption, as in ``CaptionIndex``.
         batch_size: Captions per batch on each rank. With ``group="image"`` this is an average.
         seed: With it, the epoch and ``batch_size * world_size`` decide on the captions of each step.
         group: ``"length"`` as above. ``"image"`` keeps all captions of an image in one batch, so that an encoder that

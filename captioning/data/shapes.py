@@ -101,8 +101,7 @@ class ShapesSource(CocoSource):
             name = f"{number:06d}.png"
             image.save(folder / split / name, compress_level=0)
             image_id = SPLITS.index(split) * _ID_STRIDE + number
-            size = {"height": self.image_size, "width": self.image_size}
-            images.append({"id": image_id, "file_name": name, **size})
+            images.append({"id": image_id, "file_name": name, "height": self.image_size, "width": self.image_size})
             for i, (shape, mask) in enumerate(zip(shapes, masks, strict=True), 1):
                 words = [shape.size, shape.colour, *([shape.texture] if shape.texture != "plain" else [])]
                 about = {"category_id": NOUNS.index(shape.noun) + 1, "attributes": words, **_mask_fields(mask)}

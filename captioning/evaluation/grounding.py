@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from captioning.cells import CellGrid
-from captioning.data.objects import GroundedObject, ObjectLookup
-from captioning.data.records import CaptionIndex
+from captioning.data.records import CaptionIndex, GroundedObject, ObjectLookup
 from captioning.encoders import Encoder
 from captioning.evaluation.metrics import NOUN_METRICS
 from captioning.evaluation.records import NounHit

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from helpers import write_features
 
 from captioning.data.batch import CaptionBatch
-from captioning.data.features import Features, create, note, seen
+from captioning.data.features import Features, seen
 from captioning.data.loading import CaptionDataset, batch_loader
 from captioning.data.records import CaptionIndex
 from captioning.data.sampler import CaptionBatches, image_batches
@@ -88,9 +89,8 @@ def sides(index, tmp_path_factory) -> tuple[Features, Features]:
     numbers, sides = np.arange(6, 0, -1).reshape(6, 1, 1), []
     for flipped in (False, True):
         name, fingerprint = seen("train", {"encoder": "x"}, flipped=flipped)
-        rows, _ = create(folder, name, fingerprint, index.paths[::-1], (2, 3))
-        rows[:] = -numbers if flipped else numbers
-        note(folder, name, 6)
+        values = np.broadcast_to(-numbers if flipped else numbers, (6, 2, 3))
+        write_features(folder, name, fingerprint, index.paths[::-1], values)
         sides.append(Features(folder, name, fingerprint, index.paths))
     return sides[0], sides[1]
 

@@ -47,7 +47,11 @@ def paint(
         covered |= whole
         if masks[i].sum() < LEAST_VISIBLE * whole.sum():
             return None
-    image = _background(rng, image_size)
+    coarse: Any = rng.integers(165, 226)  # a smooth blotchy gradient of pale, muted tones
+    for most, size in ((14, 3), (16, (3, 3, 1)), (7, (3, 3, 3))):
+        coarse = coarse + rng.integers(-most, most + 1, size)
+    background = Image.fromarray(np.clip(coarse, 0, 255).astype(np.uint8))
+    image = background.resize((image_size, image_size), Image.Resampling.BICUBIC)
     _clutter(image, rng, scale)
     for i in order:
         _paint_shape(image, shapes[i], *silhouettes[i], scale)
@@ -79,8 +83,7 @@ def _paint_shape(image: Image.Image, shape: Shape, alpha: Image.Image, corner: t
     second = _mix(base, (255, 255, 255), 0.72) if lightness < 0.6 else _mix(base, (60, 20, 20), 0.6)
     image.paste(base, corner, alpha)
     if shape.texture != "plain":
-        pattern = _pattern(shape, alpha.size[0], scale)
-        image.paste(second, corner, ImageChops.multiply(alpha, pattern))
+        image.paste(second, corner, ImageChops.multiply(alpha, _pattern(shape, alpha.size[0], scale)))
     # A thin darker rim separates an object from a neighbour of its colour.
     inner = alpha.filter(ImageFilter.MinFilter(3))
     image.paste(_mix(base, (0, 0, 0), 0.45), corner, ImageChops.subtract(alpha, inner))
@@ -103,15 +106,6 @@ def _pattern(shape: Shape, width: int, scale: float) -> Image.Image:
     else:
         on = ((u * 0.75 % 1) < 0.5) != ((v * 0.75 % 1) < 0.5)
     return Image.fromarray(on.astype(np.uint8) * 255).reduce(2)
-
-
-def _background(rng: np.random.Generator, image_size: int) -> Image.Image:
-    """A smooth blotchy gradient of pale, muted tones."""
-    coarse: Any = rng.integers(165, 226)
-    for most, size in ((14, 3), (16, (3, 3, 1)), (7, (3, 3, 3))):  # a cast, shades, blotches
-        coarse = coarse + rng.integers(-most, most + 1, size)
-    coarse = np.clip(coarse, 0, 255).astype(np.uint8)
-    return Image.fromarray(coarse).resize((image_size, image_size), Image.Resampling.BICUBIC)
 
 
 def _clutter(image: Image.Image, rng: np.random.Generator, scale: float) -> None:

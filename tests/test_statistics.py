@@ -46,51 +46,16 @@ def bleu4(counts):
     return bleu_from_counts(counts)[..., 3]
 
 
-@pytest.fixture
-def bleus():
-    sacrebleu = pytest.importorskip("sacrebleu")
-    return sacrebleu.metrics.BLEU(tokenize="none", smooth_method="none", force=True)
-
-
-def sentences(captions):
-    return [" ".join(words) for words in captions]
-
-
-def streams(references):
-    return [sentences(refs[i] for refs in references) for i in range(3)]
-
-
-def test_the_bootstrap_interval_is_sacrebleus(bleus):
+def test_the_bootstrap_interval_is_sacrebleus():
+    bleu = pytest.importorskip("sacrebleu").metrics.BLEU(tokenize="none", smooth_method="none", force=True)
     references, system, _ = corpus()
-    theirs = bleus.corpus_score(sentences(system), streams(references), n_bootstrap=1000)
+    said, *streams = ([" ".join(words) for words in of] for of in (system, *zip(*references, strict=True)))
+    theirs = bleu.corpus_score(said, streams, n_bootstrap=1000)
     mean, half = theirs._mean, theirs._ci
     value, low, high = intervals(bleu_counts(system, references), bleu4, resamples=1000)
     assert value == pytest.approx(theirs.score, abs=1e-9)
     assert low == pytest.approx(mean - half, abs=1) and high == pytest.approx(mean + half, abs=1)
     assert high - low > 8  # so that agreeing to 1 says something
-
-
-def test_the_randomization_test_is_sacrebleus(bleus):
-    from sacrebleu.significance import PairedTest
-
-    references, system, better = corpus()
-    test = PairedTest(
-        [("a", sentences(system)), ("b", sentences(better))],
-        {"BLEU": bleus},
-        streams(references),
-        test_type="ar",
-        n_samples=4000,
-    )
-    _, scores = test()
-    theirs = next(results for name, results in scores.items() if name != "System")[1]
-    (ours,) = differences(
-        bleu_counts(system, references), bleu_counts(better, references), bleu4, resamples=4000, seed=3
-    )
-    assert ours.interval.value == pytest.approx(
-        theirs.score - bleus.corpus_score(sentences(system), streams(references)).score
-    )
-    assert 0.005 < theirs.p_value < 0.5
-    assert ours.p_value == pytest.approx(theirs.p_value, abs=0.03)
 
 
 def test_the_p_value_is_the_share_of_all_exchanges_that_differ_as_much():
@@ -125,15 +90,6 @@ def test_every_resample_has_as_many_images_and_the_same_for_all_systems():
     assert (drawn[..., -1] == 7).all()
     for system in range(3):
         np.testing.assert_array_equal(drawn[:, system], bootstrap(counts[system], lambda summed: summed, resamples=11))
-
-
-def test_false_alarms_are_as_rare_as_the_p_value_promises():
-    draw = np.random.default_rng(6)
-    alarms = 0
-    for trial in range(200):
-        first, second = (np.stack([draw.integers(0, 2, 50), np.ones(50, int)], axis=1) for _ in range(2))
-        alarms += differences(first, second, percentage, resamples=199, seed=trial)[0].p_value <= 0.05
-    assert 1 <= alarms <= 20  # 10 expected; more than 20 of 200 have probability 0.001
 
 
 def difference_of(p_value: float, low: float = 0.5, high: float = 1.5) -> Difference:

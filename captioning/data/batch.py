@@ -13,27 +13,18 @@ from captioning.vocabulary import END, PAD, START
 
 @dataclass
 class CaptionBatch:
-    """B images and N captions of them. An image appears once even if the batch has several of its captions.
+    """B images and N captions of them. An image appears once even if the batch has several of its captions."""
 
-    Attributes:
-        captions: (N, T+1) int64 ids, ``<start> w_1 .. w_n <end> <pad> ..``; T is the longest caption with its <end>.
-        lengths: (N,) int64, decoding steps per caption: its n words and its <end>, so n + 1.
-        image_index: (N,) int64, the image (0 .. B - 1) that each caption describes.
-        image_ids: (B,) int64, the data set's ids.
-        rows: (B,) int64, positions in the split's ``CaptionIndex``.
-        images: (B, 3, height, width) float, normalised for the encoder; None if annotations are given.
-        annotations: (B, L, D) float or half, cached encoder output; None if images are given.
-        annotation_mask: (B, L) bool, True where a location exists; None if all exist.
-    """
-
-    captions: Tensor
-    lengths: Tensor
-    image_index: Tensor
-    image_ids: Tensor
-    rows: Tensor
-    images: Tensor | None = None
-    annotations: Tensor | None = None
-    annotation_mask: Tensor | None = None
+    captions: Tensor  # (N, T+1) int64 ids, <start> w_1 .. w_n <end> <pad> ..; T is the longest caption with its <end>
+    lengths: Tensor  # (N,) int64, decoding steps per caption: its n words and its <end>, so n + 1
+    image_index: Tensor  # (N,) int64, the image (0 .. B - 1) that each caption describes
+    image_ids: Tensor  # (B,) int64, the data set's ids
+    rows: Tensor  # (B,) int64, positions in the split's ``CaptionIndex``
+    images: Tensor | None = (
+        None  # (B, 3, height, width) float, normalised for the encoder; None if annotations are given
+    )
+    annotations: Tensor | None = None  # (B, L, D) float or half, cached encoder output; None with images
+    annotation_mask: Tensor | None = None  # (B, L) bool, True where a location exists; None if all exist
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> CaptionBatch:
         return self._each("to", device, non_blocking=non_blocking)

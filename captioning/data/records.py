@@ -39,18 +39,14 @@ class ImageEntry(NamedTuple):
 class GroundedObject:
     """One object of an image.
 
-    Attributes:
-        noun: The object's name in lower case; may be several words ("teddy bear").
-        synonyms: Other names that count as naming it, such as plurals.
-        attributes: Adjectives that are true of it, one word each.
-        mask: (height, width) bool, its visible pixels: in the image as stored when it comes from an ``ObjectLookup``,
-            in the model's view when it goes to ``object_cells`` (``Preprocessing.mask`` takes one to the other).
+    Its mask lies in the image as stored when it comes from an ``ObjectLookup``, in the model's view when it goes to
+    ``object_cells`` (``Preprocessing.mask`` takes one to the other).
     """
 
-    noun: str
-    synonyms: frozenset[str]
-    attributes: frozenset[str]
-    mask: np.ndarray
+    noun: str  # its name in lower case; may be several words ("teddy bear")
+    synonyms: frozenset[str]  # other names that count as naming it, such as plurals
+    attributes: frozenset[str]  # adjectives that are true of it, one word each
+    mask: np.ndarray  # (height, width) bool, its visible pixels
 
 
 ObjectLookup = Callable[[int], list[GroundedObject]]
@@ -59,28 +55,17 @@ ObjectLookup = Callable[[int], list[GroundedObject]]
 
 @dataclass
 class CaptionIndex:
-    """One split of a data set: N images and their M captions.
-
-    Attributes:
-        image_ids: (N,) int64, the data set's own numbers.
-        paths: N image files relative to ``root``.
-        captions: M tokenised captions, their words joined by one space; the captions of an image are neighbours.
-        first_caption: (N+1,) int64; image ``i`` owns captions ``first_caption[i]:first_caption[i + 1]``.
-        origin: The file that the captions were read from, for messages.
-        upright: Whether photographs are turned as their cameras marked them. False if masks lie on the stored pixels.
-        caption_lengths: (M,) int64, words per caption, <start> and <end> not counted; at least 1.
-        caption_image: (M,) int64, the row of the image that a caption describes.
-    """
+    """One split of a data set: N images and their M captions."""
 
     root: Path
-    image_ids: np.ndarray
-    paths: list[str]
-    captions: list[str]
-    first_caption: np.ndarray
-    origin: str = ""
-    upright: bool = False
-    caption_lengths: np.ndarray = field(init=False)
-    caption_image: np.ndarray = field(init=False)
+    image_ids: np.ndarray  # (N,) int64, the data set's own numbers
+    paths: list[str]  # N image files relative to ``root``
+    captions: list[str]  # M tokenised captions, their words joined by one space; those of an image are neighbours
+    first_caption: np.ndarray  # (N+1,) int64; image i owns captions first_caption[i]:first_caption[i + 1]
+    origin: str = ""  # the file that the captions were read from, for messages
+    upright: bool = False  # whether photographs are turned as their cameras marked them; masks may lie as stored
+    caption_lengths: np.ndarray = field(init=False)  # (M,) int64, words without <start> and <end>; at least 1
+    caption_image: np.ndarray = field(init=False)  # (M,) int64, the row of the image that a caption describes
 
     def __post_init__(self) -> None:
         self.caption_lengths = np.array([caption.count(" ") + 1 for caption in self.captions])

@@ -81,19 +81,16 @@ def test_training_images_vary_as_configured_and_evaluated_ones_do_not(shapes, en
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("augmentation", "message"),
     [
-        ({"augmentation": Augmentation(random_crop=True)}, r"data\.augmentation\.random_crop: cached features"),
-        (
-            {"augmentation": Augmentation(flip=0.5)},
-            r"augmentation\.flip: .*train_flipped\.json: no features; .*extract",
-        ),
-        ({"augmentation": Augmentation(flip=1.5)}, r"augmentation\.flip must be in 0 \.\. 1, got 1\.5"),
+        (Augmentation(random_crop=True), r"data\.augmentation\.random_crop: cached features"),
+        (Augmentation(flip=0.5), r"augmentation\.flip: .*train_flipped\.json: no features; .*extract"),
+        (Augmentation(flip=1.5), r"augmentation\.flip must be in 0 \.\. 1, got 1\.5"),
     ],
 )
-def test_what_cached_features_cannot_do_is_said(shapes, encoder, features, options, message):
+def test_what_cached_features_cannot_do_is_said(shapes, encoder, features, augmentation, message):
     with pytest.raises(InputError, match=message):
-        make_data(shapes, encoder, features=str(features), **options).train_dataloader()
+        make_data(shapes, encoder, features=str(features), augmentation=augmentation).train_dataloader()
 
 
 def test_features_of_another_or_a_trained_encoder_or_of_other_views_are_refused(shapes, encoder, features):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 
 import numpy as np
 import pytest
@@ -65,11 +64,8 @@ def test_a_mask_keeps_to_the_object_it_covers(preprocessing, size):
     white_where_masked = Image.fromarray(mask.astype(np.uint8) * 255).convert("RGB")
     view = np.asarray(preprocessing.view(white_where_masked))[:, :, 0]
     moved = preprocessing.mask(mask)
-    assert moved.dtype == bool
-    assert moved.shape == preprocessing.size
-    assert moved.any()
-    assert view[moved].min() > 100
-    assert view[~moved].max() < 156
+    assert moved.dtype == bool and moved.shape == preprocessing.size and moved.any()
+    assert view[moved].min() > 100 and view[~moved].max() < 156
 
 
 def test_random_crops_are_windows_of_the_resized_image():
@@ -83,25 +79,20 @@ def test_random_crops_are_windows_of_the_resized_image():
         matches = (windows == transform(image)[:, None, None]).all(dim=(0, 3, 4)).nonzero()
         assert len(matches) == 1
         places.add(tuple(matches[0].tolist()))
-    assert len({row for row, _ in places}) > 2
-    assert len({col for _, col in places}) > 4
+    assert len({row for row, _ in places}) > 2 and len({col for _, col in places}) > 4
 
 
 def test_training_does_not_mirror_by_default():
-    preprocessing = Preprocessing(12, None, MEAN, STD)
+    whole, cut = Preprocessing(12, None, MEAN, STD), Preprocessing(12, 8, MEAN, STD)
     image = picture(12, 12)
-    assert all(torch.equal(TrainingTransform(preprocessing)(image), preprocessing(image)) for _ in range(8))
-    assert torch.equal(TrainingTransform(preprocessing, flip=1.0)(image), preprocessing(image).flip(2))
-    assert torch.equal(
-        TrainingTransform(Preprocessing(12, 8, MEAN, STD), random_crop=False)(image),
-        Preprocessing(12, 8, MEAN, STD)(image),
-    )
+    assert all(torch.equal(TrainingTransform(whole)(image), whole(image)) for _ in range(8))
+    assert torch.equal(TrainingTransform(whole, flip=1.0)(image), whole(image).flip(2))
+    assert torch.equal(TrainingTransform(cut, random_crop=False)(image), cut(image))
 
 
-def test_a_preprocessing_survives_json_and_pickle():
+def test_a_preprocessing_survives_json():
     preprocessing = Preprocessing(20, 14, MEAN, STD, "bicubic")
     assert Preprocessing.from_dict(json.loads(json.dumps(preprocessing.to_dict()))) == preprocessing
-    assert pickle.loads(pickle.dumps(TrainingTransform(preprocessing))).preprocessing == preprocessing
 
 
 @pytest.mark.parametrize(
@@ -130,12 +121,9 @@ def test_every_mode_becomes_rgb(tmp_path, mode):
     assert (loaded.mode, loaded.size) == ("RGB", (9, 7))
 
 
-def test_16_bit_greys_are_scaled_not_clipped(tmp_path):
+def test_transparency_is_laid_on_white_and_16_bit_greys_are_scaled(tmp_path):
     Image.fromarray(np.array([[0, 32896, 65535]], dtype=np.uint16)).save(tmp_path / "deep.png")
     assert np.asarray(load_image(tmp_path / "deep.png"))[0, :, 0].tolist() == [0, 128, 255]
-
-
-def test_transparency_is_laid_on_white(tmp_path):
     Image.fromarray(np.array([[[9, 9, 9, 0], [9, 9, 9, 255]]], dtype=np.uint8)).save(tmp_path / "alpha.png")
     assert np.asarray(load_image(tmp_path / "alpha.png"))[0, :, 0].tolist() == [255, 9]
     palette = Image.fromarray(np.array([[0, 1]], dtype=np.uint8), mode=None).convert("P")
@@ -197,9 +185,7 @@ def test_damaged_files_are_named(tmp_path, suffix):
             load_image(path)
 
 
-def test_a_folder_a_missing_file_and_an_image_of_more_pixels_than_pillow_opens_are_one_line(tmp_path, monkeypatch):
-    with pytest.raises(InputError, match="cannot be read as an image"):
-        load_image(tmp_path)
+def test_a_missing_file_and_an_image_of_more_pixels_than_pillow_opens_are_one_line(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"gone\.jpg: no such image file"):
         load_image(tmp_path / "gone.jpg")
     picture(64, 64).save(tmp_path / "vast.jpg")

@@ -52,12 +52,8 @@ class OnnxCaptioner:
         configured = self.config["settings"].get("model", {}).get("search") or {}
         self.search = SEARCH | {name: value for name, value in configured.items() if name in SEARCH}
 
-    def __call__(self, path: str | Path, **options: Any) -> str:
-        """Return the best caption of an image file. Options are those of ``beam_search``."""
-        return self.text(self.caption(path, **options)[0])
-
     def caption(self, path: str | Path, **options: Any) -> list[Hypothesis]:
-        """Return the captions of a beam search, best first; options that are not given are the model's own."""
+        """Return the captions of an image file, best first. Options not given are the model's own."""
         images = prepare(path, self.config["preprocessing"])[None]
         names = [output.name for output in self.encoder.get_outputs()]
         parts = dict(zip(names, self.encoder.run(None, {"images": images}), strict=True))
@@ -92,11 +88,12 @@ class OnnxCaptioner:
             best = np.argsort(-candidates, kind="stable")[: beam_size - len(ended)]
             best = best[np.isfinite(candidates[best])]
             parents, chosen = np.divmod(best, log_probs.shape[1])
-            ended += [
-                Hypothesis(beams[parent][0], float(log_prob / length**length_normalization), True, beams[parent][1])
-                for parent, word, log_prob in zip(parents, chosen, candidates[best], strict=True)
-                if word == END
-            ]
+            for parent, word, log_prob in zip(parents, chosen, candidates[best], strict=True):
+                if word == END:
+                    ids, alphas = beams[parent]
+                    ended.append(
+                        Hypothesis(ids, float(log_prob / length**length_normalization), True, np.array(alphas))
+                    )
             parents, tokens, total = (values[chosen != END] for values in (parents, chosen, candidates[best]))
             beams = [
                 ([*beams[parent][0], int(word)], [*beams[parent][1], results["alphas"][parent]])
@@ -106,8 +103,7 @@ class OnnxCaptioner:
                 break
             state = {name: results[f"next.{name}"][parents] for name in state}
         for (ids, alphas), log_prob in zip(beams, total, strict=True):
-            ended.append(Hypothesis(ids, float(log_prob / max_length**length_normalization), False, alphas))
-        ended = [hypothesis._replace(alphas=np.array(hypothesis.alphas)) for hypothesis in ended]
+            ended.append(Hypothesis(ids, float(log_prob / max_length**length_normalization), False, np.array(alphas)))
         return sorted(ended, key=lambda hypothesis: (not hypothesis.finished, -hypothesis.log_prob))
 
 
@@ -122,10 +118,8 @@ def prepare(path: str | Path, preprocessing: dict[str, Any]) -> np.ndarray:
         if "A" in whole.getbands() or "transparency" in whole.info:  # transparency is laid on white
             whole = Image.alpha_composite(Image.new("RGBA", whole.size, "white"), whole.convert("RGBA"))
         whole = whole.convert("RGB")
-    width = height = resize
-    if crop is not None:
-        width, height = (int(resize * side / min(whole.size)) for side in whole.size)
-    view = whole.resize((width, height), Image.Resampling[preprocessing["interpolation"].upper()])
+    scaled = (resize, resize) if crop is None else tuple(int(resize * side / min(whole.size)) for side in whole.size)
+    view = whole.resize(scaled, Image.Resampling[preprocessing["interpolation"].upper()])
     if crop is not None:
         left, top = (round((side - crop) / 2) for side in view.size)
         view = view.crop((left, top, left + crop, top + crop))
@@ -143,23 +137,23 @@ def main() -> None:
     arguments = vars(parser.parse_args())
     folder, images = arguments.pop("folder"), arguments.pop("images")
     options = {name: value for name, value in arguments.items() if value is not None}
-    failed = False
     try:
         captioner = OnnxCaptioner(folder)
     except Exception as error:  # onnxruntime raises many types
         print(f"error: {folder}: is no folder that `captioning export --onnx` wrote ({error})", file=sys.stderr)
         sys.exit(2)
+    code = 0
     for path in images:
         try:
-            text = captioner(path, **options)
+            text = captioner.text(captioner.caption(path, **options)[0])
         except (OSError, ValueError, SyntaxError) as error:  # of Pillow
+            code = 2
             print(f"error: {path}: {error}", file=sys.stderr)
-            failed = True
             continue
         # Control characters would command the terminal; the words are a file's.
         text = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
         print(f"{path}\t{text}" if len(images) > 1 else text, flush=True)
-    sys.exit(2 if failed else 0)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

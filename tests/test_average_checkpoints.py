@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import pytest
@@ -39,11 +38,8 @@ def make(name: str, shift: float = 0.0, *, batches: int = 0, **options) -> Path:
     return path
 
 
-def main(*argv: object) -> None:
-    """Average the checkpoints that come first in a command line."""
-    words = [str(word) for word in argv]
-    models = list(itertools.takewhile(lambda word: not word.startswith("--"), words))
-    command("average", *(f"--model={model}" for model in models), *words[len(models) :])
+def main(models: list[object], *words: object) -> None:
+    command("average", *(f"--model={model}" for model in models), *words)
 
 
 def weights(path: str | Path) -> dict[str, Tensor]:
@@ -54,7 +50,7 @@ def weights(path: str | Path) -> dict[str, Tensor]:
 def test_parameters_are_means_and_the_rest_is_the_last_ones(options, capsys):
     paths = [make("a.ckpt", batches=3, **options), make("b.ckpt", 0.5, batches=8, **options)]
     before = [weights(path) for path in paths]
-    main(*paths, "--fraction", 1, "--fraction", 3, "--output", "new/mean.ckpt")
+    main(paths, "--fraction", 1, "--fraction", 3, "--output", "new/mean.ckpt")
     assert "written to new/mean.ckpt: 0.25 of a.ckpt, 0.75 of b.ckpt" in capsys.readouterr().out
     averaged = weights("new/mean.ckpt")
     assert averaged.keys() == before[0].keys()
@@ -69,7 +65,7 @@ def test_parameters_are_means_and_the_rest_is_the_last_ones(options, capsys):
 
 def test_it_captions_says_what_it_is_made_of_and_is_not_trained_on(tmp_path):
     image = save_image(tmp_path / "photo.png", seed=3)
-    main(make("a.ckpt"), make("b.ckpt", 0.2), "--output", "mean.ckpt")
+    main([make("a.ckpt"), make("b.ckpt", 0.2)], "--output", "mean.ckpt")
     content = torch.load("mean.ckpt", weights_only=True)
     assert "optimizer_states" not in content
     assert content["captioning"]["settings"]["averaged"] == [
@@ -77,55 +73,46 @@ def test_it_captions_says_what_it_is_made_of_and_is_not_trained_on(tmp_path):
         {"checkpoint": "b.ckpt", "fraction": 0.5},
     ]
     assert set(load("mean.ckpt").caption(image).words) <= set(WORDS)
-    main("mean.ckpt", "a.ckpt", "--output", "again.ckpt")  # of a mean, too, there is a mean
+    main(["mean.ckpt", "a.ckpt"], "--output", "again.ckpt")  # of a mean, too, there is a mean
     name = next(name for name in weights("a.ckpt") if name.endswith("L_o.bias") or "gates" in name)
     torch.testing.assert_close(weights("again.ckpt")[name], weights("a.ckpt")[name] * 1.05)
 
 
-def no_words(content: dict) -> None:
-    content["captioning"]["vocabulary"] = ["one", *content["captioning"]["vocabulary"][1:]]
-
-
-def other_view(content: dict) -> None:
-    content["captioning"]["preprocessing"]["mean"] = [0.0, 0.0, 0.0]
-
-
-def other_statistics(content: dict) -> None:
-    content["state_dict"]["captioner.encoder.network.stage1.1.running_var"] += 1
+STATISTICS = "captioner.encoder.network.stage1.1.running_var"
 
 
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (no_words, "a.ckpt: its vocabulary is not that of b.ckpt; they have no mean"),
-        (other_view, "a.ckpt: its encoder is not that of b.ckpt"),
+        (lambda content: content["captioning"].update(vocabulary=list("bcdefgh")), "vocabulary is not that of b.ckpt"),
+        (lambda content: content["captioning"]["preprocessing"].update(mean=[0, 0, 0]), "encoder is not that of b"),
         (lambda content: content.pop("captioning"), "a.ckpt: not a checkpoint of this project"),
-        (other_statistics, "stage1.1.running_var is not that of b.ckpt"),
-        (None, "a.ckpt: its decoder is not that of b.ckpt"),
+        (lambda content: content["state_dict"][STATISTICS].add_(1), "stage1.1.running_var is not that of b.ckpt"),
+        (lambda content: None, "a.ckpt: its decoder is not that of b.ckpt; they have no mean"),
     ],
 )
 def test_what_has_no_mean_is_named_and_nothing_is_written(edit, message, capsys):
-    edit_checkpoint(make("a.ckpt", gated=edit is not None), edit or (lambda content: None))
-    refused("a.ckpt", make("b.ckpt"), message=message, capsys=capsys)
+    edit_checkpoint(make("a.ckpt", gated="decoder" not in message), edit)
+    refused(["a.ckpt", make("b.ckpt")], message=message, capsys=capsys)
 
 
 @pytest.mark.parametrize(
-    ("argv", "message"),
+    ("models", "words", "message"),
     [
-        (["a.ckpt", "b.ckpt", "--fraction", "1"], "there are 1 fractions for 2 checkpoints; give each checkpoint one"),
-        (["a.ckpt", "b.ckpt", "--fraction=0", "--fraction=0"], "at least 0 and not all 0, got 0.0, 0.0"),
-        (["a.ckpt", "gone.ckpt"], "--model gone.ckpt: no such file"),
-        (["a.ckpt", "pretrained"], "--model pretrained: is no checkpoint; give the FILE.ckpt that it is from"),
+        (["a.ckpt", "b.ckpt"], ["--fraction", 1], "there are 1 fractions for 2 checkpoints; give each checkpoint one"),
+        (["a.ckpt", "b.ckpt"], ["--fraction=0", "--fraction=0"], "at least 0 and not all 0, got 0.0, 0.0"),
+        (["a.ckpt", "gone.ckpt"], [], "--model gone.ckpt: no such file"),
+        (["a.ckpt", "pretrained"], [], "--model pretrained: is no checkpoint; give the FILE.ckpt that it is from"),
     ],
 )
-def test_options_that_cannot_be_used_are_one_line(argv, message, capsys):
+def test_options_that_cannot_be_used_are_one_line(models, words, message, capsys):
     make("a.ckpt"), make("b.ckpt")
-    refused(*argv, message=message, capsys=capsys)
+    refused(models, *words, message=message, capsys=capsys)
 
 
-def refused(*argv: object, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def refused(models: list[object], *words: object, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
-        main(*argv, "--output", "mean.ckpt")
+        main(models, *words, "--output", "mean.ckpt")
     (line,) = capsys.readouterr().err.splitlines()
     assert left.value.code == 2 and message in line
     assert not Path("mean.ckpt").exists()

@@ -63,12 +63,10 @@ def test_details_are_betas_and_the_prior_of_a_posterior_and_what_was_chosen_is_f
     assert sum(bool(axes.patches) for axes in hard(caption, [3, 0, 14]).figure().axes) == 3
 
 
-def test_a_figure_goes_to_png_pdf_or_svg_only(caption, tmp_path):
+def test_a_figure_goes_to_a_file(caption, tmp_path):
     for framed, name in [(caption, "soft.pdf"), (hard(caption, [3, 0, 14]), "hard.pdf")]:
         framed.save_figure(tmp_path / "new" / name)
         assert (tmp_path / "new" / name).read_bytes()[:4] == b"%PDF"
-    with pytest.raises(InputError, match=r"figure\.jpeg: a figure's file must end in \.png"):
-        caption.save_figure(tmp_path / "figure.jpeg")
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"):
         caption.save_figure(tmp_path / "file" / "figure.png")

@@ -33,29 +33,17 @@ class Hub(BaseHTTPRequestHandler):
 
     def _answer(self, *, with_content: bool) -> None:
         owner, name, _, revision, file = self.path.split("?")[0].lstrip("/").split("/", 4)
-        repository = self.root / owner / name
-        commit = COMMITS.get(revision, revision)
+        repository, commit = self.root / owner / name, COMMITS.get(revision, revision)
         path = repository / commit / file
-        missing = next(
-            (
-                error
-                for place, error in (
-                    (repository, "RepoNotFound"),
-                    (repository / commit, "RevisionNotFound"),
-                    (path, "EntryNotFound"),
-                )
-                if not place.exists()
-            ),
-            None,
-        )
+        places = {repository: "RepoNotFound", path.parent: "RevisionNotFound", path: "EntryNotFound"}
+        missing = next((error for place, error in places.items() if not place.exists()), None)
         content = b"" if missing else path.read_bytes()
         self.asked.append(f"{self.command} {file}")
         self.send_response(404 if missing else 200)
-        if missing:
-            self.send_header("X-Error-Code", missing)
-        self.send_header("X-Repo-Commit", commit)
-        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
-        self.send_header("Content-Length", str(len(content)))
+        headers = {"X-Error-Code": missing} if missing else {}
+        headers |= {"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
+        for header, value in (headers | {"Content-Length": str(len(content))}).items():
+            self.send_header(header, value)
         self.end_headers()
         if with_content:
             self.wfile.write(content)
@@ -71,11 +59,14 @@ def hub(tmp_path, monkeypatch):
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(constants, "ENDPOINT", address)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    for name, value in {
+        "ENDPOINT": address,
+        "HUGGINGFACE_CO_URL_TEMPLATE": address + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_CACHE": str(tmp_path / "cache"),
+        "HF_HUB_DISABLE_XET": True,
+        "HF_HUB_OFFLINE": False,
+    }.items():
+        monkeypatch.setattr(constants, name, value)
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     load(save_checkpoint(tmp_path / "best.ckpt")).export(handler.root / "owner/mine" / COMMITS["main"], "# card\n")
     (handler.root / "owner/mine" / COMMITS["main"] / "run_me.py").write_text("raise SystemExit('it ran')")

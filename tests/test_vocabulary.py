@@ -6,7 +6,7 @@ from captioning.attention import AdditiveScore, MultiHeadAttention, ScaledDotSco
 from captioning.checkpoint.load import SavedModel
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
-from captioning.model import AttentionDecoder, Captioner, Decoder, TransformerDecoder
+from captioning.model import AttentionDecoder, Captioner, TransformerDecoder
 from captioning.tokenizers import tokenize, tokenize_all
 from captioning.vocabulary import END, PAD, SPECIALS, START, UNK, Vocabulary
 
@@ -34,20 +34,18 @@ def test_captions_become_lower_case_words_without_punctuation(text, words):
     assert tokenize(text) == words.split()
 
 
-def test_frequent_words_come_first_and_ties_are_alphabetical():
+def test_frequent_words_come_first_ties_are_alphabetical_and_rare_words_are_left_out():
     assert Vocabulary.build(CAPTIONS).words == ("a", "cat", "dog", "runs", "zebra")
-
-
-def test_rare_words_are_left_out():
     assert Vocabulary.build(CAPTIONS, min_count=2).words == ("a", "cat", "dog")
     assert Vocabulary.build(CAPTIONS, max_size=1).words == ("a",)
     assert len(Vocabulary.build(CAPTIONS, max_size=1)) == 5
 
 
-def test_an_unknown_word_becomes_unk_and_stays_visible():
+def test_an_unknown_word_becomes_unk_and_stays_visible_and_decoding_ends_at_end():
     vocabulary = Vocabulary.build(CAPTIONS)
     assert vocabulary.encode(["a", "unicorn"]) == [4, UNK]
     assert vocabulary.decode([4, UNK]) == ["a", "<unk>"]
+    assert vocabulary.decode([START, 4, PAD, 6, END, 5, PAD]) == ["a", "dog"]
 
 
 @pytest.mark.parametrize("special", SPECIALS)
@@ -58,17 +56,10 @@ def test_a_special_token_in_a_caption_is_an_unknown_word(special):
     assert special not in vocabulary
 
 
-def test_decoding_ends_at_end_and_drops_padding():
-    vocabulary = Vocabulary.build(CAPTIONS)
-    assert vocabulary.decode([START, 4, PAD, 6, END, 5, PAD]) == ["a", "dog"]
-
-
 def test_a_vocabulary_survives_a_file(tmp_path):
     vocabulary = Vocabulary(["crème", "a", "brûlée"])
-    path = tmp_path / "new" / "vocabulary.json"
-    vocabulary.save(path)
-    assert Vocabulary.load(path) == vocabulary
-    assert [file.name for file in path.parent.iterdir()] == ["vocabulary.json"]
+    vocabulary.save(tmp_path / "vocabulary.json")
+    assert Vocabulary.load(tmp_path / "vocabulary.json") == vocabulary
 
 
 @pytest.mark.parametrize("words", [["a", "b", "a"], ["a", "<unk>"]])
@@ -81,12 +72,10 @@ def test_words_must_be_distinct_and_ordinary(words):
     ("content", "message"),
     [
         (None, "cannot be read"),
-        (b"", "cannot be read as JSON"),
         (b"\xff\xfe", "cannot be read as JSON"),
         (b"[1]", "not a vocabulary file"),
-        (b'{"word": []}', "not a vocabulary file"),
-        (b'{"words": 3}', "not a vocabulary file"),
         (b'{"words": "abc"}', "not a vocabulary file"),
+        (b'{"words": ["a", "a"]}', "words must be distinct"),
     ],
 )
 def test_a_file_that_is_no_vocabulary_is_named(tmp_path, content, message):
@@ -123,25 +112,21 @@ def test_the_first_difference_of_two_vocabularies_is_named(words, difference):
     assert Vocabulary(["a", "dog", "runs"]).difference(words) == difference
 
 
-def _transformer(words: int) -> Decoder:
-    return TransformerDecoder(
-        MultiHeadAttention(ScaledDotScore(), heads=2), dim=16, layers=1, heads=2, tie_embeddings=True
-    )
-
-
-def _lstm(words: int) -> Decoder:
-    return AttentionDecoder(SoftAttention(AdditiveScore(5)), embedding_dim=6, hidden_dim=words)
-
-
-@pytest.mark.parametrize("make", [_transformer, _lstm], ids=["tied embeddings", "a layer as large as the vocabulary"])
-def test_weights_of_a_model_are_copied_into_one_with_further_words(make):
+def test_weights_of_a_model_are_copied_into_one_with_further_words():
+    """Also of tied embeddings, and where a layer is as large as the vocabulary."""
     words = Vocabulary(["a", "b", "c"])
     more = words.extended(["d", "e"])
-    old, new = (
-        Captioner(ConvEncoder((8, 8), (4, 4), image_size=48), make(len(more)), vocabulary_size=len(vocabulary))
-        for vocabulary in (words, more)
-    )
-    SavedModel("old.ckpt", old, words, {}).load_into(new, more)
-    embedding = new.decoder.embedding.weight
-    assert torch.equal(embedding[: len(words)], old.decoder.embedding.weight)
-    assert all(torch.equal(row, embedding[UNK]) for row in embedding[len(words) :])
+    for make in (
+        lambda: TransformerDecoder(
+            MultiHeadAttention(ScaledDotScore(), heads=2), dim=16, layers=1, heads=2, tie_embeddings=True
+        ),
+        lambda: AttentionDecoder(SoftAttention(AdditiveScore(5)), embedding_dim=6, hidden_dim=len(more)),
+    ):
+        old, new = (
+            Captioner(ConvEncoder((8, 8), (4, 4), image_size=48), make(), vocabulary_size=len(vocabulary))
+            for vocabulary in (words, more)
+        )
+        SavedModel("old.ckpt", old, words, {}).load_into(new, more)
+        embedding = new.decoder.embedding.weight
+        assert torch.equal(embedding[: len(words)], old.decoder.embedding.weight)
+        assert all(torch.equal(row, embedding[UNK]) for row in embedding[len(words) :])

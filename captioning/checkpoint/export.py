@@ -27,9 +27,6 @@ CHECKSUMS = "SHA256SUMS"
 
 StoredType = Literal["float32", "float16", "bfloat16"]
 
-_SMALL = 0.03
-"""Fraction of a model's parameters, those of the smallest tensors, that are always stored as they are."""
-
 
 def is_export(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file()
@@ -108,7 +105,7 @@ def _stored_weights(captioner: Captioner, dtype: StoredType) -> dict[str, Tensor
     sizes = {name: parameter.numel() for name, parameter in captioner.named_parameters(remove_duplicate=False)}
     by_size = sorted(sizes, key=sizes.__getitem__)
     cumulated = np.cumsum([sizes[name] for name in by_size])
-    large = set(by_size[np.searchsorted(cumulated, _SMALL * cumulated[-1], side="right") :])
+    large = set(by_size[np.searchsorted(cumulated, 0.03 * cumulated[-1], side="right") :])
     stored = {}
     for name, tensor in captioner.state_dict().items():
         # Tied embeddings are one tensor with two names. The format takes no tensor twice, so each name gets a copy.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -110,22 +110,17 @@ class Caption:
         )
 
     def save_figure(self, path: str | Path, style: Style = "color", **options: bool) -> None:
-        """Write ``figure``, which takes the options, to a .png, .pdf or .svg file; an InputError if it cannot be."""
+        """Write ``figure``, which takes the options, to a .png, .pdf or .svg file, or raise an InputError."""
         from matplotlib import rc_context
 
-        suffix = Path(path).suffix.lower()
-        if suffix not in (".png", ".pdf", ".svg"):
-            raise InputError(f"{path}: a figure's file must end in .png, .pdf or .svg")
         with rc_context({"pdf.fonttype": 42}), replacing(Path(path)) as part:  # TrueType: publishers refuse the default
-            self.figure(style, **options).savefig(part, format=suffix[1:])
+            self.figure(style, **options).savefig(part, format=Path(path).suffix[1:].lower())
 
-    def for_explorer(
-        self, run: str, *, numbers: Mapping[str, float | str] | None = None, start: int = 0
-    ) -> dict[str, Any]:
+    def for_explorer(self, run: str, **options: Any) -> dict[str, Any]:
         """Return this caption and its alternatives as the explorer shows them; see ``explorer.shown_run``."""
         from captioning.views.explorer import shown_run
 
-        return shown_run(run, [self, *self.alternatives], self.cells, numbers=numbers, start=start)
+        return shown_run(run, [self, *self.alternatives], self.cells, **options)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the pixels as plain data for JSON, with attention rounded to 6 digits.

@@ -170,8 +170,7 @@ class ImageCaptioner(Generic[Model]):
             images: Images as ``caption`` takes them.
             captions: The words of one caption for each image. A word outside the vocabulary is read as <unk>, and
                 shown as given.
-            inference: How hard attention forms its contexts; see ``DecodingOptions``.
-            seed: Seed of the contexts; see ``DecodingOptions``.
+            inference, seed: How hard attention forms its contexts; see ``DecodingOptions``.
 
         Raises:
             InputError: An image cannot be read, or the captions are not one list of words for each image.
@@ -208,12 +207,8 @@ class ImageCaptioner(Generic[Model]):
         ):
             if options.seed is not None:
                 torch.manual_seed(options.seed + number)  # a different stream for every batch
-            memory = self.model.encode_views(
-                [
-                    preprocessing.normalise_all(views, device)
-                    for preprocessing, views in zip(self.model.preprocessings, columns, strict=True)
-                ]
-            )
+            preprocessed = zip(self.model.preprocessings, columns, strict=True)
+            memory = self.model.encode_views([steps.normalise_all(views, device) for steps, views in preprocessed])
             if given is None:
                 decoded = self.model.with_posterior(memory, self._search(memory, options))
             else:

@@ -10,10 +10,8 @@ from captioning.decoding.beam import DIVERSITY
 from captioning.errors import InputError, check_range, check_whole
 from captioning.vocabulary import Vocabulary
 
-_METHOD_OF = dict.fromkeys(("temperature", "top_k", "top_p", "seed"), "sample") | dict.fromkeys(
-    ("diverse", "diversity"), "beam"
-)
-"""The method that an option has an effect with."""
+# The method that an option has an effect with.
+_METHOD_OF = {"diverse": "beam", "diversity": "beam"} | dict.fromkeys("temperature top_k top_p seed".split(), "sample")
 
 
 @dataclass(frozen=True)

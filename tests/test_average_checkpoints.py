@@ -102,7 +102,6 @@ def test_what_has_no_mean_is_named_and_nothing_is_written(edit, message, capsys)
         (["a.ckpt", "b.ckpt"], ["--fraction", 1], "there are 1 fractions for 2 checkpoints; give each checkpoint one"),
         (["a.ckpt", "b.ckpt"], ["--fraction=0", "--fraction=0"], "at least 0 and not all 0, got 0.0, 0.0"),
         (["a.ckpt", "gone.ckpt"], [], "--model gone.ckpt: no such file"),
-        (["a.ckpt", "pretrained"], [], "--model pretrained: is no checkpoint; give the FILE.ckpt that it is from"),
     ],
 )
 def test_options_that_cannot_be_used_are_one_line(models, words, message, capsys):

@@ -64,6 +64,7 @@ MISTAKES = {
     FIT + "--data.batch_size 0": "batch_size must be at least 1, got 0",
     FIT + "--model.search.beam_size 0": "beam_size must be in 1 .. 1000, got 0",
     FIT + "--model.decoder.dropout 1.5": "dropout must be in 0 .. 0.99, got 1.5",
+    FIT + "--seed_everything -1": "seed_everything must be in 0 .. 4294967295, got -1",
     FIT + "--trainer.accelerator toaster": "invalid accelerator name",
     FIT + "--early_stopping.monitor val/bleu5": "val/bleu5: no validation logs that; did you mean val/bleu4?",
     FIT + "--data.source.root nowhere --data.source KarpathySource --data.source.json_path no.json "

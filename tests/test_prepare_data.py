@@ -149,11 +149,6 @@ def test_checking_names_missing_files_and_fetches_nothing(coco, server, tmp_path
     assert server.requests == []
 
 
-def test_karpathys_coco_needs_the_2014_images(coco, tmp_path, capsys):
-    line = refused(capsys, *coco(tmp_path, "--karpathy", "--year", 2017))
-    assert "--karpathy is a split of the 2014 images" in line
-
-
 def test_a_full_disk_is_reported_before_the_download(coco, server, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
     assert "the disk has 0.0 GB free; use --root on another disk" in refused(capsys, *coco(tmp_path))

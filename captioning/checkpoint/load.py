@@ -122,6 +122,8 @@ def _download(name: str) -> Path:
 
 def check_device(name: str | torch.device) -> torch.device:
     """Return a device that exists and can caption: Apple's mps has no float64, in which words are drawn."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:

@@ -5,9 +5,15 @@ This module imports nothing that is slow, because help is answered from it at on
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import json as json_text
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from captioning.files import write_json
 
 TRAINING = {
     "fit": "train a model; keeps the checkpoint whose captions have the best validation BLEU-4",
@@ -118,10 +124,13 @@ def announce(command: str, what: str = "PyTorch") -> None:
         print(f"captioning {command}: importing {what} ...", file=sys.stderr, flush=True)
 
 
-def device_name(device: str) -> str:
-    """Return the value of ``--device``, with ``auto`` replaced by the device that is there."""
-    if device != "auto":
-        return device
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
+@contextlib.contextmanager
+def tables(json: Path | None) -> Iterator[dict[str, Any]]:
+    """Yield what takes the numbers of printed tables, and write them as JSON at the end; ``-`` prints them alone."""
+    numbers: dict[str, Any] = {}
+    with contextlib.redirect_stdout(sys.stderr) if str(json) == "-" else contextlib.nullcontext():
+        yield numbers
+    if str(json) == "-":
+        print(json_text.dumps(numbers, ensure_ascii=False, indent=1))
+    elif json is not None:
+        write_json(json, numbers)

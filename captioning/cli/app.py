@@ -12,14 +12,10 @@ from typing import TYPE_CHECKING, Any
 from captioning.errors import InputError, printable
 
 if TYPE_CHECKING:
-    from gradio import Blocks
-
     from captioning.inference import ImageCaptioner
 
-_KEPT = 600  # seconds for which an uploaded photograph is kept
 _STYLE = """
 .frame { width: 100%; height: 88vh; border: 0; }
-.refused { font-size: 1.1em; }
 footer { display: none !important; }
 """
 
@@ -35,9 +31,6 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
         host: Address to serve on; the default is this machine alone.
         port: Port to serve on.
 
-    Raises:
-        InputError: gradio is missing, the model cannot be read, or the address cannot be served on.
-
     Examples:
         captioning app --model runs/demo/soft/checkpoints/best.ckpt
         captioning app --host 0.0.0.0      (for everybody who can reach this machine)
@@ -45,48 +38,24 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
     if importlib.util.find_spec("gradio") is None:
         raise InputError("captioning app needs gradio: pip install -e '.[app]'")
     print(f"captioning app: loading {printable(model)} ...", file=sys.stderr, flush=True)
-    from captioning.inference import load
-
-    page = serve(load(model), Path(model).stem, host, port)
-    print(f"captioning app: {page.local_url} (Ctrl-C ends it)", file=sys.stderr, flush=True)
-    page.block_thread()
-
-
-def serve(captioner: ImageCaptioner[Any], name: str, host: str, port: int) -> Blocks:
-    """Start to serve the page in threads of its own; ``close()`` of what is returned ends that.
-
-    Args:
-        captioner: Captions the photographs, with its own decoding options.
-        name: The model's name on the page.
-        host: Address to serve on.
-        port: Port to serve on.
-
-    Raises:
-        InputError: The address cannot be served on.
-    """
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # for what gradio sends when it is imported
     import gradio
 
-    with gradio.Blocks(title="Captions", analytics_enabled=False, delete_cache=(_KEPT, _KEPT)) as page:
+    from captioning.inference import load
+
+    captioner, name = load(model), Path(model).stem
+    with gradio.Blocks(title="Captions", analytics_enabled=False, delete_cache=(600, 600)) as page:  # seconds
         photo = gradio.File(label="Photograph", height=140)
         result = gradio.HTML(padding=False)
         photo.change(lambda path: _answer(captioner, name, path), photo, result, api_visibility="private")
+    place = {"server_name": host, "server_port": port}
     try:
-        page.launch(
-            server_name=host,
-            server_port=port,
-            prevent_thread_lock=True,
-            quiet=True,
-            ssr_mode=False,
-            run_history=False,
-            footer_links=[],
-            css=_STYLE,
-        )
+        page.launch(**place, prevent_thread_lock=True, quiet=True, ssr_mode=False, run_history=False, css=_STYLE)
     except OSError as error:  # gradio's own, without an errno
-        raise InputError(
-            f"--host {host} --port {port}: cannot be served on; give an address of this machine and a free port"
-        ) from error
-    return page
+        what_to_do = "give an address of this machine and a free port"
+        raise InputError(f"--host {host} --port {port}: cannot be served on; {what_to_do}") from error
+    print(f"captioning app: {page.local_url} (Ctrl-C ends it)", file=sys.stderr, flush=True)
+    page.block_thread()
 
 
 def _answer(captioner: ImageCaptioner[Any], name: str, path: str | None) -> str:
@@ -100,7 +69,7 @@ def _answer(captioner: ImageCaptioner[Any], name: str, path: str | None) -> str:
         caption = captioner.caption(path)
     except InputError as error:
         line = printable(str(error).replace(path, file))
-        return f'<p class="refused" role="alert">{html.escape(line)}</p>'
+        return f'<p role="alert">{html.escape(line)}</p>'
     page = explorer_page([shown_image(file, caption.view, [caption.for_explorer(name)])], caption.text)
     # A frame of its own keeps the explorer's style, keys and policy apart from the page around it.
     frame = '<iframe class="frame" title="Caption and attention" sandbox="allow-scripts" srcdoc="{}"></iframe>'

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from captioning.cli import announce
-from captioning.errors import InputError
 from captioning.files import refuse_inputs
 
 
@@ -21,16 +20,10 @@ def average(*, model: list[Path], output: Path, fraction: list[float] | None = N
         output: The checkpoint to write.
         fraction: Weight of each checkpoint in the mean; by default, all weigh the same.
 
-    Raises:
-        InputError: A checkpoint cannot be read, or they do not fit each other.
-
     Examples:
-        captioning average --model runs/soft/checkpoints/best.ckpt \\
-            --model runs/again/checkpoints/best.ckpt --output runs/averaged/checkpoints/best.ckpt
+        captioning average --model runs/a/checkpoints/best.ckpt runs/b/checkpoints/best.ckpt --output mean.ckpt
         captioning average --model a.ckpt b.ckpt --fraction 0.3 0.7 --output mean.ckpt
     """
-    if exported := next((path for path in model if not path.is_file()), None):
-        raise InputError(f"--model {exported}: is no checkpoint; give the FILE.ckpt that it is from")
     refuse_inputs(output, model, "--output")
     announce("average")
     from captioning.checkpoint.average import average_checkpoints

@@ -27,16 +27,13 @@ class _Parser(OneLineErrors, ArgumentParser):
 
 
 def build(kinds: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], options: Sequence[str] = ()) -> list[Any]:
-    """Build the named parts of a training configuration, and ignore its other settings.
+    """Build the named parts of a training configuration, and ignore its other settings, or raise an InputError.
 
     Args:
         kinds: Class of each part by its place in the configuration, such as ``{"data.source": CaptionSource}``. A part
             whose type admits None may be missing, and is None then.
         configs: Configurations, merged in order as on the training command line; later ones win.
         options: Options of the training command, ``["--data.source.root", "DIR"]``. They win over the configurations.
-
-    Raises:
-        InputError: A part is missing or of another kind, or its arguments do not fit.
     """
     restrict_imports()
     parser = _Parser(prog="captioning fit", allow_abbrev=False)
@@ -45,24 +42,17 @@ def build(kinds: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], option
         parser.add_argument(f"--{place}", type=kind, required=type(None) not in get_args(kind))
     arguments = []
     for config in configs:
-        arguments += ["--config", json.dumps(_parts(config, kinds), default=str)]
+        parts = {place: part for place in kinds if (part := _at(place, config)) is not None}
+        arguments += ["--config", json.dumps(parts, default=str)]
     settings = parser.parse_args([*arguments, *options])
     try:
         built = parser.instantiate(settings)
-    except InputError:
-        raise
     except (TypeError, ValueError) as error:  # an argument that its class refuses
-        raise InputError(f"{', '.join(kinds)}: {error}") from error
+        raise error if isinstance(error, InputError) else InputError(f"{', '.join(kinds)}: {error}") from error
     return [built[place] for place in kinds]
 
 
-def _parts(config: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts that a configuration has, by their places."""
-    parts = {}
-    for place in kinds:
-        value: Any = config
-        for name in place.split("."):
-            value = value.get(name) if isinstance(value, Mapping) else None
-        if value is not None:
-            parts[place] = value
-    return parts
+def _at(place: str, config: Any) -> Any:
+    for name in place.split("."):
+        config = config.get(name) if isinstance(config, Mapping) else None
+    return config

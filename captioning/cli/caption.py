@@ -10,17 +10,14 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import Any, Literal
 
-from captioning.cli import announce, device_name, near
+from captioning.cli import announce, near
 from captioning.errors import InputError, printable
 from captioning.files import refuse_inputs, replacing, write_text
 from captioning.run_folder import RunFolder
 
-if TYPE_CHECKING:
-    from captioning.inference.caption import Caption
-
-IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
+_IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 _FIGURES = (".png", ".pdf", ".svg")
 
 
@@ -82,45 +79,47 @@ def caption(
         device: auto, cpu, cuda or cuda:N.
         batch_size: Images per batch.
 
-    Raises:
-        InputError: An option or the model cannot be used.
-        SystemExit: An image cannot be read; the others are captioned.
-
     Examples:
         captioning caption photo.jpg --overlay photo.png
         captioning caption holiday/ --model best.ckpt --overlay attention/ --json captions.jsonl
     """
-    given = dict(locals())  # the options by their names
+    given = {**locals(), "method": "sample" if sample else None}  # the options by their names
     models = model or ["pretrained"]
-    single = len(images) == 1 and images[0] != "-" and not Path(images[0]).is_dir()
+    single = len(images) == 1 and images[0] != "-" and not os.path.isdir(images[0])
+    unread: list[Any] = []
+
+    def skip(path: Any, error: object) -> None:
+        unread.append(path)
+        print(f"error: {printable(error)}", file=sys.stderr)
+
     named = list(_paths(images))
-    paths = [path for path in named if os.path.exists(path)]
-    unread = len(named) - len(paths)
     for path in named:
         if not os.path.exists(path):
-            print(f"error: {printable(path)}: no such image file{printable(near(path))}", file=sys.stderr)
+            skip(path, f"{path}: no such image file{near(path)}")
+    paths = [path for path in named if path not in unread]
     for option, output in (("--overlay", overlay), ("--json", json), ("--explorer", explorer)):
-        if output is not None and str(output) != "-":
+        if output is not None:
             refuse_inputs(output, [*paths, *models], option)
-    overlays = _overlay_paths(overlay, paths, single)
+    overlays = _overlay_paths(overlay, paths, single) if overlay is not None else {}
     if not paths:
         raise SystemExit(2)
     announce("caption")
     from captioning.inference import load
+    from captioning.views.explorer import explorer_page, shown_image
 
-    captioner = load(models, device_name(device))
+    captioner = load(models, device)
     names = {field.name for field in dataclasses.fields(captioner.options)}
     decoding: dict[str, Any] = {name: value for name, value in given.items() if name in names and value is not None}
-    decoding |= {"method": "sample"} if sample else {}
     options = dataclasses.replace(captioner.options, **decoding)
-
-    def skip(path: Any, error: InputError) -> None:
-        nonlocal unread
-        unread += 1
-        print(f"error: {printable(error)}", file=sys.stderr)
+    runs = [run.path.resolve().name if (run := RunFolder.of(name)) else Path(name).stem for name in models]
+    title = printable(" + ".join(runs))
 
     explored = []
-    with _json_file(json) as lines:
+    with contextlib.ExitStack() as stack:
+        lines = sys.stdout if str(json) == "-" else None
+        if json is not None and lines is None:  # the file gets its name when it is complete
+            part = stack.enter_context(replacing(json, "--json"))
+            lines = stack.enter_context(part.open("w", encoding="utf-8"))
         for one in captioner.stream(paths, options, batch_size=batch_size, on_error=skip):
             content = one.to_dict()
             if overlay is not None:
@@ -132,42 +131,33 @@ def caption(
                 for text in [one.text, *(other.text for other in one.alternatives if samples)]:
                     print(*([] if single else [printable(one.path)]), printable(text), sep="\t", flush=True)
             if explorer is not None:
-                explored.append(one)
+                name = os.path.basename(printable(one.path))
+                explored.append(shown_image(name, one.view, [one.for_explorer(title)]))
     if explorer is not None and explored:
-        _write_explorer(explorer, explored, models)
+        write_text(explorer, explorer_page(explored, f"Where {title} looks"), "--explorer")
+    if unread and not single:
+        print(f"error: {len(unread)} of {len(named)} images unreadable", file=sys.stderr)
     if unread:
-        if not single:
-            print(f"error: {unread} of {len(named)} images unreadable", file=sys.stderr)
         raise SystemExit(2)
 
 
 def _paths(images: Sequence[str]) -> Iterator[str]:
-    """Yield the files as named, the images below folders in the order of their names, and those of standard input.
-
-    Raises:
-        InputError: A folder has no image.
-    """
+    """Yield the files as named, the images below folders in the order of their names, and those of standard input."""
     for name in images:
         if name == "-":
             yield from (os.fsdecode(line) for line in sys.stdin.buffer.read().splitlines() if line.strip())
         elif os.path.isdir(name):
             inside = (Path(folder, file) for folder, _, files in os.walk(name) for file in files if file[0] != ".")
-            found = sorted(str(path) for path in inside if path.suffix.lower() in IMAGE_SUFFIXES)
+            found = sorted(str(path) for path in inside if path.suffix.lower() in _IMAGES)
             if not found:
-                raise InputError(f"{name}: no image in this folder; looked for {', '.join(sorted(IMAGE_SUFFIXES))}")
+                raise InputError(f"{name}: no image in this folder; looked for {', '.join(_IMAGES)}")
             yield from found
         else:
             yield name
 
 
-def _overlay_paths(target: Path | None, paths: Sequence[str], single: bool) -> dict[str, Path]:
-    """Return the overlay of each image: the file, or one in the folder.
-
-    Raises:
-        InputError: The target is no figure or serves one image alone, or a picture beside an image would be replaced.
-    """
-    if target is None:
-        return {}
+def _overlay_paths(target: Path, paths: Sequence[str], single: bool) -> dict[str, Path]:
+    """Return the overlay of each image: the file, or one in the folder."""
     if target.suffix and not target.is_dir():
         if not single:
             raise InputError(f"--overlay {target}: there may be several images; give a folder")
@@ -179,27 +169,8 @@ def _overlay_paths(target: Path | None, paths: Sequence[str], single: bool) -> d
     for path in dict.fromkeys(paths):
         stem = Path(path).stem
         counts[stem] += 1  # of images of the same name from several folders
-        overlays[path] = target / (f"{stem}-{counts[stem]}.png" if counts[stem] > 1 else f"{stem}.png")
-        if target.resolve() == Path(path).resolve().parent and overlays[path].exists():
-            raise InputError(f"--overlay {target}: would replace {overlays[path]}; give another folder")
+        overlay = target / (f"{stem}-{counts[stem]}.png" if counts[stem] > 1 else f"{stem}.png")
+        if target.resolve() == Path(path).resolve().parent and overlay.exists():
+            raise InputError(f"--overlay {target}: would replace {overlay}; give another folder")
+        overlays[path] = overlay
     return overlays
-
-
-def _write_explorer(path: Path, captions: Sequence[Caption], models: Sequence[str]) -> None:
-    from captioning.views.explorer import explorer_page, shown_image
-
-    folders = [(model, RunFolder.of(model)) for model in models]
-    run = " + ".join(folder.path.resolve().name if folder else Path(model).stem for model, folder in folders)
-    images = [shown_image(Path(str(each.path)).name, each.view, [each.for_explorer(run)]) for each in captions]
-    page = explorer_page(images, f"Where {run} looks")
-    write_text(path, page.encode("utf-8", errors="replace").decode(), "--explorer")  # file names need not be valid text
-
-
-@contextlib.contextmanager
-def _json_file(target: Path | None) -> Iterator[TextIO | None]:
-    """Yield the file that --json names, if any. It gets its name when it is complete."""
-    if target is None or str(target) == "-":
-        yield None if target is None else sys.stdout
-        return
-    with replacing(target, "--json") as part, part.open("w", encoding="utf-8") as file:
-        yield file

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import json as json_text
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from captioning.cli import IMPORTED, announce, near
+from captioning.cli import IMPORTED, announce, near, tables
 from captioning.errors import InputError
-from captioning.files import write_json, write_text
-
-if TYPE_CHECKING:
-    from captioning.comparison.runs import Run
+from captioning.files import write_text
 
 
 def compare(
@@ -45,13 +39,9 @@ def compare(
         output: The page, an HTML file; by default comparison.html beside the runs.
         json: Also write the numbers as JSON; - prints only them.
 
-    Raises:
-        InputError: A run cannot be read or tested, or there are fewer than two.
-
     Examples:
         captioning compare runs/shapes_soft runs/shapes_hard
         captioning compare runs/soft_1 runs/soft_2 runs/hard_1 runs/hard_2 --metric bleu1
-        captioning compare runs/soft_hard --test
     """
     if missing := next((run for run in runs if not Path(run).is_dir()), None):
         raise InputError(f"{missing}: no such folder of a run{near(missing)}")
@@ -59,19 +49,22 @@ def compare(
     from captioning.comparison.attention_explorer import explore, load_models
     from captioning.comparison.compare import compare as comparison_of
     from captioning.comparison.page import comparison_page
-    from captioning.comparison.runs import common_folder, find_runs, name_runs
+    from captioning.comparison.runs import add_test, common_folder, find_runs, name_runs
     from captioning.comparison.terminal import print_comparison
     from captioning.provenance import provenance
 
-    printed = str(json) == "-"
-    with contextlib.redirect_stdout(sys.stderr) if printed else contextlib.nullcontext():
+    with tables(json) as numbers:
         # A run that was named by itself, to compare with, is not added again with those of its folder.
         found = list({os.path.abspath(run.folder or name): run for name in runs for run in find_runs(name)}.values())
         if len(found) < 2:
             raise InputError(f"give two or more runs to compare, got {' '.join(runs)}")
         name_runs(found)
-        if test:
-            _test(found)
+        for run in found if test else ():
+            if run.captions is None and run.checkpoint is not None and run.folder is not None:
+                options = ["--ckpt_path", str(run.checkpoint), *(f"--import={module}" for module in IMPORTED)]
+                if subprocess.run([sys.executable, "-m", "captioning", "test", *options], check=False).returncode:
+                    raise InputError(f"{run.name}: captioning test failed")
+                add_test(run, run.folder)
         models, problems = load_models(found)
         comparison = comparison_of(found, metric=metric, resamples=resamples, seed=seed, images=images, java=True)
         explorer, more = explore(found, models, comparison, seed=seed)
@@ -84,21 +77,4 @@ def compare(
         page = output or common_folder(found) / "comparison.html"
         write_text(page, comparison_page(comparison, explorer=explorer, footer=footer), "--output")
         print(f"\npage          {page}")
-    content = comparison.to_dict() | {"provenance": origin}
-    if printed:
-        print(json_text.dumps(content, ensure_ascii=False, indent=1))
-    elif json is not None:
-        write_json(json, content)
-        print(f"numbers       {json}")
-
-
-def _test(runs: Sequence[Run]) -> None:
-    """Test every run that has a checkpoint and no captions."""
-    from captioning.comparison.runs import add_test
-
-    for run in runs:
-        if run.captions is None and run.checkpoint is not None and run.folder is not None:
-            options = ["--ckpt_path", str(run.checkpoint), *(f"--import={module}" for module in IMPORTED)]
-            if subprocess.run([sys.executable, "-m", "captioning", "test", *options], check=False).returncode:
-                raise InputError(f"{run.name}: captioning test failed")
-            add_test(run, run.folder)
+        numbers |= comparison.to_dict() | {"provenance": origin}

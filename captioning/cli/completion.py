@@ -27,21 +27,18 @@ def completion(shell: Literal["bash", "zsh"]) -> None:
     """
     whole = argparse.ArgumentParser("captioning")
     commands = whole.add_subparsers()
+    parsers = []
     for name, description in TRAINING.items():  # the options of the short help: all of them take seconds of imports
-        parser = commands.add_parser(name, help=description)
+        parsers.append(commands.add_parser(name, help=description))
         for option, metavar in re.findall(r"^  (--[a-z][\w.]+) +([A-Z]*)", training_help(name), re.MULTILINE):
-            parser.add_argument(option, metavar=metavar or None)
-        _complete_files(parser)
+            parsers[-1].add_argument(option, metavar=metavar or None)
     for name, description in COMMANDS.items():
         found = getattr(importlib.import_module(f"captioning.cli.{name}"), name)
         inside = commands.add_parser(name, help=description).add_subparsers() if isinstance(found, dict) else commands
         for word, function in found.items() if isinstance(found, dict) else [(name, found)]:
-            parser = inside.add_parser(word, help=description, parents=[parser_of(function, word)], add_help=False)
-            _complete_files(parser)
-    print(shtab.complete(whole, shell))
-
-
-def _complete_files(parser: argparse.ArgumentParser) -> None:
-    for action in parser._actions:
+            parent = parser_of(function, word)
+            parsers.append(inside.add_parser(word, help=description, parents=[parent], add_help=False))
+    for action in (action for parser in parsers for action in parser._actions):
         if action.metavar in ("PATH", "MODEL", "IMAGES", "RUNS", "FILE", "DIR"):
             action.complete = shtab.FILE  # type: ignore[attr-defined]
+    print(shtab.complete(whole, shell))

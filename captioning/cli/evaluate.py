@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import json as json_text
-import sys
 from pathlib import Path
 from typing import Literal
 
-from captioning.cli import announce
-from captioning.files import refuse_inputs, write_json
+from captioning.cli import announce, tables
+from captioning.files import refuse_inputs
 
 
 def evaluate(
@@ -31,14 +28,10 @@ def evaluate(
         tokenizer: Class of a tokenizer of yours; the default is PennTreebank, as in COCO's toolkit.
         json: Also write the metrics as JSON; - prints only them.
 
-    Raises:
-        InputError: A file cannot be read, or a caption's image has no reference.
-
     Examples:
         captioning evaluate --captions mine.json --references captions_val2017.json
     """
-    printed = str(json) == "-"
-    if json is not None and not printed:
+    if json is not None:
         refuse_inputs(json, [captions, references], "--json")
     announce("evaluate")
     from captioning.evaluation.metrics import UNIT, count
@@ -46,21 +39,17 @@ def evaluate(
     from captioning.evaluation.resampling import intervals
     from captioning.vocabulary import tokenizer_from
 
-    with contextlib.redirect_stdout(sys.stderr) if printed else contextlib.nullcontext():
+    with tables(json) as numbers:
         words = tokenizer_from(tokenizer)
         given = read_results(captions)
         known, tokens = read_references(references, split=split, tokenizer=words)
         hypotheses, references_of_images = pair(given, known, where=captions, tokenizer=words)
         print(f"{len(given)} captions of {len(known)} images with references")
         print(f"{'':12}{'score':>8}  {'95 % interval':>18}")
-        values = {}
+        numbers["values"] = {}
         for family, counts in count(hypotheses, references_of_images, java=words.english):
             for title, (value, low, high) in zip(family.titles, intervals(counts, family.values).T, strict=True):
                 print(f"{title:12}{value:8.2f}  {f'{low:.2f} to {high:.2f}':>18}")
-                values[title] = {"value": float(value), "interval": [float(low), float(high)]}
+                numbers["values"][title] = {"value": float(value), "interval": [float(low), float(high)]}
+        numbers |= {"unit": UNIT, "images": len(references_of_images), "tokens": tokens}
         print(f"{UNIT}. Intervals: bootstrap over images, 1000 resamples.\nTokens: {tokens}.")
-    content = {"values": values, "unit": UNIT, "images": len(references_of_images), "tokens": tokens}
-    if printed:
-        print(json_text.dumps(content, ensure_ascii=False, indent=1))
-    elif json is not None:
-        write_json(json, content)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from captioning.cli import announce
-from captioning.errors import InputError, one_line
+from captioning.errors import InputError
 from captioning.files import refuse_inputs
 from captioning.run_folder import RunFolder
 
@@ -33,20 +33,12 @@ def export(
         notes: Markdown sections that replace those of the card, or follow them.
         onnx: Also write ONNX graphs, for scripts/caption_onnx.py.
 
-    Raises:
-        InputError: The model cannot be read, or the folder cannot be written or has other files.
-
     Examples:
         captioning export --model runs/shapes_soft/checkpoints/best.ckpt --output exported/shapes_soft
         captioning export --model best.ckpt --output exported/mine --license cc-by-4.0 --dtype float16
     """
-    if output.exists() and not output.is_dir():
-        raise InputError(f"--output {output}: is a file; give a folder")
     refuse_inputs(output, [model], "--output")
-    try:
-        text = notes.read_text(encoding="utf-8") if notes else ""
-    except (OSError, ValueError) as error:
-        raise InputError(f"--notes {notes}: cannot be read as text ({one_line(error)})") from error
+    text = notes.read_text(encoding="utf-8") if notes else ""
     announce("export")
     from captioning.checkpoint.export import refuse_other_folder
     from captioning.checkpoint.model_card import card
@@ -57,19 +49,12 @@ def export(
         raise InputError(f"--output {output}: has an earlier model's ONNX graphs; give --onnx, too, or another folder")
     refuse_other_folder(output)
     captioner = load(model)
-    run = RunFolder.of(model)
     if onnx:
         write_onnx(captioner.model, output)
-    page = card(
-        captioner.model,
-        captioner.vocabulary,
-        captioner.settings,
-        run.path.resolve().name if run else Path(model).stem,
-        run=run.path if run else None,
-        checkpoint=Path(model).name,
-        license=license,
-        notes=text,
-    )
+    run = RunFolder.of(model)
+    name, folder = (run.path.resolve().name, run.path) if run else (Path(model).stem, None)
+    content = (captioner.model, captioner.vocabulary, captioner.settings)
+    page = card(*content, name, run=folder, checkpoint=Path(model).name, license=license, notes=text)
     captioner.export(output, page, dtype=dtype)
     size = sum(file.stat().st_size for file in output.iterdir() if file.is_file()) / 1e6
     print(f"written to {output} ({size:.1f} MB): {', '.join(sorted(file.name for file in output.iterdir()))}")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from captioning.cli import announce, device_name
+from captioning.cli import announce
 from captioning.errors import InputError, one_line
 from captioning.files import read_config
 
@@ -39,15 +39,9 @@ def extract(
         device: auto, cpu, cuda or cuda:N.
         batch_size: Images per batch.
         num_workers: Processes that decode images.
-        overrides: Options of the training command.
-
-    Raises:
-        InputError: The configuration or the data cannot be used, or the disk is full.
 
     Examples:
         captioning extract --config configs/flickr8k_mobilenet_soft.yaml --output data/features --flipped
-        captioning extract --config configs/flickr8k_mobilenet_soft.yaml --output data/features/tuned \\
-            --init_from runs/tuned/checkpoints/best.ckpt
     """
     splits = split or ["train", "val"]
     if flipped and "train" not in splits:
@@ -72,7 +66,7 @@ def extract(
         except RuntimeError as error:
             raise InputError(f"--init_from {init_from}: its encoder is not the config's ({one_line(error)})") from error
     source.prepare()
-    place = check_device(device_name(device))
+    place = check_device(device)
     extract_features(
         encoder.to(place).eval(),
         {name: source.index(name) for name in splits},

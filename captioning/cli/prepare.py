@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from captioning.cli import announce
 from captioning.errors import InputError
@@ -16,10 +17,9 @@ from captioning.files import replacing
 if TYPE_CHECKING:
     from captioning.data import CaptionSource
 
-COCO_HOST = "http://images.cocodataset.org"  # its https certificate is of another name; the MD5 guards the content
+HOST = "http://images.cocodataset.org"  # its https certificate is of another name; the MD5 guards the content
 KARPATHY_URL = "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip"
 MOBILENET, MOBILENET_FILE = "mobilenetv1_100", "mobilenetv1_100_trunk.safetensors"
-SHOWN = 5  # missing files that are named
 
 
 class Archive(NamedTuple):
@@ -31,16 +31,14 @@ class Archive(NamedTuple):
     images: int = 0
 
 
-_ANNOTATIONS = f"{COCO_HOST}/annotations/annotations_trainval"
+_ANNOTATIONS = f"{HOST}/annotations/annotations_trainval"
 COCO = {
     (2014, "annotations"): Archive(f"{_ANNOTATIONS}2014.zip", 252872794, "0a379cfc70b0e71301e0f377548639bd"),
-    (2014, "train"): Archive(f"{COCO_HOST}/zips/train2014.zip", 13510573713, "0da8c0bd3d6becc4dcb32757491aca88", 82783),
-    (2014, "val"): Archive(f"{COCO_HOST}/zips/val2014.zip", 6645013297, "a3d79f5ed8d289b7a7554ce06a5782b3", 40504),
+    (2014, "train"): Archive(f"{HOST}/zips/train2014.zip", 13510573713, "0da8c0bd3d6becc4dcb32757491aca88", 82783),
+    (2014, "val"): Archive(f"{HOST}/zips/val2014.zip", 6645013297, "a3d79f5ed8d289b7a7554ce06a5782b3", 40504),
     (2017, "annotations"): Archive(f"{_ANNOTATIONS}2017.zip", 252907541, "f4bbac642086de4f52a3fdda2de5fa2c"),
-    (2017, "train"): Archive(
-        f"{COCO_HOST}/zips/train2017.zip", 19336861798, "cced6f7f71b7629ddf16f17bbcfab6b2", 118287
-    ),
-    (2017, "val"): Archive(f"{COCO_HOST}/zips/val2017.zip", 815585330, "442b8da7639aecaf257c1dceb8ba8c80", 5000),
+    (2017, "train"): Archive(f"{HOST}/zips/train2017.zip", 19336861798, "cced6f7f71b7629ddf16f17bbcfab6b2", 118287),
+    (2017, "val"): Archive(f"{HOST}/zips/val2017.zip", 815585330, "442b8da7639aecaf257c1dceb8ba8c80", 5000),
 }
 """Archives of COCO by year and content."""
 
@@ -53,7 +51,7 @@ def _wanted(name: str) -> bool:
 def coco(
     *,
     root: Path = Path("data/coco"),
-    year: Literal[2014, 2017] | None = None,
+    year: Literal[2014, 2017] = 2017,
     karpathy: bool = False,
     check: bool = False,
 ) -> None:
@@ -64,29 +62,23 @@ def coco(
 
     Args:
         root: Folder of the files.
-        year: Year of the images; by default 2017.
-        karpathy: Karpathy's split of the 2014 images, as in most papers.
+        year: Year of the images.
+        karpathy: Get Karpathy's split of the 2014 images, as in most papers.
         check: Only check that all files are there.
-
-    Raises:
-        InputError: A download fails, or files are missing.
 
     Examples:
         captioning prepare coco --karpathy
     """
-    if karpathy and year == 2017:
-        raise InputError("--karpathy is a split of the 2014 images; leave --year 2017 out")
     from captioning.data.coco import CocoSource
     from captioning.data.karpathy import KarpathySource
 
-    chosen: int = 2014 if karpathy else year or 2017
+    chosen = 2014 if karpathy else year
     if not check:
-        kinds = [f"{kind}_{split}{chosen}.json" for kind in ("captions", "instances") for split in ("train", "val")]
-        wanted = [] if _listing(root / "annotations") >= set(kinds) else [COCO[chosen, "annotations"]]
-        for split in ("train", "val"):
-            archive = COCO[chosen, split]
-            if sum(map(_wanted, _listing(root / f"{split}{chosen}"))) < archive.images:
-                wanted.append(archive)
+        kinds = {f"{kind}_{split}{chosen}.json" for kind in ("captions", "instances") for split in ("train", "val")}
+        there = {split: sum(map(_wanted, _listing(root / f"{split}{chosen}"))) for split in ("train", "val")}
+        wanted = [COCO[chosen, split] for split, count in there.items() if count < COCO[chosen, split].images]
+        if not _listing(root / "annotations") >= kinds:
+            wanted.insert(0, COCO[chosen, "annotations"])
         _get(wanted, _wanted, root)
         if karpathy:
             _get_split_file("coco", root)
@@ -96,42 +88,32 @@ def coco(
         _finish(CocoSource(str(root), year=chosen), "train", "val")
 
 
-def flickr8k(*, root: Path = Path("data/flickr8k")) -> None:
-    """Download the captions of Flickr8k, unpack its images, and say where to ask for them.
+def _flickr(name: str, form: str, archive: str) -> Callable[..., None]:
+    """Return the command of a data set of Karpathy's whose images must be asked for."""
+
+    def command(*, root: Path = Path("data", name)) -> None:
+        from captioning.data.download import unpack
+        from captioning.data.karpathy import KarpathySource
+
+        images = root / "images"
+        _get_split_file(name, root)
+        for file in sorted([*root.glob("*.zip"), *root.glob("*.tar.gz")]):
+            unpack(file, images, lambda member: re.search(r"/\w+\.jpg$", member) is not None, flat=True)
+        try:
+            _finish(KarpathySource(str(root / f"dataset_{name}.json"), str(images)), "train", "val", "test")
+        except InputError as error:
+            raise InputError(f"{error}. Fill in {form}, put {archive} into {root}, and run this again") from error
+
+    command.__doc__ = f"""Download {name.capitalize()}'s captions, unpack its images, and say where to ask for them.
 
     Args:
         root: Folder of the files.
-
-    Raises:
-        InputError: The download fails, or images are missing.
     """
-    _flickr("flickr8k", root, "https://forms.illinois.edu/sec/1713398", "Flickr8k_Dataset.zip")
+    return command
 
 
-def flickr30k(*, root: Path = Path("data/flickr30k")) -> None:
-    """Download the captions of Flickr30k, unpack its images, and say where to ask for them.
-
-    Args:
-        root: Folder of the files.
-
-    Raises:
-        InputError: The download fails, or images are missing.
-    """
-    _flickr("flickr30k", root, "https://forms.illinois.edu/sec/229675", "flickr30k-images.tar.gz")
-
-
-def _flickr(name: str, root: Path, form: str, archive: str) -> None:
-    from captioning.data.download import unpack
-    from captioning.data.karpathy import KarpathySource
-
-    images = root / "images"
-    _get_split_file(name, root)
-    for file in sorted([*root.glob("*.zip"), *root.glob("*.tar.gz")]):
-        unpack(file, images, lambda member: re.search(r"/\w+\.jpg$", member) is not None, flat=True)
-    try:
-        _finish(KarpathySource(str(root / f"dataset_{name}.json"), str(images)), "train", "val", "test")
-    except InputError as error:
-        raise InputError(f"{error}. Fill in {form}, put {archive} into {root}, and run this command again") from error
+flickr8k = _flickr("flickr8k", "https://forms.illinois.edu/sec/1713398", "Flickr8k_Dataset.zip")
+flickr30k = _flickr("flickr30k", "https://forms.illinois.edu/sec/229675", "flickr30k-images.tar.gz")
 
 
 def shapes(
@@ -145,9 +127,6 @@ def shapes(
         train: Number of training images.
         val: Number of validation images.
         test: Number of test images.
-
-    Raises:
-        InputError: The folder has shapes of other options.
     """
     from captioning.data.shapes import ShapesSource
 
@@ -161,9 +140,6 @@ def weights(*, root: Path = Path("data/weights")) -> None:
 
     Args:
         root: Folder of the file.
-
-    Raises:
-        InputError: The weights cannot be downloaded, or the file holds others.
     """
     announce("prepare weights")
     from safetensors.torch import save_file
@@ -171,31 +147,27 @@ def weights(*, root: Path = Path("data/weights")) -> None:
     from captioning.encoders import TimmEncoder
 
     path = root / MOBILENET_FILE
-    arguments: dict[str, Any] = {"image_size": 224, "crop": False, "mean": (0.5,) * 3, "std": (0.5,) * 3}
+    encoder = functools.partial(TimmEncoder, MOBILENET, image_size=224, crop=False, mean=(0.5,) * 3, std=(0.5,) * 3)
     if path.is_file():
-        TimmEncoder(MOBILENET, "blocks.4.0", weights=str(path), model_args={"pad_type": "same"}, **arguments)
-        print(f"{path}: fits {MOBILENET} of timm", flush=True)
+        encoder("blocks.4.0", weights=str(path), model_args={"pad_type": "same"})
+        print(f"{path}: fits {MOBILENET} of timm")
         return
     try:
-        encoder = TimmEncoder(MOBILENET, 4, **arguments)  # the whole network, for every configuration
+        network = encoder(4).network  # the whole network, for every configuration
     except InputError as error:
-        raise InputError(
-            f"{error}. By hand: get model.safetensors of {MOBILENET} from timm's collection on a model hub, and put it "
-            f"at {path}"
-        ) from error
+        by_hand = f"get model.safetensors of {MOBILENET} from timm's collection on a model hub, and put it at {path}"
+        raise InputError(f"{error}. By hand: {by_hand}") from error
     with replacing(path) as part:
-        tensors = {name: tensor.contiguous() for name, tensor in encoder.network.state_dict().items()}
+        tensors = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
         save_file(tensors, part, metadata={"network": f"timm {MOBILENET}"})
     print(
         f"{path}: the published weights of {MOBILENET}, which expect padding on all sides. Give captioning extract "
         "and captioning fit --model.encoder.model_args '{output_stride: 16}' if the config sets output_stride, "
-        "--model.encoder.same_padding false if its encoder is MobileNetV1, or --model.encoder.model_args '{}'.",
-        flush=True,
+        "--model.encoder.same_padding false if its encoder is MobileNetV1, or --model.encoder.model_args '{}'."
     )
 
 
 prepare = {"coco": coco, "flickr8k": flickr8k, "flickr30k": flickr30k, "shapes": shapes, "weights": weights}
-"""The commands after ``captioning prepare``."""
 
 
 def _get_split_file(name: str, root: Path) -> None:
@@ -205,25 +177,14 @@ def _get_split_file(name: str, root: Path) -> None:
 
 
 def _get(archives: Sequence[Archive], wanted: Callable[[str], bool], root: Path) -> None:
-    """Download, verify, unpack and delete one archive after the other, so that the disk never holds two.
-
-    Args:
-        archives: What to get.
-        wanted: Whether a file of an archive is unpacked, by its name there, which it keeps below the root.
-        root: Folder of the files.
-
-    Raises:
-        InputError: The disk is too small, or a download fails.
-    """
+    """Download, verify, unpack and delete one archive after the other, so that the disk never holds two."""
     from captioning.data.download import fetch, unpack
 
     root.mkdir(parents=True, exist_ok=True)
     sizes = [archive.size for archive in archives]
-    needed, free = sum(sizes) + max(sizes, default=0), shutil.disk_usage(root).free  # images, and one archive
+    needed, free = (sum(sizes) + max(sizes, default=0)) / 1e9, shutil.disk_usage(root).free / 1e9  # one archive stays
     if needed > free:
-        raise InputError(
-            f"{root}: needs {needed / 1e9:.1f} GB, the disk has {free / 1e9:.1f} GB free; use --root on another disk"
-        )
+        raise InputError(f"{root}: needs {needed:.1f} GB, the disk has {free:.1f} GB free; use --root on another disk")
     for archive in archives:
         path = root / archive.url.rpartition("/")[2]
         fetch(archive.url, path, md5=archive.md5)
@@ -232,11 +193,7 @@ def _get(archives: Sequence[Archive], wanted: Callable[[str], bool], root: Path)
 
 
 def _finish(source: CaptionSource, *splits: str) -> None:
-    """Check the image files of the splits and print a line per split.
-
-    Raises:
-        InputError: Files are missing; names the first few.
-    """
+    """Check the image files of the splits and print a line per split; the error names the first that are missing."""
     missing: list[Path] = []
     for split in splits:
         index = source.index(split)
@@ -244,14 +201,12 @@ def _finish(source: CaptionSource, *splits: str) -> None:
         files = {folder: _listing(folder) for folder in {path.parent for path in paths}}
         gone = [path for path in paths if path.name not in files[path.parent]]
         state = f"{len(gone):,} image files missing" if gone else "all files there"
-        print(f"{split:<5} {len(index):>8,} images {len(index.captions):>9,} captions  {state}", flush=True)
+        print(f"{split:<5} {len(index):>8,} images {len(index.captions):>9,} captions  {state}")
         missing += gone
     if missing:
-        names = ", ".join(map(str, missing[:SHOWN]))
-        more = f" and {len(missing) - SHOWN:,} more" if len(missing) > SHOWN else ""
+        names, more = ", ".join(map(str, missing[:5])), f" and {len(missing) - 5:,} more" if missing[5:] else ""
         raise InputError(f"missing: {names}{more}; data/README.md says where they come from")
 
 
 def _listing(folder: Path) -> set[str]:
-    """Return the names of a folder's files, without unfinished ones."""
-    return {name for name in os.listdir(folder) if not name.endswith(".part")} if folder.is_dir() else set()
+    return set(os.listdir(folder)) if folder.is_dir() else set()

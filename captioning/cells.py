@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Float64 = NDArray[np.float64]
-
 
 @dataclass(frozen=True)
 class CellGrid:
@@ -54,12 +52,12 @@ class CellGrid:
         alike = (self.grid_size, self.stride, self.size) == (other.grid_size, other.stride, other.size)
         return alike and bool((apart <= np.divide(self.stride, 4)).all())
 
-    def centres(self) -> tuple[Float64, Float64]:
+    def centres(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the rows' y and the columns' x."""
         y, x = (self.offset[axis] + np.arange(self.grid_size[axis]) * self.stride[axis] for axis in (0, 1))
         return np.asarray(y), np.asarray(x)
 
-    def edges(self) -> tuple[Float64, Float64]:
+    def edges(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the rows' edges (height + 1,) in y and the columns' (width + 1,) in x, none outside the view.
 
         Row ``i`` reaches from edge ``i`` to ``i + 1``.

@@ -1,6 +1,8 @@
+"""Encoders: published networks and our own as annotations, their weights, freezing and identity."""
+
 from __future__ import annotations
 
-import math
+import copy
 import pickle
 import shutil
 from pathlib import Path
@@ -11,15 +13,14 @@ from torch import Tensor, nn
 
 from captioning.data.transforms import Preprocessing
 from captioning.encoders import ConvEncoder, Encoder, TimmEncoder, TorchvisionEncoder
+from captioning.encoders.base import without_weights
 from captioning.errors import InputError
 
 
 class TinyEncoder(Encoder):
     """Batch norm, dropout and three stages; 6 x 6 pixels to a 3 x 3 grid of 5."""
 
-    def __init__(
-        self, *, trainable_from: str | None = None, learning_rate: float | None = None, weights: str | None = None
-    ) -> None:
+    def __init__(self, *, trainable_from: str | None = None, learning_rate: float | None = None) -> None:
         network = nn.Sequential(
             nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Conv2d(4, 5, 2, 2), nn.BatchNorm2d(5)
         )
@@ -28,6 +29,15 @@ class TinyEncoder(Encoder):
 
     def _maps(self, images: Tensor) -> Tensor:
         return self.network(images)
+
+
+def rebuilt(encoder: Encoder) -> Encoder:
+    """The encoder, built again as from a checkpoint."""
+    with without_weights():
+        again: Encoder = Encoder.from_config(encoder.to_config())
+    again.preprocessing = Preprocessing.from_dict(encoder.preprocessing.to_dict())
+    again.load_state_dict(encoder.state_dict())
+    return again
 
 
 def small(node: str = "layer2", **options) -> TorchvisionEncoder:
@@ -61,13 +71,11 @@ def test_the_default_is_vgg19_conv5_4_after_its_relu():
     from torchvision.models import vgg19
 
     encoder = TorchvisionEncoder(weights=None)
-    assert encoder.grid_size == (14, 14)
-    assert encoder.annotation_dim == 512
+    assert encoder.grid_size == (14, 14) and encoder.annotation_dim == 512
     assert encoder.preprocessing == Preprocessing(256, 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bilinear")
     with torch.device("meta"):
         layers = vgg19().features
-    assert isinstance(layers[35], nn.ReLU)
-    assert isinstance(layers[36], nn.MaxPool2d)
+    assert isinstance(layers[35], nn.ReLU) and isinstance(layers[36], nn.MaxPool2d)
     assert sum(isinstance(layer, nn.Conv2d) for layer in layers[:36]) == 16  # 2 + 2 + 4 + 4 + 4: the last is conv5_4
     assert not any("classifier" in name for name in encoder.state_dict())
     assert sum(p.numel() for p in encoder.parameters()) == sum(p.numel() for p in layers.parameters())
@@ -81,12 +89,8 @@ def test_annotations_are_the_feature_maps_locations_row_by_row(resnet, file):
         x = resnet.maxpool(resnet.relu(resnet.bn1(resnet.conv1(images))))
         maps = resnet.layer2(resnet.layer1(x))  # (2, 128, 6, 6)
     annotations = encoder(images)
-    assert annotations.shape == (2, 36, 128)
-    assert encoder.grid_size == (6, 6)
-    assert annotations.dtype == torch.float32
-    assert annotations.is_contiguous()
-    for row, col in ((0, 0), (1, 4), (5, 2)):
-        assert torch.allclose(annotations[:, row * 6 + col], maps[:, :, row, col], atol=1e-5)
+    assert encoder.grid_size == (6, 6) and annotations.dtype == torch.float32 and annotations.is_contiguous()
+    torch.testing.assert_close(annotations, maps.permute(0, 2, 3, 1).reshape(2, 36, 128), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -96,24 +100,16 @@ def test_annotations_are_the_feature_maps_locations_row_by_row(resnet, file):
         ("squeezenet1_1", "features.12", 224, 13, 512),
         ("resnet18", "layer4", 224, 7, 512),
         ("googlenet", "inception3b.cat", 64, 8, 480),
+        pytest.param("vit_b_16", "encoder.ln", 224, 14, 768, marks=pytest.mark.slow),
+        pytest.param("swin_t", "features.5", 224, 14, 384, marks=pytest.mark.slow),
+        pytest.param("swin_t", "permute", 224, 7, 768, marks=pytest.mark.slow),
     ],
 )
 def test_any_torchvision_network_by_name_and_node(name, node, size, grid, dim):
     encoder = TorchvisionEncoder(name, node, weights=None, image_size=size)
     assert encoder.grid_size == (grid, grid)
-    assert encoder(torch.zeros(1, 3, size, size)).shape == (1, grid * grid, dim)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "node", "grid", "dim"),
-    [("vit_b_16", "encoder.ln", 14, 768), ("swin_t", "features.5", 14, 384), ("swin_t", "permute", 7, 768)],
-)
-def test_transformers_give_grids_too(name, node, grid, dim):
-    encoder = TorchvisionEncoder(name, node, weights=None)
-    annotations = encoder(torch.randn(1, 3, 224, 224))
-    assert annotations.shape == (1, grid * grid, dim)
-    assert annotations.isfinite().all()
+    annotations = encoder(torch.zeros(1, 3, size, size))
+    assert annotations.shape == (1, grid * grid, dim) and annotations.isfinite().all()
 
 
 ARRANGED = {  # of maps (B, D, height, width)
@@ -142,11 +138,21 @@ def test_images_of_another_size_are_refused_with_both_shapes():
 # Preprocessing
 
 
-def test_an_encoder_brings_the_published_preprocessing():
-    assert TorchvisionEncoder("resnet18", "layer1", weights=None).preprocessing.resize == 256
-    modern = TorchvisionEncoder("mobilenet_v3_large", "features.1", weights=None).preprocessing
-    assert (modern.resize, modern.crop) == (232, 224)
-    assert TorchvisionEncoder("efficientnet_b0", "features.1", weights=None).preprocessing.interpolation == "bicubic"
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("resnet18", {}, (256, 224, "bilinear")),
+        ("mobilenet_v3_large", {"node": "features.1"}, (232, 224, "bilinear")),
+        ("efficientnet_b0", {"node": "features.1"}, (256, 224, "bicubic")),
+        ("resnet18", {"image_size": 48}, (55, 48, "bilinear")),  # 48 of 55 is the published 224 of 256
+        ("resnet18", {"image_size": 48, "crop": False}, (48, None, "bilinear")),
+        ("resnet18", {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}, (256, 224, "bilinear")),
+    ],
+)
+def test_an_encoder_brings_the_published_preprocessing_which_can_be_overridden(name, options, expected):
+    preprocessing = TorchvisionEncoder(name, **{"node": "layer1", "weights": None, **options}).preprocessing
+    mean, std = options.get("mean", (0.485, 0.456, 0.406)), options.get("std", (0.229, 0.224, 0.225))
+    assert preprocessing == Preprocessing(*expected[:2], mean, std, expected[2])
 
 
 def test_a_published_files_name_selects_its_preprocessing(tmp_path):
@@ -160,28 +166,17 @@ def test_a_published_files_name_selects_its_preprocessing(tmp_path):
         assert TorchvisionEncoder("resnet50", "relu", weights=str(tmp_path / name)).preprocessing.resize == resize
 
 
-def test_preprocessing_can_be_overridden():
-    encoder = small(mean=[0.1, 0.2, 0.3], std=[0.4, 0.5, 0.6])
-    assert encoder.preprocessing == Preprocessing(55, 48, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bilinear")
-    assert small().preprocessing.resize == 55  # 48 of 55 is the published 224 of 256
-    squashed = small(crop=False).preprocessing
-    assert (squashed.resize, squashed.crop) == (48, None)
-
-
 # Freezing
 
 
 def test_a_frozen_encoder_stays_in_eval_mode_and_asks_for_no_gradient():
     encoder = TinyEncoder().train()
-    assert encoder.frozen
+    assert encoder.frozen and encoder.parameter_groups() == []
     assert not any(module.training for module in encoder.network.modules())
     assert not any(parameter.requires_grad for parameter in encoder.parameters())
-    assert encoder.parameter_groups() == []
-    images = torch.randn(2, 3, 6, 6, requires_grad=True)
-    before = {name: value.clone() for name, value in encoder.state_dict().items()}
+    images, before = torch.randn(2, 3, 6, 6, requires_grad=True), copy.deepcopy(encoder.state_dict())
     annotations = encoder(images)
-    assert not annotations.requires_grad
-    assert torch.equal(annotations, encoder(images))
+    assert not annotations.requires_grad and torch.equal(annotations, encoder(images))
     assert all(torch.equal(before[name], value) for name, value in encoder.state_dict().items())
 
 
@@ -189,9 +184,8 @@ def test_fine_tuning_trains_from_the_named_stage_to_the_end():
     encoder = small(trainable_from="layer2").train()
     trained = {name.split(".")[1] for name, p in encoder.named_parameters() if p.requires_grad}
     kept = {name.split(".")[1] for name, p in encoder.named_parameters() if not p.requires_grad}
-    assert trained == {"layer2"}
-    assert kept == {"conv1", "bn1", "layer1"}
-    before = {name: value.clone() for name, value in encoder.state_dict().items()}
+    assert trained == {"layer2"} and kept == {"conv1", "bn1", "layer1"}
+    before = copy.deepcopy(encoder.state_dict())
     optimizer = torch.optim.SGD(encoder.parameter_groups(), lr=9.0)
     encoder(torch.randn(2, 3, 48, 48)).sum().backward()
     optimizer.step()
@@ -204,8 +198,7 @@ def test_fine_tuning_keeps_batch_norm_statistics_and_uses_dropout():
     statistics = [b.clone() for b in encoder.buffers()]
     images = torch.randn(2, 3, 6, 6)
     first = encoder(images)
-    assert first.requires_grad
-    assert not torch.equal(first, encoder(images))  # dropout
+    assert first.requires_grad and not torch.equal(first, encoder(images))  # dropout
     assert all(torch.equal(a, b) for a, b in zip(statistics, encoder.buffers(), strict=True))
     encoder.eval()
     assert torch.equal(encoder(images), encoder(images))
@@ -214,8 +207,7 @@ def test_fine_tuning_keeps_batch_norm_statistics_and_uses_dropout():
 def test_an_encoder_can_be_thawed_later_in_the_same_optimizer():
     encoder = small(trainable_from="layer2")
     encoder.set_trainable(False)
-    assert encoder.frozen
-    assert not any(p.requires_grad for p in encoder.parameters())
+    assert encoder.frozen and not any(p.requires_grad for p in encoder.parameters())
     (group,) = encoder.parameter_groups()
     encoder.set_trainable(True)
     assert not encoder.frozen
@@ -230,7 +222,7 @@ def test_the_fine_tuned_part_has_its_own_learning_rate():
 
 
 def test_unknown_stages_are_refused_with_the_known_ones():
-    with pytest.raises(InputError, match=r"'layer9' is no stage with weights; stages: conv1, bn1, layer1, layer2$"):
+    with pytest.raises(InputError, match=r"'layer9' is no stage with weights; stages: conv1, bn1, layer1, .*layer2, "):
         small(trainable_from="layer9")
     with pytest.raises(InputError, match="'relu' is no stage"):
         small(trainable_from="relu")
@@ -256,8 +248,7 @@ def test_files_load_into_the_used_part(resnet, tmp_path, part, suffix):
         torch.save({"model": state, "epoch": 3}, path)
     else:
         torch.save(state, path, _use_new_zipfile_serialization=suffix == ".pth")
-    encoder = small("layer1", weights=str(path))
-    loaded = encoder.network.state_dict()
+    loaded = small("layer1", weights=str(path)).network.state_dict()
     assert all(torch.equal(loaded[name], resnet.state_dict()[name]) for name in loaded)
 
 
@@ -272,24 +263,22 @@ def test_files_load_into_the_used_part(resnet, tmp_path, part, suffix):
 def test_files_that_do_not_hold_the_network_are_refused(resnet, tmp_path, changes, message):
     state = {name: value for name, value in (resnet.state_dict() | changes).items() if value is not None}
     torch.save(state, tmp_path / "other.pth")
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(InputError, match=rf"other.pth: {message}") as caught:
         small("layer1", weights=str(tmp_path / "other.pth"))
-    assert "other.pth" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 class Bomb:
-    def __reduce__(self):
-        return (Path.touch, (Path(self.target),))
-
     def __init__(self, target: Path) -> None:
-        self.target = str(target)
+        self.target = target
+
+    def __reduce__(self):
+        return Path.touch, (self.target,)
 
 
 @pytest.mark.parametrize("zipped", [True, False])
 def test_code_in_a_pickle_is_refused_and_not_run(resnet, tmp_path, zipped):
-    target = tmp_path / "ran"
-    path = tmp_path / "bomb.pth"
+    target, path = tmp_path / "ran", tmp_path / "bomb.pth"
     torch.save({**resnet.state_dict(), "x": Bomb(target)}, path, _use_new_zipfile_serialization=zipped)
     with pytest.raises(InputError, match=r"bomb\.pth: no file of a network's state_dict\(\) alone"):
         small("layer1", weights=str(path))
@@ -339,27 +328,23 @@ def test_a_failed_download_says_what_to_fetch_and_how_to_give_it(tmp_path, monke
 def test_an_encoder_is_rebuilt_without_its_weights_file(file, tmp_path):
     path = tmp_path / "moved.pth"
     shutil.copy(file, path)
-    encoder = small(weights=str(path), trainable_from="layer2", learning_rate=0.1)
+    encoder = small(weights=str(path), trainable_from="layer2", learning_rate=0.1).eval()
     path.unlink()
-    rebuilt = Encoder.rebuild(encoder.to_config())
-    rebuilt.preprocessing = Preprocessing.from_dict(encoder.preprocessing.to_dict())
-    rebuilt.load_state_dict(encoder.state_dict())
-    images = torch.randn(2, 3, 48, 48)
-    assert torch.equal(rebuilt(images), encoder.eval()(images))
-    assert rebuilt.to_config() == encoder.to_config()
+    again, images = rebuilt(encoder).eval(), torch.randn(2, 3, 48, 48)
+    assert torch.equal(again(images), encoder(images)) and again.to_config() == encoder.to_config()
     with pytest.raises(InputError, match="moved"):
         Encoder.from_config(encoder.to_config())
 
 
-def test_rebuilding_downloads_nothing(monkeypatch, tmp_path):
+def test_every_encoder_is_rebuilt_by_its_public_name_and_downloads_nothing(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    config = {
-        "class_path": "captioning.encoders.TorchvisionEncoder",
-        "init_args": {"name": "resnet18", "node": "layer1", "weights": "IMAGENET1K_V1"},
-    }
-    rebuilt = Encoder.rebuild(config)
-    assert rebuilt.annotation_dim == 64
-    assert rebuilt.to_config()["init_args"]["weights"] == "IMAGENET1K_V1"
+    with without_weights():
+        published = TorchvisionEncoder("resnet18", "layer1", weights="IMAGENET1K_V1")
+    for encoder in (published, ConvEncoder((4, 5), (2, 2), image_size=16, learning_rate=0.1), small("layer1")):
+        again = rebuilt(encoder)
+        assert type(again) is type(encoder) and again.to_config() == encoder.to_config()
+        assert encoder.to_config()["class_path"] == f"captioning.encoders.{type(encoder).__name__}"
+        assert again.grid_size == encoder.grid_size
 
 
 # Fingerprints
@@ -371,8 +356,6 @@ def test_equal_weights_have_equal_fingerprints_wherever_they_come_from(resnet, f
     whole = small("layer1", weights=str(file)).fingerprint()
     assert whole == small("layer1", weights=str(tmp_path / "used.pth")).fingerprint()
     assert {"encoder", "name", "node", "weights", "preprocessing", "grid_size", "annotation_dim"} <= set(whole)
-    assert whole["name"] == "resnet18"
-    assert "torch" not in repr(type(whole["weights"]))
 
 
 def test_fingerprints_tell_weights_nodes_and_preprocessing_apart(file):
@@ -382,32 +365,23 @@ def test_fingerprints_tell_weights_nodes_and_preprocessing_apart(file):
         "node": small("relu", weights=str(file)).fingerprint(),
         "preprocessing": small("layer1", weights=str(file), mean=[0.5, 0.5, 0.5]).fingerprint(),
     }
-    for name, other in others.items():
-        assert name in {key for key in base if base[key] != other[key]}
-        if name != "node":
-            assert {key for key in base if base[key] != other[key]} == {name}
+    differing = {name: {key for key in base if base[key] != other[key]} for name, other in others.items()}
+    assert differing["weights"] == {"weights"} and differing["preprocessing"] == {"preprocessing"}
+    assert "node" in differing["node"]
 
 
-def test_a_fingerprint_follows_the_weights():
+def test_a_fingerprint_follows_the_weights_and_an_encoder_that_is_fine_tuned_has_none():
     encoder = TinyEncoder()
     first = encoder.fingerprint()
     assert encoder.fingerprint() == first
     with torch.no_grad():
         encoder.network[0].bias[0] += 1
-    second = encoder.fingerprint()
-    assert second["weights"] != first["weights"]
-    encoder.load_state_dict(TinyEncoder().state_dict())
-    assert encoder.fingerprint()["weights"] not in (first["weights"], second["weights"])
-
-
-def test_an_encoder_that_is_fine_tuned_has_no_fingerprint():
+    assert encoder.fingerprint()["weights"] != first["weights"]
     with pytest.raises(InputError, match=r"trainable_from='3' changes the encoder.*cannot be cached"):
         TinyEncoder(trainable_from="3").fingerprint()
 
 
 # timm
-
-timm_args = {"weights": None, "image_size": 64, "model_args": {"pad_type": "same"}}
 
 
 @pytest.mark.parametrize("part", ["whole", "used"])
@@ -445,17 +419,14 @@ def test_a_timm_block_in_the_middle_of_a_stage_gives_what_it_gives_in_the_whole_
     outputs = []
     whole.get_submodule(block).register_forward_hook(lambda _module, _images, maps: outputs.append(maps))
     save_file(whole.state_dict(), tmp_path / "whole.safetensors")
-    encoder = TimmEncoder(
-        name, block, weights=str(tmp_path / "whole.safetensors"), image_size=64, model_args=options or None
-    )
+    file = str(tmp_path / "whole.safetensors")
+    encoder = TimmEncoder(name, block, weights=file, image_size=64, model_args=options)
     images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         whole(images)
     torch.testing.assert_close(encoder(images), outputs[0].flatten(2).transpose(1, 2))
-    rebuilt = TimmEncoder.rebuild(encoder.to_config())
-    rebuilt.load_state_dict(encoder.state_dict())
-    assert torch.equal(rebuilt(images), encoder(images))
-    assert rebuilt.fingerprint() == encoder.fingerprint()
+    again = rebuilt(encoder)
+    assert torch.equal(again(images), encoder(images)) and again.fingerprint() == encoder.fingerprint()
 
 
 @pytest.mark.parametrize(
@@ -489,32 +460,26 @@ def test_without_timm_the_message_says_how_to_get_it(monkeypatch):
 
 @pytest.mark.parametrize(("strides", "side"), [((2, 2, 2, 1), 4), ((2, 2, 2, 2), 2)])
 def test_conv_encoder_gives_the_grid_its_strides_make(strides, side):
-    encoder = ConvEncoder((4, 5, 6, 7), strides, image_size=32)
-    assert encoder.grid_size == (side, side)
-    assert encoder(torch.randn(2, 3, 32, 32)).shape == (2, side * side, 7)
+    assert ConvEncoder((4, 5, 6, 7), strides, image_size=32)(torch.randn(2, 3, 32, 32)).shape == (2, side * side, 7)
 
 
 def test_conv_encoder_trains_as_a_whole_with_its_own_statistics():
     encoder = ConvEncoder((4, 5), (2, 2), image_size=16).train()
-    assert not encoder.frozen
-    assert all(parameter.requires_grad for parameter in encoder.parameters())
     (group,) = encoder.parameter_groups()
-    assert len(group["params"]) == len(list(encoder.parameters()))
+    assert not encoder.frozen and len(group["params"]) == len(list(encoder.parameters()))
     before = [buffer.clone() for buffer in encoder.buffers()]
     encoder(torch.randn(3, 3, 16, 16)).square().sum().backward()
     assert all(parameter.grad is not None for parameter in encoder.parameters())
     assert not any(torch.equal(a, b) for a, b in zip(before, encoder.buffers(), strict=True))
     encoder.set_trainable(False)
-    assert encoder.frozen
-    assert not any(module.training for module in encoder.network.modules())
+    assert encoder.frozen and not any(module.training for module in encoder.network.modules())
 
 
 def test_positions_tell_equal_content_apart():
     images = torch.zeros(1, 3, 32, 32)
     told = ConvEncoder((4, 8), (2, 2), image_size=32).eval()(images)[0]
     untold = ConvEncoder((4, 8), (2, 2), image_size=32, positions=False).eval()(images)[0]
-    distances = torch.cdist(told, told) + 9 * torch.eye(64)
-    assert distances.min() > 0.05
+    assert (torch.cdist(told, told) + 9 * torch.eye(64)).min() > 0.05
     inner = untold.view(8, 8, 8)[2:-2, 2:-2].flatten(0, 1)
     assert torch.allclose(inner, inner[:1].expand_as(inner), atol=1e-6)
 
@@ -524,13 +489,3 @@ def test_conv_encoder_refuses_strides_that_do_not_fit():
         ConvEncoder((4, 5), (2,))
     with pytest.raises(InputError, match="must divide image_size 30"):
         ConvEncoder((4, 5), (2, 2), image_size=30)
-
-
-def test_every_encoder_survives_its_config():
-    for encoder in (ConvEncoder((4, 5), (2, 2), image_size=16, learning_rate=0.1), small("layer1", weights=None)):
-        rebuilt = Encoder.rebuild(encoder.to_config())
-        assert type(rebuilt) is type(encoder)
-        assert rebuilt.to_config() == encoder.to_config()
-        rebuilt.load_state_dict(encoder.state_dict())
-        assert encoder.to_config()["class_path"] == f"captioning.encoders.{type(encoder).__name__}"
-        assert math.prod(rebuilt.grid_size) == math.prod(encoder.grid_size)

@@ -9,13 +9,7 @@ from torch import nn
 from captioning.encoders import MobileNetV1, TimmEncoder
 from captioning.errors import InputError
 
-TIMM = {
-    "weights": None,
-    "image_size": 64,
-    "crop": False,
-    "mean": (0.5, 0.5, 0.5),
-    "std": (0.5, 0.5, 0.5),
-}
+TIMM = {"weights": None, "image_size": 64, "crop": False, "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -53,7 +47,7 @@ def test_it_can_be_fine_tuned_from_a_stage():
     encoder = MobileNetV1(12, weights=None, image_size=32, trainable_from="blocks.4").train()
     trained = [name for name, parameter in encoder.named_parameters() if parameter.requires_grad]
     assert len(trained) == 6 and all(name.startswith("network.blocks.4.0.") for name in trained)
-    with pytest.raises(InputError, match=r"stages: conv_stem, bn1, blocks\.0, .*blocks\.4"):
+    with pytest.raises(InputError, match=r"stages: conv_stem, bn1, .*blocks\.0, .*blocks\.4"):
         MobileNetV1(12, weights=None, image_size=32, trainable_from="layer3")
 
 
@@ -66,14 +60,6 @@ def test_numbers_out_of_range_are_refused(options, message):
         MobileNetV1(weights=None, **options)
 
 
-@pytest.mark.parametrize("trained", [False, True])
-def test_a_network_takes_as_many_images_at_a_time_as_fit_the_cache_unless_it_trains(trained, monkeypatch):
-    encoder = MobileNetV1(6, weights=None, image_size=32, trainable_from="blocks.2" if trained else None).train(trained)
-    images = torch.randn(6, 3, 32, 32)
-    batches, maps = [], MobileNetV1._maps
-    monkeypatch.setattr(MobileNetV1, "_maps", lambda self, part: (batches.append(len(part)), maps(self, part))[1])
-    annotations = encoder(images)
-    assert batches == ([6] if trained else [4, 2])
-    if not trained:
-        apart = torch.cat([encoder(image) for image in images.split(1)])
-        torch.testing.assert_close(annotations, apart, atol=1e-5, rtol=1e-5)
+def test_many_images_at_a_time_have_the_annotations_of_one():
+    encoder, images = MobileNetV1(6, weights=None, image_size=32), torch.randn(6, 3, 32, 32)
+    torch.testing.assert_close(encoder(images), torch.cat([encoder(image) for image in images.split(1)]))

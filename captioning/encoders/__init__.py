@@ -7,7 +7,6 @@ needs neither library. ``ConvEncoder`` is a small one trained from scratch.
 from captioning.encoders.base import Encoder
 from captioning.encoders.conv import ConvEncoder
 from captioning.encoders.mobilenet import MobileNetV1
-from captioning.encoders.timm import TimmEncoder
-from captioning.encoders.torchvision import TorchvisionEncoder
+from captioning.encoders.published import TimmEncoder, TorchvisionEncoder
 
 __all__ = ["ConvEncoder", "Encoder", "MobileNetV1", "TimmEncoder", "TorchvisionEncoder"]

@@ -1,4 +1,4 @@
-"""What all encoders have in common: arranging feature maps as annotations, freezing, fine-tuning, identity."""
+"""What all encoders have in common: feature maps as annotations, freezing, fine-tuning, identity, weights of files."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import contextlib
 import contextvars
 import dataclasses
 import hashlib
+import itertools
 import math
+import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,37 +20,34 @@ from torch import Tensor, nn
 from captioning.cells import CellGrid
 from captioning.component import Component
 from captioning.data.transforms import Preprocessing
-from captioning.encoders.offset import measured_offset
-from captioning.errors import InputError
+from captioning.errors import InputError, one_line
+from captioning.files import is_lfs_pointer
 
-Layout = Literal["channels_first", "channels_last", "tokens", "class_token_first"]
-
-_NOT_IDENTITY = frozenset(
-    {
-        *("weights", "trainable_from", "learning_rate"),  # do not change what is computed
-        *("image_size", "crop", "mean", "std"),  # compared as preprocessing
-    }
-)
+# They do not change what is computed, or are compared as preprocessing.
+_NOT_IDENTITY = {"weights", "trainable_from", "learning_rate", "image_size", "crop", "mean", "std"}
 
 _IMAGES_IN_CACHE = 4  # of a CPU: the maps of more images are read from memory at every layer
-_PROBES, _PROBES_OF_FROZEN = 64, 32  # of cells; frozen networks are large
 
-_weights_wanted: contextvars.ContextVar[bool] = contextvars.ContextVar("weights_wanted", default=True)
+_PROBES, _PROBES_OF_FROZEN, _PROBES_AT_A_TIME = 64, 32, 8  # of cells; frozen networks are large
+_EVEN = 1 / 16  # of a stride: nearer to the middle of an even cell than this is there
 
+OPTION = "model.encoder.init_args.weights"
 
-def weights_wanted() -> bool:
-    """Return False within ``without_weights``."""
-    return _weights_wanted.get()
+WEIGHTS_WANTED: contextvars.ContextVar[bool] = contextvars.ContextVar("weights_wanted", default=True)
+"""Whether encoders read or download weights: not within ``without_weights``."""
 
 
 @contextlib.contextmanager
 def without_weights() -> Iterator[None]:
-    """Within this, encoders are built without reading or downloading weights: a checkpoint has them."""
-    token = _weights_wanted.set(False)
+    """Within this, encoders are built without reading or downloading weights, which a checkpoint has.
+
+    Theirs are undefined until the caller sets them, and their preprocessing is the library's.
+    """
+    token = WEIGHTS_WANTED.set(False)
     try:
         yield
     finally:
-        _weights_wanted.reset(token)
+        WEIGHTS_WANTED.reset(token)
 
 
 class Encoder(Component):
@@ -61,15 +61,15 @@ class Encoder(Component):
     Args:
         network: The network. Its parameters must be registered in the order in which they are applied.
         preprocessing: The input size and normalisation that the network expects.
+        weights: The state dict of the whole network or of the used part, or a ``.safetensors``, ``.pth``, ``.pt`` or
+            ``.bin`` file of nothing else. It is not read within ``without_weights``.
         trainable_from: Name of the first stage that is fine-tuned; None freezes everything.
         learning_rate: Learning rate of the fine-tuned part; None uses the decoder's.
 
     Attributes:
         grid_size: (height, width) of the grid; their product is L.
         annotation_dim: D.
-
-    Raises:
-        InputError: No stage has that name, or the network's output is not a grid of vectors.
+        frozen: Whether no part of the encoder trains at the moment.
     """
 
     keeps_batch_norm_statistics = True
@@ -78,6 +78,7 @@ class Encoder(Component):
         self,
         network: nn.Module,
         preprocessing: Preprocessing,
+        weights: str | Path | dict[str, Tensor] | None = None,
         *,
         trainable_from: str | None = None,
         learning_rate: float | None = None,
@@ -88,87 +89,68 @@ class Encoder(Component):
         self.trainable_from = trainable_from
         self.learning_rate = learning_rate
         self.preprocessing = preprocessing
-        self._layout, self.grid_size, self.annotation_dim = self._measure()
+        if (weight := next(network.parameters(), None)) is None:
+            raise InputError(
+                f"{type(self).__name__}: no layer with weights comes before its output; choose a later layer"
+            )
+        self.network.eval()
+        with torch.no_grad():  # one run, which is free on the meta device
+            _, *grid, D = self._grid(torch.zeros(1, 3, *preprocessing.size, device=weight.device)).shape
+        self.grid_size: tuple[int, int] = (grid[0], grid[1])
+        self.annotation_dim: int = D
         self._cells: tuple[Any, CellGrid] | None = None
         self.set_trainable(trainable_from is not None)
-
-    @classmethod
-    def rebuild(cls, config: dict[str, Any]) -> Encoder:
-        """Build what ``to_config`` described, without reading or downloading weights.
-
-        The weights are undefined, and the preprocessing is the library's, until the caller sets both.
-        """
-        with without_weights():
-            return cls.from_config(config)
+        if weights is not None and WEIGHTS_WANTED.get():
+            _load_weights(self.network, weights)
 
     @abstractmethod
     def _maps(self, images: Tensor) -> Tensor:
         """Run the network, which returns (B, D, height, width), (B, height, width, D) or (B, [1 +] L, D)."""
 
-    # Arranging
-
     def forward(self, images: Tensor) -> Tensor:
-        """Return annotations (B, L, D) float32.
-
-        Args:
-            images: (B, 3, H, W) float, as ``preprocessing`` makes them.
-
-        Raises:
-            ValueError: The images have another shape.
-        """
-        if images.ndim != 4 or images.shape[1:] != (3, *self.preprocessing.size):
-            expected = ", ".join(str(side) for side in (3, *self.preprocessing.size))
-            raise ValueError(f"images must be (B, {expected}), got {tuple(images.shape)}")
+        """Return annotations (B, L, D) float32 of images (B, 3, H, W), as ``preprocessing`` makes them."""
+        if images.shape[1:] != (shape := (3, *self.preprocessing.size)):
+            raise ValueError(f"images must be (B, {', '.join(map(str, shape))}), got {tuple(images.shape)}")
         images = images.contiguous(memory_format=torch.channels_last)
         with torch.no_grad() if self.frozen else contextlib.nullcontext():
             # In training, the network may need statistics of the whole batch.
             if not images.is_cpu or (not self.frozen and (self.training or torch.is_grad_enabled())):
-                return self._arrange(self._maps(images))
-            return torch.cat([self._arrange(self._maps(part)) for part in images.split(_IMAGES_IN_CACHE)])
+                return self._annotations(images)
+            return torch.cat([self._annotations(part) for part in images.split(_IMAGES_IN_CACHE)])
 
-    def _arrange(self, maps: Tensor) -> Tensor:
-        if self._layout == "channels_first":
-            maps = maps.permute(0, 2, 3, 1)
+    def _annotations(self, images: Tensor) -> Tensor:
+        return self._grid(images).flatten(1, 2).float().contiguous()
+
+    def _grid(self, images: Tensor) -> Tensor:
+        """Return the network's maps of any layout as (B, height, width, D). Inputs are square, and so are grids."""
+        maps = self._maps(images)
         if maps.ndim == 4:
-            maps = maps.flatten(1, 2)
-        if self._layout == "class_token_first":
-            maps = maps[:, 1:]
-        return maps.float().contiguous()  # (B, L, D)
-
-    def _measure(self) -> tuple[Layout, tuple[int, int], int]:
-        """Return (layout, grid size, D) from one run on zeros, which is free on the meta device."""
-        weight = next(self.network.parameters(), None)
-        if weight is None:
-            raise InputError(
-                f"{type(self).__name__}: no layer with weights comes before its output; choose a later layer"
-            )
-        self.network.eval()
-        with torch.no_grad():
-            maps = self._maps(torch.zeros(1, 3, *self.preprocessing.size, device=weight.device))
-        shape = tuple(maps.shape[1:])
-        if len(shape) == 3:
-            # Inputs are square and so are grids: the two equal sides are the height and the width.
-            if shape[0] == shape[1] != shape[2]:
-                return "channels_last", (shape[0], shape[1]), shape[2]
-            return "channels_first", (shape[1], shape[2]), shape[0]
-        if len(shape) == 2:
-            for layout, locations in (("tokens", shape[0]), ("class_token_first", shape[0] - 1)):
-                side = math.isqrt(locations)
-                if side * side == locations and side > 0:
-                    return layout, (side, side), shape[1]  # type: ignore[return-value]
+            channels_last = maps.shape[1] == maps.shape[2] != maps.shape[3]
+            return maps if channels_last else maps.permute(0, 2, 3, 1)
+        if maps.ndim == 3:
+            for first in (0, 1):  # after a class token
+                side = math.isqrt(maps.shape[1] - first)
+                if side * side == maps.shape[1] - first > 0:
+                    return maps[:, first:].unflatten(1, (side, side))
         raise InputError(
             f"{type(self).__name__}: the output {tuple(maps.shape)} is no grid of vectors; choose an earlier layer"
         )
 
     @property
     def cells(self) -> CellGrid:
-        """Where the locations lie on the pixels, by ``measured_offset``.
+        """Where the locations lie on the pixels, measured by the gradients of annotations to the pixels.
 
         They are measured at the first use, and again when the weights have changed. A large network takes many seconds,
         so they are kept with a model that is saved.
         """
         if (known := self.known_cells) is None:
-            known = self.cells = self._measured_cells()
+            self.network.eval()
+            device = next(self.network.parameters()).device
+            try:
+                with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
+                    known = self.cells = self._measured_cells(device)
+            finally:
+                self.train(self.training)
         return known
 
     @cells.setter
@@ -181,42 +163,53 @@ class Encoder(Component):
         """``cells`` if they were measured with the present weights."""
         return self._cells[1] if self._cells is not None and self._cells[0] == self._weights_version() else None
 
-    def _measured_cells(self) -> CellGrid:
-        self.network.eval()
-        size, device = self.preprocessing.size, next(self.network.parameters()).device
-        try:
-            with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
-                probes = _PROBES_OF_FROZEN if self.frozen else _PROBES
-                annotations = lambda images: self._arrange(self._maps(images))  # noqa: E731
-                offset = measured_offset(annotations, self.grid_size, size, device, probes=probes)
-        finally:
-            self.train(self.training)
-        return dataclasses.replace(CellGrid.regular(self.grid_size, size), offset=offset)
+    def _measured_cells(self, device: torch.device) -> CellGrid:
+        """Return the even cells of the view, moved to where the first one looks.
+
+        A probe is the gradient of a random sum over the channels of one cell, for an image of noise; its squares have
+        their centre where the cell looks. Cells come from the middle half of the grid, in pairs that mirror each other:
+        the part of a gradient that is spread over the whole view moves the centres of a pair to opposite sides. The
+        architecture alone does not say it: training may favour one side of every window, by 10 pixels of 16 in a
+        trained MobileNetV1. The standard error of 64 probes is about 2 % of a stride. A cell that no probe sees is in
+        the middle of its even part of the view.
+        """
+        regular = CellGrid.regular(self.grid_size, self.preprocessing.size)
+        random, centres, batch = torch.Generator().manual_seed(0), [], _PROBES_AT_A_TIME
+        stride = torch.tensor(regular.stride, dtype=torch.float64)
+        y, x = (torch.arange(side, dtype=torch.float64) + 0.5 for side in regular.size)
+        for _ in range(0, _PROBES_OF_FROZEN if self.frozen else _PROBES, batch):
+            half = [torch.randint(n // 4, n - n // 4, (batch // 2,), generator=random) for n in self.grid_size]
+            rows, columns = (torch.cat([place, n - 1 - place]) for place, n in zip(half, self.grid_size, strict=True))
+            images = torch.randn(batch, 3, *regular.size, generator=random).to(device).requires_grad_()
+            looking = self._annotations(images)[torch.arange(batch), rows * self.grid_size[1] + columns]  # (batch, D)
+            channels = torch.randn(looking.shape, generator=random).to(looking)
+            (gradient,) = torch.autograd.grad((looking * channels).sum(), images)
+            mass = gradient.cpu().double().square().sum(dim=1)  # (batch, height, width)
+            mass /= mass.sum(dim=(1, 2), keepdim=True)
+            centre = torch.stack([mass.sum(dim=2) @ y, mass.sum(dim=1) @ x], dim=1)
+            centres.append(centre - torch.stack([rows, columns], dim=1) * stride)
+        offset, even = torch.cat(centres).nanmean(dim=0), stride / 2  # a cell whose units are all off has no gradient
+        down, across = torch.where((offset - even).abs() > _EVEN * stride, offset, even).tolist()
+        return dataclasses.replace(regular, offset=(down, across))
 
     # Freezing
 
-    @property
-    def frozen(self) -> bool:
-        """Whether no part of the encoder trains at the moment."""
-        return not self._trainable
-
     def set_trainable(self, trainable: bool) -> None:
-        """Freeze everything, or thaw the part that ``trainable_from`` names. The optimizer's groups stay valid.
+        """Freeze everything, or thaw the part that ``trainable_from`` names; an ``InputError`` if it names none.
 
-        Raises:
-            InputError: The encoder is to be thawed, but ``trainable_from`` names no stage.
+        The optimizer's groups stay valid.
         """
-        self._trainable = trainable
-        tuned = {id(parameter) for parameter in self._tuned(self.network.named_parameters())} if trainable else set()
-        for parameter in self.parameters():
-            parameter.requires_grad_(id(parameter) in tuned)
+        self.frozen = not trainable
+        self.requires_grad_(False)
+        for parameter in self._tuned(self.network.named_parameters()) if trainable else ():
+            parameter.requires_grad_(True)
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Encoder:
         """Set the mode of the fine-tuned part. The frozen part stays in eval mode."""
         super().train(False)
         self.training = mode
-        if mode and self._trainable:
+        if mode and not self.frozen:
             for module in self._tuned(self.network.named_modules()):
                 keeps = self.keeps_batch_norm_statistics and isinstance(module, nn.modules.batchnorm._BatchNorm)
                 module.training = not keeps
@@ -233,32 +226,25 @@ class Encoder(Component):
         rate = {} if self.learning_rate is None else {"lr": self.learning_rate}
         return [{"params": self._tuned(self.network.named_parameters()), **rate}]
 
-    def stages(self) -> list[str]:
-        """Return the names of coarse parts of the network, in order: useful values of ``trainable_from``."""
-        stages = _with_weights(self.network)
-        if len(stages) > 3:
-            return stages
-        inner = [_with_weights(self.network.get_submodule(name), f"{name}.") or [name] for name in stages]
-        return [name for names in inner for name in names]
-
     def _tuned(self, named: Iterable[tuple[str, Any]]) -> list[Any]:
         """Return the parameters or modules from the first one of the stage ``trainable_from`` on."""
-        items = list(named)
-        for i, (name, _) in enumerate(items):
-            if f"{name}.".startswith(f"{self.trainable_from}."):
-                return [value for _, value in items[i:]]
-        stages = ", ".join(self.stages())
+        stage = f"{self.trainable_from}."
+        if tuned := [
+            value for _, value in itertools.dropwhile(lambda item: not f"{item[0]}.".startswith(stage), named)
+        ]:
+            return tuned
+        coarse = (name for name, part in self.network.named_modules() if name.count(".") < 2 and [*part.parameters()])
         raise InputError(
-            f"{type(self).__name__}: trainable_from={self.trainable_from!r} is no stage with weights; stages: {stages}"
+            f"{type(self).__name__}: trainable_from={self.trainable_from!r} is no stage with weights; "
+            f"stages: {', '.join(filter(None, coarse))}"
         )
 
     # Identity
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the ``identity`` of a frozen encoder. A feature cache with the same one may replace the encoder.
+        """Return the ``identity`` of a frozen encoder; an ``InputError`` if it is fine-tuned, so that it changes.
 
-        Raises:
-            InputError: The encoder is fine-tuned, so its annotations change.
+        A feature cache with the same one may replace the encoder.
         """
         if self.trainable_from is not None:
             raise InputError(
@@ -272,11 +258,16 @@ class Encoder(Component):
 
         It has the class and its arguments, a sha256 of the weights, the preprocessing and the annotations' shape.
         """
-        options = self.to_config()["init_args"]
+        config, digest = self.to_config(), hashlib.sha256()
+        # num_batches_tracked does not take part in the computation, and many weight files lack it.
+        for name, tensor in sorted(self.state_dict().items()):
+            if not name.endswith("num_batches_tracked"):
+                digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+                digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
         return {
-            "encoder": self.to_config()["class_path"],
-            **{name: value for name, value in options.items() if name not in _NOT_IDENTITY},
-            "weights": self._weights_digest(),
+            "encoder": config["class_path"],
+            **{name: value for name, value in config["init_args"].items() if name not in _NOT_IDENTITY},
+            "weights": f"sha256:{digest.hexdigest()}",
             "preprocessing": self.preprocessing.to_dict(),
             "grid_size": list(self.grid_size),
             "annotation_dim": self.annotation_dim,
@@ -287,15 +278,40 @@ class Encoder(Component):
         tensors = (*self.parameters(), *self.buffers())
         return tuple((tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors)
 
-    def _weights_digest(self) -> str:
-        digest = hashlib.sha256()
-        # num_batches_tracked does not take part in the computation, and many weight files lack it.
-        tensors = {k: v for k, v in sorted(self.state_dict().items()) if not k.endswith("num_batches_tracked")}
-        for name, tensor in tensors.items():
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-        return "sha256:" + digest.hexdigest()
+
+def whole_name(name: str) -> str:
+    """Return a tensor's name in the whole network of timm, whose feature extraction wraps some and flattens others."""
+    return re.sub(r"^([a-z_]*[a-z])_(\d+)\.", r"\1.\2.", name.removeprefix("model."))
 
 
-def _with_weights(module: nn.Module, prefix: str = "") -> list[str]:
-    return [f"{prefix}{name}" for name, part in module.named_children() if next(part.parameters(), None) is not None]
+def _load_weights(network: nn.Module, weights: str | Path | dict[str, Tensor]) -> None:
+    """Copy tensors into a network, all of whose own must be among them with their exact shapes."""
+    source, tensors = (
+        ("weights", weights) if isinstance(weights, dict) else (weights, _read(Path(weights).expanduser()))
+    )
+    names = {name: name if name in tensors else whole_name(name) for name in network.state_dict()}
+    used = {name: tensors[theirs] for name, theirs in names.items() if theirs in tensors}
+    try:
+        network.load_state_dict(used)
+    except RuntimeError as error:
+        raise InputError(f"{source}: the file of another network ({one_line(error)})") from error
+    if zero := next((name for name, tensor in used.items() if tensor.ndim > 1 and not tensor.any()), None):
+        raise InputError(f"{source}: {zero!r} is all zeros: the file lacks this layer; choose an output before it")
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise InputError(f"{OPTION}: {path} is no file; `captioning prepare weights` fetches those of the configs")
+    if is_lfs_pointer(path):
+        raise InputError(f"{path}: is the pointer of git-LFS, not the weights; run git lfs pull")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
+        for key in ("state_dict", "model"):  # training scripts wrap it so
+            loaded = loaded[key] if isinstance(loaded.get(key), dict) else loaded
+    except Exception as error:  # of many types, where the file is damaged or is refused
+        raise InputError(f"{path}: no file of a network's state_dict() alone ({one_line(error)})") from error
+    return dict(loaded)

@@ -27,9 +27,6 @@ class ConvEncoder(Encoder):
         positions: Add a learned vector of its place to every annotation, initialised with sinusoids. Without it a
             decoder knows a location's content but not its place, and must guess "left of" from traces of the padding.
         learning_rate: Learning rate of the encoder; None uses the decoder's.
-
-    Raises:
-        InputError: The channels, strides and image size do not fit together.
     """
 
     keeps_batch_norm_statistics = False  # none are published
@@ -43,9 +40,10 @@ class ConvEncoder(Encoder):
         positions: bool = True,
         learning_rate: float | None = None,
     ) -> None:
-        check_range(1, 4096, image_size=image_size, channels=min(channels, default=0), strides=min(strides, default=0))
-        check_range(1, 4096, channels=max(channels))  # more would take minutes to build
-        if len(channels) != len(strides) or not channels or image_size % math.prod(strides):
+        for number in channels:
+            check_range(1, 4096, channels=number)  # more would take minutes to build
+        check_range(1, 4096, image_size=image_size, strides=min(strides, default=0))
+        if len(channels) != len(strides) or image_size % math.prod(strides):
             raise InputError(
                 f"ConvEncoder: channels {list(channels)} and strides {list(strides)} must be equally many, "
                 f"and the strides' product must divide image_size {image_size}"
@@ -77,9 +75,7 @@ class _Positions(nn.Module):
         super().__init__()
         y = _sinusoids(side, (dim + 1) // 2)[:, :, None].expand(-1, -1, side)
         x = _sinusoids(side, dim // 2)[:, None, :].expand(-1, side, -1)
-        self.map = nn.Parameter(torch.empty(dim, side, side))  # (D, height, width)
-        with torch.no_grad():
-            self.map.copy_(torch.cat([y, x]))
+        self.map = nn.Parameter(torch.cat([y, x]))  # (D, height, width)
 
     def forward(self, maps: Tensor) -> Tensor:
         return maps + self.map

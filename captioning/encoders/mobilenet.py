@@ -6,12 +6,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from captioning.data.transforms import Preprocessing
-from captioning.encoders.base import Encoder, weights_wanted
-from captioning.encoders.weights import load_weights, read_weights
+from captioning.encoders.base import Encoder
 from captioning.errors import InputError, check_range
 
-_STAGES = ((1, 64, 1), (2, 128, 2), (2, 256, 2), (6, 512, 2), (2, 1024, 2))
-"""Number of separable convolutions, their channels, and the stride of the first."""
+_CHANNELS = (64, *2 * (128,), *2 * (256,), *6 * (512,), *2 * (1024,))
+"""Channels of the separable convolutions; those of a stage have equally many."""
 
 
 class MobileNetV1(Encoder):
@@ -32,9 +31,6 @@ class MobileNetV1(Encoder):
             ``captioning prepare weights`` downloads: they expect padding on all sides.
         trainable_from: First stage that is fine-tuned, such as ``blocks.3``; None freezes everything.
         learning_rate: Learning rate of the fine-tuned part; None uses the decoder's.
-
-    Raises:
-        InputError: A number is out of its range, the stage is unknown, or the file belongs to another network.
     """
 
     def __init__(
@@ -53,9 +49,7 @@ class MobileNetV1(Encoder):
             raise InputError(f"MobileNetV1: image_size must be a multiple of 16, got {image_size}")
         preprocessing = Preprocessing(image_size, None, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bicubic")
         network = _Network(layers, same_padding)
-        super().__init__(network, preprocessing, trainable_from=trainable_from, learning_rate=learning_rate)
-        if weights is not None and weights_wanted():
-            load_weights(self.network, read_weights(weights), weights)
+        super().__init__(network, preprocessing, weights, trainable_from=trainable_from, learning_rate=learning_rate)
 
     def _maps(self, images: Tensor) -> Tensor:
         return self.network(images)
@@ -70,18 +64,15 @@ class _Network(nn.Module):
         self.conv_stem = nn.Conv2d(3, 32, 3, stride=2, bias=False)
         self.bn1 = nn.BatchNorm2d(32)
         self.blocks = nn.Sequential()
-        before, side, dilation = 32, 2, 1
-        for count, channels, stride in _STAGES:
-            stage = nn.Sequential()
-            for number in range(min(count, layers)):
-                strided = stride if number == 0 and side < 16 else 1
-                stage.append(_Separable(before, channels, strided, dilation, self.padding))
-                before, side = channels, side * strided
-                if number == 0 and strided < stride:
-                    dilation = stride  # of the layers after the one without its stride
-            layers -= len(stage)
-            if len(stage):
+        before, stage = 32, nn.Sequential()
+        for channels in _CHANNELS[:layers]:
+            if channels != before:
+                stage = nn.Sequential()
                 self.blocks.append(stage)
+            stride = 2 if channels != before and channels in (128, 256, 512) else 1
+            dilation = 2 if before == 1024 else 1  # after the layer without its stride
+            stage.append(_Separable(before, channels, stride, dilation, self.padding))
+            before = channels
 
     def forward(self, images: Tensor) -> Tensor:
         return self.blocks(F.relu6(self.bn1(self.conv_stem(F.pad(images, self.padding))), inplace=True))

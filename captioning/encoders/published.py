@@ -1,0 +1,187 @@
+"""Networks of torchvision and of timm, with published weights or a file's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from captioning.data.transforms import Preprocessing
+from captioning.encoders.base import OPTION, WEIGHTS_WANTED, Encoder, whole_name
+from captioning.errors import InputError, check_range, did_you_mean, one_line
+
+_NODE = "annotations"
+_BY_HAND = f"give a file with --{OPTION} PATH"
+
+
+class TorchvisionEncoder(Encoder):
+    """A torchvision network up to ``node``. The layers after it are dropped.
+
+    The default is the paper's encoder: VGG-19, conv5_4 after its ReLU and before the pool, 14 x 14 x 512.
+
+    Args:
+        name: The network's name in torchvision: vgg19, resnet101, mobilenet_v3_large, ...
+        node: A node of ``torchvision.models.feature_extraction.get_graph_node_names``, such as ``layer4``.
+        weights: A member of the network's weights enum, such as "DEFAULT", which is downloaded once and verified; the
+            path of a ``.pth`` or ``.safetensors`` file with the state dict of the whole network or of the used part; or
+            None for random weights. A path contains a dot or a slash. The preprocessing of a file is that of the
+            published weights with the same file name, or else the default one.
+        image_size: Side of the square input in pixels; None takes the published one.
+        crop: True crops the published fraction of the image; False squashes the whole image into the square.
+        mean: Mean of RGB in 0..1; None takes the published one.
+        std: Standard deviation of RGB in 0..1; None takes the published one.
+        model_args: Further arguments of the network's builder, such as ``replace_stride_with_dilation``.
+        trainable_from: First stage that is fine-tuned, such as ``layer3`` or ``features.28``; None freezes everything.
+        learning_rate: Learning rate of the fine-tuned part; None uses the decoder's.
+    """
+
+    def __init__(
+        self,
+        name: str = "vgg19",
+        node: str = "features.35",
+        *,
+        weights: str | None = "DEFAULT",
+        image_size: int | None = None,
+        crop: bool = True,
+        mean: tuple[float, float, float] | None = None,
+        std: tuple[float, float, float] | None = None,
+        model_args: dict[str, Any] | None = None,
+        trainable_from: str | None = None,
+        learning_rate: float | None = None,
+    ) -> None:
+        import torchvision
+        from torchvision.models.feature_extraction import create_feature_extractor
+
+        check_range(1, image_size=image_size)
+        if name not in (known := torchvision.models.list_models(module=torchvision.models)):
+            raise InputError(f"TorchvisionEncoder: torchvision has no {name!r}{did_you_mean(name, known)}")
+        file = Path(weights) if weights is not None and ("." in weights or "/" in weights) else None
+        members = torchvision.models.get_model_weights(name).__members__
+        if file is None and weights not in (None, *members):
+            raise InputError(f"{OPTION}: {name} has no {weights!r}, but {', '.join(members)}; or give a file")
+        of_file = (member for member in members.values() if file is not None and member.url.endswith(f"/{file.name}"))
+        published = next(of_file, members["DEFAULT" if file is not None or weights is None else weights])
+        transform = published.transforms()
+        side = image_size or transform.crop_size[0]
+        scaled = round(transform.resize_size[0] * side / transform.crop_size[0])  # the published fraction of the image
+        resize, cut = (scaled, side) if crop else (side, None)
+        mean, std, interpolation = mean or transform.mean, std or transform.std, transform.interpolation.value
+        preprocessing = Preprocessing(resize, cut, mean, std, interpolation)
+        args: dict[str, Any] = {"image_size": side} if name.startswith("vit_") else {}
+        if name in ("googlenet", "inception_v3"):  # published weights of TensorFlow, which need another scale inside
+            args = {"transform_input": True, "init_weights": False}
+        wanted = WEIGHTS_WANTED.get()
+        filled = weights is None and wanted
+        try:
+            with torch.device("cpu" if filled else "meta"):  # filling VGG-19's classifier takes seconds
+                whole = torchvision.models.get_model(name, weights=None, **{**args, **(model_args or {})})
+            # Only the eval graph is run, so its differences from the training graph do not matter.
+            network = create_feature_extractor(whole, {node: _NODE}, suppress_diff_warning=True)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"TorchvisionEncoder: {name}, {node}: {one_line(error, 500)}") from error
+        if not filled:
+            network.to_empty(device="cpu")
+            for buffer in network.buffers():  # some are indices, which must be valid until they are loaded
+                buffer.zero_()
+        tensors: Any = file
+        if file is None and weights is not None and wanted:
+            try:  # downloads them into torchvision's folder if they are missing
+                tensors = published.get_state_dict(check_hash=True, weights_only=True)
+            except (OSError, RuntimeError) as error:  # URLError is an OSError, a wrong checksum a RuntimeError
+                reason = f"could not download {published.url} ({one_line(error)})"
+                raise InputError(f"{reason}; fetch it by hand, {_BY_HAND}") from error
+        super().__init__(network, preprocessing, tensors, trainable_from=trainable_from, learning_rate=learning_rate)
+
+    def _maps(self, images: Tensor) -> Tensor:
+        return self.network(images)[_NODE]
+
+
+class TimmEncoder(Encoder):
+    """A timm network (the ``timm`` extra) up to one of its feature maps (``features_only=True``).
+
+    Args:
+        name: The network's name in timm, with or without the tag of its published weights.
+        out_index: Index of the feature map; for most networks 3 is at 1/16 of the input's side, 4 at 1/32. Or the name
+            of a block in the middle of a stage, such as ``blocks.4.0``, whose output is taken.
+        weights: "DEFAULT" downloads the published weights. A path reads a ``.pth`` or ``.safetensors`` file with the
+            state dict of the whole network or of the used part. None initialises them at random.
+        image_size: Side of the square input in pixels; None takes the published one.
+        crop: True crops the published fraction of the image; False squashes the whole image into the square.
+        mean: Mean of RGB in 0..1; None takes the published one.
+        std: Standard deviation of RGB in 0..1; None takes the published one.
+        model_args: Further arguments of ``timm.create_model``, such as ``{"pad_type": "same"}``.
+        trainable_from: First stage that is fine-tuned, such as ``blocks.3``; None freezes everything.
+        learning_rate: Learning rate of the fine-tuned part; None uses the decoder's.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        out_index: int | str = 3,
+        *,
+        weights: str | None = "DEFAULT",
+        image_size: int | None = None,
+        crop: bool = True,
+        mean: tuple[float, float, float] | None = None,
+        std: tuple[float, float, float] | None = None,
+        model_args: dict[str, Any] | None = None,
+        trainable_from: str | None = None,
+        learning_rate: float | None = None,
+    ) -> None:
+        check_range(1, image_size=image_size)
+        args = {**(model_args or {}), "pretrained": weights == "DEFAULT" and WEIGHTS_WANTED.get()}
+        if not WEIGHTS_WANTED.get():
+            args.pop("checkpoint_path", None)  # timm would open that file, and run what is in it
+        network = _up_to(name, out_index, args, image_size)
+        published = network.pretrained_cfg
+        side = image_size or published["input_size"][-1]
+        resize, cut = (max(side, int(side / published["crop_pct"])), side) if crop else (side, None)
+        mean, std = mean or published["mean"], std or published["std"]
+        preprocessing = Preprocessing(resize, cut, mean, std, published["interpolation"])
+        file = None if weights == "DEFAULT" else weights
+        super().__init__(network, preprocessing, file, trainable_from=trainable_from, learning_rate=learning_rate)
+
+    def _maps(self, images: Tensor) -> Tensor:
+        return self.network(images)[0]
+
+
+def _up_to(name: str, out_index: int | str, args: dict[str, Any], image_size: int | None) -> Any:
+    """Return the network up to a feature map, or up to a block in the middle of a stage."""
+    block, index = str(out_index), out_index
+    if isinstance(index, str):
+        stages = _create(name, {**args, "pretrained": False}, image_size).feature_info.module_name()
+        index = next((i for i, stage in enumerate(stages) if f"{block}.".startswith(f"{stage}.")), -1)
+        if index < 0:
+            raise InputError(f"out_index: {name} has no {block!r} in its stages, {', '.join(stages)}")
+    network = _create(name, {**args, "out_indices": (index,)}, image_size)
+    stage = network.feature_info.module_name()[-1]
+    last = stage if isinstance(out_index, int) else block
+    paths = {whole_name(f"{path}.")[:-1]: path for path, _ in network.named_modules()}
+    parent, _, child = paths.get(last, "").rpartition(".")
+    sequence = network.get_submodule(parent)
+    children = [child for child, _ in sequence.named_children()]
+    if isinstance(sequence, nn.Sequential) and child in children:
+        for later in children[children.index(child) + 1 :]:  # some networks compute all of their stages
+            delattr(sequence, later)
+    elif block not in (str(index), stage):
+        raise InputError(f"out_index: {name} has no block {block!r} in a sequence of blocks")
+    return network
+
+
+def _create(name: str, args: dict[str, Any], image_size: int | None) -> Any:
+    try:
+        import timm
+    except ImportError as error:
+        raise InputError("TimmEncoder needs the package timm: pip install -e '.[timm]'") from error
+    if not timm.is_model(name):  # such as a place on the hub
+        raise InputError(f"TimmEncoder: timm has no {name!r}{did_you_mean(name, timm.list_models())}")
+    try:
+        published = timm.models.get_pretrained_cfg(name)
+        if image_size is not None and published is not None and published.fixed_input_size:
+            args = {**args, "img_size": image_size}
+        return timm.create_model(name, features_only=True, **args)
+    except Exception as error:  # of many types: wrong arguments, downloads that fail
+        by_hand = f"; {_BY_HAND}" if args["pretrained"] else ""
+        raise InputError(f"TimmEncoder: {name}: {one_line(error)}{by_hand}") from error

@@ -77,9 +77,7 @@ def test_a_test_file_of_ones_own_is_used_with_its_own_objects(root, caplog):
     ("content", "message"),
     [
         (None, "missing; run captioning prepare coco --year 2017"),
-        ("hello", "not a COCO annotation file"),
         ('{"images": [{"id": 1', "not a COCO annotation file"),
-        ({"annotations": []}, "missing required field `images`"),
         ({"images": [{"id": "1", "file_name": "x"}], "annotations": []}, "Expected `int`, got `str`"),
         ({"images": [{"id": 1}], "annotations": []}, "missing required field `file_name` - at `$.images[0]`"),
         ({"images": IMAGES[:1], "annotations": CAPTIONS}, "has a caption of image 25, but not the image"),
@@ -107,11 +105,8 @@ def test_objects_carry_their_category_and_their_pixels(root):
     write(root, "instances_val2017.json", images=IMAGES, annotations=[*OBJECTS, packed], categories=CATEGORY_NAMES)
     objects = CocoSource(str(root)).objects("val")
     bowl, crowd = objects(9)
-    assert (bowl.noun, crowd.noun) == ("bowl", "person")
-    expected = np.zeros((6, 8), dtype=bool)
-    expected[1:4, 2:6] = True
-    assert bowl.mask.dtype == bool
-    np.testing.assert_array_equal(bowl.mask, expected)
+    assert (bowl.noun, crowd.noun, bowl.mask.dtype) == ("bowl", "person", bool)
+    np.testing.assert_array_equal(bowl.mask, np.pad(np.ones((3, 4)), ((1, 2), (2, 2))))
     np.testing.assert_array_equal(crowd.mask, np.arange(8)[None].repeat(6, axis=0) == 4)  # runs go down the columns
     np.testing.assert_array_equal(objects(25)[0].mask, drawn)
     assert objects(1) == []

@@ -102,10 +102,3 @@ def test_features_of_another_or_a_trained_encoder_or_of_other_views_are_refused(
     data.index("train").upright = True
     with pytest.raises(InputError, match=r"features of another encoder \(upright None there, True here\)"):
         data.train_dataloader()
-
-
-def test_missing_images_are_named_before_training_starts(shapes, encoder, tmp_path):
-    data = make_data(shapes, encoder)
-    data.index("train").root = tmp_path
-    with pytest.raises(InputError, match=r"captions_train\.json: image \d+ has no file"):
-        data.train_dataloader()

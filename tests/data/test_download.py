@@ -88,12 +88,9 @@ def test_a_busy_server_is_asked_again_and_one_that_lacks_the_file_is_not(server,
     with pytest.raises(InputError, match=r"x\.zip: HTTP Error 404: Not Found; download it by hand to .*y\.zip"):
         fetch(server.url, tmp_path / "y.zip")
     assert server.codes == [404]
-
-
-def test_a_connection_that_keeps_breaking_ends_with_what_to_do(server, tmp_path):
     server.codes = [500] * 9
-    with pytest.raises(InputError, match="HTTP Error 500: Internal Server Error; run the same command again to resume"):
-        fetch(server.url, tmp_path / "x.zip")
+    with pytest.raises(InputError, match=r"HTTP Error 500: .*; run the same command again to resume"):
+        fetch(server.url, tmp_path / "y.zip")
 
 
 def test_a_wrong_checksum_is_refused_and_the_download_thrown_away(server, tmp_path):
@@ -117,7 +114,7 @@ def archive(path: Path, files: dict[str, bytes]) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar.gz"])
-def test_the_wanted_files_are_unpacked_and_complete_ones_are_left_alone(tmp_path, kind):
+def test_wanted_files_are_unpacked_complete_ones_left_alone_and_damaged_archives_named(tmp_path, kind):
     files = {"a/1.jpg": b"one", "a/2.jpg": b"two", "a/readme": b"no"}
     packed, root = archive(tmp_path / f"x.{kind}", files), tmp_path / "out"
     (root / "a").mkdir(parents=True)
@@ -127,11 +124,6 @@ def test_the_wanted_files_are_unpacked_and_complete_ones_are_left_alone(tmp_path
     assert {path.name: path.read_bytes() for path in (root / "a").iterdir()} == {"1.jpg": b"1st", "2.jpg": b"two"}
     unpack(packed, tmp_path / "flat", lambda name: name.endswith("2.jpg"), flat=True)
     assert [path.name for path in (tmp_path / "flat").iterdir()] == ["2.jpg"]
-
-
-@pytest.mark.parametrize("kind", ["zip", "tar.gz"])
-def test_a_damaged_archive_is_one_line(tmp_path, kind):
-    damaged = archive(tmp_path / f"damaged.{kind}", {"a.jpg": PAYLOAD})
-    damaged.write_bytes(damaged.read_bytes()[:-30])
-    with pytest.raises(InputError, match=r"damaged\.(zip|tar\.gz): damaged \("):
-        unpack(damaged, tmp_path / "out", lambda _: True)
+    packed.write_bytes(packed.read_bytes()[:-30])
+    with pytest.raises(InputError, match=r"x\.(zip|tar\.gz): damaged \("):
+        unpack(packed, tmp_path / "again", lambda _: True)

@@ -40,9 +40,7 @@ def test_what_is_written_is_read_to_fp16_rounding(cache):
     features = Features(cache, "train", FINGERPRINT, PATHS)
     read = features.gather(np.arange(7))
     assert read.dtype == torch.float16 and torch.equal(read, annotations().half())
-    assert torch.allclose(read.float(), annotations(), rtol=2**-11, atol=1e-7)
-    assert torch.equal(features.gather(np.array([4, 0, 4])), annotations()[[4, 0, 4]].half())
-    assert np.array_equal(np.load(cache / "train.npy"), annotations().half().numpy())  # an ordinary NumPy file
+    assert torch.equal(features.gather(np.array([4, 0, 4])), read[[4, 0, 4]])
 
 
 def test_images_are_found_in_any_order_also_in_another_process(cache):
@@ -59,9 +57,7 @@ def test_images_are_found_in_any_order_also_in_another_process(cache):
     ("change", "message"),
     [
         ({"name": "vgg16"}, "name 'vgg19' there, 'vgg16' here"),
-        ({"preprocessing": {"resize": 232, "crop": 224}}, "preprocessing .*256.* there, .*232.* here"),
-        ({"model_args": {"pad_type": "same"}}, "model_args None there"),
-        ({"name": "a", "node": "b"}, "name .*; node "),
+        ({"name": "a", "node": "b"}, "name .*; node None there, 'b' here"),
         (seen("train", {}, upright=True)[1], "upright None there, True here"),
         (seen("train", {}, flipped=True)[1], "flipped None there, True here"),
     ],
@@ -150,7 +146,6 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_call_goes_on(index, tmp_path, ca
     assert "4 images done already" in capsys.readouterr().out
     extract(index, tmp_path / "whole")
     assert contents(tmp_path / "stopped") == contents(tmp_path / "whole")
-    extract(index, tmp_path / "whole", Shrink(stop_after=0))  # nothing is left to compute
 
 
 def test_features_of_other_images_or_another_encoder_are_not_overwritten(index, tmp_path):

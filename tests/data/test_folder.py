@@ -37,8 +37,7 @@ def test_rows_are_gathered_by_image(tmp_path):
     source = jsonl(tmp_path, SPLITS)
     index = source.index("train")
     assert index.references(0) == ["a cat asleep", "the cat sleeps"]
-    assert index.image_path(0) == tmp_path / "a" / "1.jpg"
-    assert len(index) == 1
+    assert index.image_path(0) == tmp_path / "a" / "1.jpg" and len(index) == 1
     assert source.index("val").references(0) == ["two dogs"]
     assert source.index("val").image_ids.tolist() == [1]  # numbered over all splits
 

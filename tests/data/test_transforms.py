@@ -114,13 +114,6 @@ def test_impossible_values_are_refused_by_name(change, message):
 # Files
 
 
-@pytest.mark.parametrize("mode", ["L", "1", "P", "CMYK", "LAB"])
-def test_every_mode_becomes_rgb(tmp_path, mode):
-    picture(9, 7).convert(mode).save(tmp_path / "image.tif")
-    loaded = load_image(tmp_path / "image.tif")
-    assert (loaded.mode, loaded.size) == ("RGB", (9, 7))
-
-
 def test_transparency_is_laid_on_white_and_16_bit_greys_are_scaled(tmp_path):
     Image.fromarray(np.array([[0, 32896, 65535]], dtype=np.uint16)).save(tmp_path / "deep.png")
     assert np.asarray(load_image(tmp_path / "deep.png"))[0, :, 0].tolist() == [0, 128, 255]
@@ -164,13 +157,11 @@ def test_a_damaged_exif_header_costs_the_orientation_alone(tmp_path, exif, suffi
 
 def test_large_jpegs_are_decoded_at_a_reduced_size_that_still_suffices(tmp_path):
     picture(640, 480).save(tmp_path / "large.jpg", quality=95)
-    assert load_image(tmp_path / "large.jpg", minimum_side=241).size == (640, 480)
-    assert load_image(tmp_path / "large.jpg", minimum_side=240).size == (320, 240)
-    assert load_image(tmp_path / "large.jpg", minimum_side=100).size == (160, 120)
-    assert load_image(tmp_path / "large.jpg", minimum_side=1000).size == (640, 480)
+    widths = [load_image(tmp_path / "large.jpg", minimum_side=side).width for side in (100, 240, 241, 1000)]
+    assert widths == [160, 320, 640, 640]
     preprocessing = Preprocessing(64, 56, MEAN, STD)
-    full = np.asarray(preprocessing.view(load_image(tmp_path / "large.jpg")), dtype=float)
-    reduced = np.asarray(preprocessing.view(preprocessing.load(tmp_path / "large.jpg")), dtype=float)
+    full, reduced = (read(tmp_path / "large.jpg") for read in (load_image, preprocessing.load))
+    full, reduced = (np.asarray(preprocessing.view(image), dtype=float) for image in (full, reduced))
     assert np.abs(full - reduced).mean() < 2
 
 

@@ -54,7 +54,7 @@ def write_report(study: Study, file: Path, runs: Path, page: Path, provenance: M
     scores = read_scores(file)
     groups = [_group(study, name, scores) for name in study.variants]
     counts, missing = _bleu_counts(groups, runs)
-    measure = Measure((METRIC,), ("BLEU-4",), counts, lambda summed: np.asarray(bleu_from_counts(summed)[..., 3]))
+    measure = Measure((METRIC,), counts, lambda summed: np.asarray(bleu_from_counts(summed)[..., 3]))
     tests = compare_variants(groups, study.references, [measure], partial(_pairs, study))
     made = {(test.variant, test.reference) for test in tests}
     comparisons = (read_json(file) if file.exists() else {}).get("comparisons", {})
@@ -114,9 +114,9 @@ def _bleu_counts(groups: Sequence[Group], runs: Path) -> tuple[dict[str, Floats]
     return counts, missing
 
 
-def _pairs(study: Study, reference: Group, group: Group) -> list[str] | None:
+def _pairs(study: Study, reference: Group, group: Group) -> bool:
     related = study.starts_from(group.name, reference.name) or study.starts_from(reference.name, group.name)
-    return group.runs if related and group.seeds == reference.seeds else None
+    return related and group.seeds == reference.seeds
 
 
 def _written_tests(comparison: Mapping[str, Any], study: Study, groups: Sequence[Group]) -> Iterator[VariantTest]:

@@ -8,14 +8,12 @@ import pytest
 import torch
 
 from benchmarks import __main__ as bench
-from benchmarks import agreement, training
+from benchmarks import training
 from benchmarks.common_port import CommonPort, port_beam_search, port_loss
 from benchmarks.decoding import decode
 from benchmarks.models import Data, Sizes, our_module
 from benchmarks.report import Report, Row
 from benchmarks.timing import Setup, Timing, interleave
-from captioning.errors import InputError
-from captioning.kernels.additive import plain_additive_logits
 from captioning.kernels.machine import has_bfloat16_products
 from captioning.vocabulary import END, START
 
@@ -129,10 +127,3 @@ def test_the_benchmark_writes_every_subject(tmp_path, monkeypatch, capsys):
     assert all(ratio > 0 for key in ("vs_common_port", "seconds") for ratio in content[key].values())
     assert {"command", "commit", "machine", "software", "date"} <= set(content["provenance"])
     assert "beam5_2048" in capsys.readouterr().out
-
-
-def test_a_kernel_that_disagrees_with_its_formula_ends_the_benchmark_with_a_sentence(monkeypatch):
-    agreement.check(CPU)
-    monkeypatch.setattr(agreement, "additive_logits", lambda *inputs: 1.01 * plain_additive_logits(*inputs))
-    with pytest.raises(InputError, match="the kernel of the additive score differs from its plain formula by"):
-        agreement.check(CPU)

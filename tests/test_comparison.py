@@ -14,7 +14,7 @@ from helpers_runs import captioned_image, make_captions, run_of
 
 from captioning.comparison.compare import compare
 from captioning.comparison.page import comparison_page
-from captioning.comparison.result import Cell, Comparison, Disagreement, Table
+from captioning.comparison.result import Cell, Comparison
 from captioning.comparison.verdicts import ONE_SEED, finding
 from captioning.errors import InputError
 from captioning.evaluation.metrics import caption_metrics
@@ -36,12 +36,13 @@ def pair() -> Comparison:
     return compare([soft, hard], resamples=200)
 
 
+def metrics_of(images) -> dict[str, float]:
+    references = [[reference.split() for reference in image.references] for image in images]
+    return caption_metrics([image.caption.split() for image in images], references, java=False)
+
+
 def test_scores_are_corpus_bleu_with_their_interval_around_and_the_difference_beneath(pair):
-    expected = []
-    for captions in (make_captions(40, 0.5), make_captions(40, 0.8, seed=1)):
-        told = [image.caption.split() for image in captions.values()]
-        references = [[reference.split() for reference in image.references] for image in captions.values()]
-        expected.append(caption_metrics(told, references, java=False))
+    expected = [metrics_of(make_captions(40, skill, seed=i).values()) for i, skill in enumerate((0.5, 0.8))]
     for n in range(1, 5):
         soft, hard = cells(pair, "Captions of 40 images", f"BLEU-{n}")
         assert soft.value == pytest.approx(expected[0][f"bleu{n}"])
@@ -58,11 +59,8 @@ def test_the_verdict_says_which_is_higher_and_whether_that_is_clear(pair):
     scores = [pair.scores[run]["bleu4"].value for run in ("hard", "soft")]
     assert verdict.startswith("Clear difference: hard has {:.1f} and soft {:.1f} BLEU-4 (+".format(*scores))
     assert f", 40 images, {ONE_SEED}." in verdict
-    other = compare(
-        [run_of("a", make_captions(9, 0.6)), run_of("b", make_captions(9, 0.6, seed=2))],
-        metric="bleu1",
-        resamples=200,
-    )
+    runs = [run_of("a", make_captions(9, 0.6)), run_of("b", make_captions(9, 0.6, seed=2))]
+    other = compare(runs, metric="bleu1", resamples=200)
     assert other.verdicts["b"].startswith("No clear difference: b has ") and " BLEU-1 (" in other.verdicts["b"]
     same = compare([run_of("a", make_captions(9)), run_of("b", make_captions(9))], resamples=20)
     value = same.scores["a"]["bleu4"].value
@@ -87,10 +85,7 @@ def test_a_difference_is_clear_where_interval_and_test_agree(low, corrected, exp
 
 
 def test_p_values_are_corrected_for_all_tests_of_a_table():
-    runs = [
-        run_of(name, make_captions(30, skill, seed=i))
-        for i, (name, skill) in enumerate(zip("abc", (0.5, 0.6, 0.7), strict=True))
-    ]
+    runs = [run_of(name, make_captions(30, 0.5 + i / 10, seed=i)) for i, name in enumerate("abc")]
     found = compare(runs, resamples=400)
     metrics = ("bleu1", "bleu2", "bleu3", "bleu4", "rouge_l", "cider_d")
     for measures in (metrics, ("pointing_accuracy", "attention_correctness")):
@@ -99,10 +94,8 @@ def test_p_values_are_corrected_for_all_tests_of_a_table():
         assert len({test.p_value for test in tests}) > 1 and all(test.corrected >= test.p_value for test in tests)
     shown = cells(found, "Captions", "BLEU-1")[2].change
     assert f"p = {found.tests['c']['bleu1'].corrected:.3f}" in shown
-    assert all("(Holm)" in table.note for table in found.tables) and found.notices == []
-    (notice,) = compare(
-        [run_of("a", make_captions(8, hits=False)), run_of("b", make_captions(8, hits=False))], resamples=79
-    ).notices
+    assert all("(Holm)" in table.note for table in found.tables[:2]) and found.notices == []
+    (notice,) = compare([run_of(name, make_captions(8, hits=False)) for name in "ab"], resamples=79).notices
     assert notice.startswith("79 resamples are too few for 6 tests") and notice.endswith("at least 120.")
 
 
@@ -112,46 +105,34 @@ def test_runs_on_different_images_are_compared_on_the_common_ones_and_say_so():
     assert found.images == 10
     assert "(a 30, b 12); compared on the 10 in common" in found.notices[0]
     common = [long[i] for i in range(120, 130)]
-    expected = caption_metrics(
-        [i.caption.split() for i in common], [[r.split() for r in i.references] for i in common], java=False
-    )
-    assert cells(found, "Captions of 10 images", "BLEU-2")[0].value == pytest.approx(expected["bleu2"])
+    assert cells(found, "Captions of 10 images", "BLEU-2")[0].value == pytest.approx(metrics_of(common)["bleu2"])
     nouns = sum(len(image.hits) for image in common)
     assert f"{nouns} nouns" in cells(found, "Grounding", "Pointing accuracy")[0].detail
 
 
-def test_runs_without_a_common_image_are_scored_but_not_tested():
-    found = compare([run_of("a", make_captions(8)), run_of("b", make_captions(9, first=500))], resamples=50)
+@pytest.mark.parametrize("other_data_set", [False, True])
+def test_runs_without_a_common_image_are_scored_but_not_tested(other_data_set):
+    other = make_captions(9, first=500)
+    if other_data_set:  # other images under the same numbers
+        other = {i: dataclasses.replace(image, references=["nothing alike"]) for i, image in make_captions(9).items()}
+    found = compare([run_of("a", make_captions(8)), run_of("b", other)], resamples=50)
     assert found.images == 0 and found.tests == {} and found.verdicts == {} and found.disagreements == []
     assert "no image in common (a 8, b 9)" in found.notices[0]
     scores = cells(found, "Captions of each run's own images", "BLEU-1")
-    assert all(cell.value and not cell.change for cell in scores)
-
-
-def test_an_image_of_another_data_set_under_the_same_number_is_not_common():
-    other = {i: dataclasses.replace(image, references=["nothing alike"]) for i, image in make_captions(8).items()}
-    found = compare([run_of("a", make_captions(8)), run_of("b", other)], resamples=20)
-    assert found.images == 0
+    assert all(cell.value is not None and not cell.change for cell in scores)
 
 
 def test_a_run_without_captions_is_named_with_the_command_that_makes_them():
     untested = run_of("b", checkpoint=Path("b/checkpoints/best.ckpt"))
-    found = compare(
-        [
-            run_of("a", make_captions(8)),
-            untested,
-            run_of("c", make_captions(8, 0.9, seed=1)),
-            run_of("d"),
-        ],
-        resamples=20,
-    )
+    tested = [run_of("a", make_captions(8)), run_of("c", make_captions(8, 0.9, seed=1))]
+    found = compare([tested[0], untested, tested[1], run_of("d")], resamples=20)
     assert "to make them: captioning test --ckpt_path b/checkpoints/best.ckpt" in found.notices[0]
     assert "d has no captions" in found.notices[1] and "no checkpoint to make them with" in found.notices[1]
     assert [bool(cell.text) for cell in cells(found, "Captions", "BLEU-1")] == [True, False, True, False]
     assert list(found.tests) == ["c"]
     nothing = compare([run_of("a"), run_of("b")], resamples=20)
-    assert nothing.tables == [] and len(nothing.notices) == 2
-    first_untested = compare([run_of("a"), run_of("b", make_captions(8)), run_of("c", make_captions(8))], resamples=20)
+    assert [table.note for table in nothing.tables] == ["The settings of a, b are not known."]
+    first_untested = compare([untested, *tested], resamples=20)
     assert first_untested.verdicts == {} and first_untested.tests == {}
 
 
@@ -183,44 +164,38 @@ def test_best_and_final_validation_scores_have_their_step():
     assert list(found.curves) == ["val/bleu4", "val/nll"] and list(found.curves["val/nll"]) == ["soft", "hard"]
 
 
-def test_speed_size_and_decoding_stand_side_by_side():
+@pytest.mark.parametrize("output", ["SummedOutput", "MarginalOutput"])  # of today, and of earlier versions
+def test_speed_size_and_decoding_stand_side_by_side(output):
     attention = {"class_path": "x.HardAttention", "init_args": {"score": {"class_path": "x.DotScore"}}}
+    arguments = {"attention": attention, "output": {"class_path": f"x.{output}"}}
     hard = run_of(
         "hard",
-        settings={
-            "model": {
-                "decoder": {
-                    "class_path": "x.D",
-                    "init_args": {"attention": attention, "output": {"class_path": "x.SummedOutput"}},
-                }
-            }
-        },
-        curves={"train/captions_per_second": [(1, 1500.0)]},
+        settings={"model": {"decoder": {"class_path": "x.D", "init_args": arguments}}},
+        curves={"train/captions_per_second": [(1, 10.0), (2, 1600.0), (3, 1500.0)]},
         search={"inference": "argmax", "beam_size": 3},
         parameters={"decoder": 1234567, "encoder": 89},
     )
     found = compare([run_of("soft"), hard], resamples=20)
-    title = "Speed"
-    assert cells(found, title, "Training, captions per second")[1].text == "1,500"
-    assert cells(found, title, "Parameters, decoder")[1].text == "1,234,567"
-    kind = cells(found, title, "Attention")[1]
-    assert (kind.text, kind.detail) == ("summed", "HardAttention, DotScore, SummedOutput")
-    assert cells(found, title, "Context in the test")[1].text == "argmax"
+    for row, text in {
+        "Training, captions per second": "1,500",  # the median
+        "Parameters, decoder": "1,234,567",
+        "Attention": "summed",
+        "Context in the test": "argmax",
+    }.items():
+        soft, cell = cells(found, "Speed", row)
+        assert (soft.text, cell.text) == ("", text)
+    assert cells(found, "Speed", "Attention")[1].detail == f"HardAttention, DotScore, {output}"
 
 
 def test_only_settings_that_differ_are_shown_and_not_where_a_run_lies():
     common = {"name": "a", "runs": "x", "trainer": {"default_root_dir": "x/a", "max_epochs": 3, "devices": 1}}
     other = {"name": "b", "runs": "x", "trainer": {"default_root_dir": "x/b", "max_epochs": 5, "devices": 1.0}}
-    runs = [
-        run_of("a", settings=common),
-        run_of("b", settings={**other, "data": {"seed": None}}),
-        run_of("c"),
-    ]
-    found = compare(runs, resamples=20)
-    assert [(row.name, [cell.text for cell in row.cells]) for row in found.settings.rows] == [
+    runs = [run_of("a", settings=common), run_of("b", settings={**other, "data": {"seed": None}}), run_of("c")]
+    (table,) = compare(runs, resamples=20).tables
+    assert [(row.name, [cell.text for cell in row.cells]) for row in table.rows] == [
         ("trainer.max_epochs", ["3", "5", ""])
     ]
-    assert "The settings of c are not known" in found.settings.note
+    assert "The settings of c are not known" in table.note
 
 
 def test_the_images_where_sentences_scores_differ_most_come_first():
@@ -306,27 +281,12 @@ def test_a_caption_marks_the_words_that_no_reference_has():
     assert re.findall(r'class="alone">(.*?)<', text) == ["blue"]
 
 
-def test_equal_settings_and_missing_curves_leave_no_empty_table():
-    text = Page(comparison_page(Comparison(["a", "b"], "bleu4"))).text
-    assert "Settings that differ" not in text and "curves" not in text
-    settings = Table("Settings that differ", [], "The settings of a are not known.")
-    unknown = Comparison(["a", "b"], "bleu4", settings=settings)
-    assert "The settings of a are not known." in Page(comparison_page(unknown)).text
-
-
-def test_runs_that_were_validated_once_have_no_chart():
-    one, two = [(9, 5.0)], [(9, 6.0), (18, 7.0)]
-    page = comparison_page(Comparison(["a", "b"], "bleu4", curves={"val/bleu4": {"a": one, "b": one}}))
-    assert "svg+xml" not in page
-    page = comparison_page(Comparison(["a", "b"], "bleu4", curves={"val/bleu4": {"a": one, "b": two}}))
-    assert page.count("svg+xml") == 1
-
-
-@pytest.mark.parametrize(
-    ("captions", "place"), [(("a b c", "a b d"), 2), (("a b c", "a b"), 2), (("b", "a"), 0), (("a", "a b", "a c"), 1)]
-)
-def test_captions_differ_first_where_words_do_or_one_ends(captions, place):
-    assert Disagreement(1, dict(zip("xyz", captions, strict=False)), {}, []).first_difference == place
+@pytest.mark.parametrize(("steps", "charts"), [(1, 0), (2, 1)])
+def test_a_page_has_no_empty_table_and_no_chart_of_single_points(steps, charts):
+    curves = {"val/bleu4": {"a": [(9, 5.0)], "b": [(9, 6.0), (18, 7.0)][:steps]}}
+    page = comparison_page(Comparison(["a", "b"], "bleu4", [["a"], ["b"]], curves=curves))
+    assert "Settings that differ" not in page and "Where the runs" not in page
+    assert page.count("svg+xml") == charts
 
 
 def test_a_metric_that_cannot_be_computed_is_refused():

@@ -27,23 +27,12 @@ def test_a_folder_is_read_with_everything_in_it(tmp_path):
     assert run.captions[7].reference_hits == []
 
 
-def test_a_resumed_runs_curve_goes_on_and_what_was_logged_twice_counts_once(tmp_path):
-    folder = make_run(tmp_path / "a", csv="step,train/loss\n1,5\n2,4\n3,9\n")
+def test_a_resumed_runs_curve_goes_on_and_a_killed_runs_last_line_costs_that_line(tmp_path):
+    folder = make_run(tmp_path / "a", csv="step,train/loss,val/nll\n1,5,\n2,4,nan\n3,9,\n4")
     for version, text in ((10, "step,train/loss\n4,1\n"), (2, "step,train/loss\n3,3\n4,7\n")):
         (folder / f"metrics/version_{version}").mkdir()
         (folder / f"metrics/version_{version}/metrics.csv").write_text(text)
-    assert read_run(folder).curves["train/loss"] == [(1, 5), (2, 4), (3, 3), (4, 1)]
-
-
-def test_a_killed_runs_last_line_costs_that_line(tmp_path):
-    folder = make_run(tmp_path / "a", csv="step,train/loss,val/nll\n1,5,\n2,4,nan\n3")
-    assert read_run(folder).curves == {"train/loss": [(1, 5), (2, 4)]}
-
-
-def test_what_is_no_run_is_refused_by_name(tmp_path):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=r"empty: not a run; it has none of config.yaml"):
-        read_run(tmp_path / "empty")
+    assert read_run(folder).curves == {"train/loss": [(1, 5), (2, 4), (3, 3), (4, 1)]}  # logged twice, the later counts
 
 
 @pytest.mark.parametrize(
@@ -87,38 +76,23 @@ def test_speed_is_the_median_of_what_was_logged():
     assert Run("a").captions_per_second is None
 
 
-@pytest.mark.parametrize(
-    ("output", "summed"), [("SummedOutput", True), ("MarginalOutput", True), ("DeepOutput", False)]
-)
-def test_a_summed_likelihood_is_told_by_its_output_of_any_version(output, summed):
-    decoder = {"class_path": "x.D", "init_args": {"output": {"class_path": f"captioning.model.{output}"}}}
-    assert Run("a", settings={"model": {"decoder": decoder}}).is_summed == summed
-
-
 def test_a_folder_stands_for_its_runs_by_name(tmp_path):
     for name in ("soft", "hard"):
         make_run(tmp_path / name, captions=[CAPTION])
     (tmp_path / "notes").mkdir()
     assert [run.name for run in find_runs(tmp_path)] == ["hard", "soft"]
     assert [run.name for run in find_runs(tmp_path / "soft")] == ["soft"]
-    with pytest.raises(InputError, match="nowhere: no such folder; give a run's folder, or a folder of runs"):
-        find_runs(tmp_path / "nowhere")
-    with pytest.raises(InputError, match="notes: not a run"):
+    with pytest.raises(InputError, match=r"notes: not a run; it has none of config.yaml"):
         find_runs(tmp_path / "notes")
 
 
-def test_runs_of_one_name_get_distinct_names(tmp_path):
-    runs = [Run("soft", tmp_path / "a/soft"), Run("hard"), Run("soft", tmp_path / "b/soft"), Run("hard")]
-    name_runs(runs)
-    assert [run.name for run in runs] == ["a/soft", "hard (1)", "b/soft", "hard (2)"]
-    same = [Run("soft", tmp_path / "a/soft"), Run("soft", tmp_path / "a/soft")]
-    name_runs(same)
-    assert [run.name for run in same] == ["a/soft (1)", "a/soft (2)"]
-
-
-def test_the_page_lies_beside_the_runs(tmp_path, monkeypatch):
+def test_runs_of_one_name_get_distinct_names_and_the_page_lies_beside_the_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    runs = [Run("a", Path("runs/demo/a")), Run("b", tmp_path / "runs/demo/b")]
-    assert common_folder(runs) == Path("runs/demo")
-    assert common_folder([*runs, Run("c", Path("runs/c"))]) == Path("runs")
-    assert common_folder([Run("d")]) == Path()
+    folders = [Path("runs/a/soft"), Path("runs/hard"), tmp_path / "runs/b/soft"]
+    runs = [Run(folder.name, folder) for folder in folders]
+    assert common_folder(runs) == Path("runs")
+    name_runs(runs)
+    assert [run.name for run in runs] == ["a/soft", "hard", "b/soft"]
+    runs = [Run("soft", Path(name, "demo/soft")) for name in "ab"]
+    name_runs(runs)
+    assert [run.name for run in runs] == ["a/demo/soft", "b/demo/soft"]

@@ -49,24 +49,25 @@ def compare(
     from captioning.comparison.attention_explorer import explore, load_models
     from captioning.comparison.compare import compare as comparison_of
     from captioning.comparison.page import comparison_page
-    from captioning.comparison.runs import add_test, common_folder, find_runs, name_runs
+    from captioning.comparison.runs import common_folder, find_runs, name_runs, read_run
     from captioning.comparison.terminal import print_comparison
     from captioning.provenance import provenance
 
     with tables(json) as numbers:
         # A run that was named by itself, to compare with, is not added again with those of its folder.
-        found = list({os.path.abspath(run.folder or name): run for name in runs for run in find_runs(name)}.values())
+        found = list({os.path.abspath(run.folder): run for name in runs for run in find_runs(name)}.values())
         if len(found) < 2:
             raise InputError(f"give two or more runs to compare, got {' '.join(runs)}")
-        name_runs(found)
         for run in found if test else ():
-            if run.captions is None and run.checkpoint is not None and run.folder is not None:
+            if run.captions is None and run.checkpoint is not None:
                 options = ["--ckpt_path", str(run.checkpoint), *(f"--import={module}" for module in IMPORTED)]
                 if subprocess.run([sys.executable, "-m", "captioning", "test", *options], check=False).returncode:
                     raise InputError(f"{run.name}: captioning test failed")
-                add_test(run, run.folder)
+        if test:
+            found = [read_run(run.folder) for run in found]
+        name_runs(found)
         models, problems = load_models(found)
-        comparison = comparison_of(found, metric=metric, resamples=resamples, seed=seed, images=images, java=True)
+        comparison = comparison_of(found, metric=metric, resamples=resamples, seed=seed, images=images)
         explorer, more = explore(found, models, comparison, seed=seed)
         comparison.notices += problems + more
         print_comparison(comparison)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,11 +31,10 @@ def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner[Captioner
         if run.checkpoint is None:
             continue
         try:
-            model = load(run.checkpoint)
+            model = models[run.name] = load(run.checkpoint)
         except InputError as error:
             problems.append(str(error))
             continue
-        models[run.name] = model
         modules = {"decoder": model.model.decoder, "encoder": model.encoder}
         run.parameters = {name: sum(p.numel() for p in module.parameters()) for name, module in modules.items()}
         run.settings = run.settings or model.settings
@@ -46,13 +46,8 @@ def explore(
 ) -> tuple[str, list[str]]:
     """Return the images of the disagreements with the tested captions and every model's attention along them.
 
-    The attention comes from teacher forcing the tested captions. The disagreements get the names of their files.
-
-    Args:
-        runs: The runs.
-        models: The models of ``load_models``.
-        comparison: The comparison of the runs.
-        seed: Seed of contexts that are sampled.
+    The attention comes from teacher forcing the tested captions; contexts that are sampled are drawn from ``seed``. The
+    disagreements get the names of their files.
 
     Returns:
         The explorer as HTML, "" if it would be empty, and sentences on what is missing in it.
@@ -64,40 +59,39 @@ def explore(
     items = [item for item in comparison.disagreements if item.image_id in files]
     if not items:
         return "", [f"The page shows no images: {problem}."]
-    for item in items:
-        item.file = files[item.image_id].name
+    paths = [files[item.image_id] for item in items]
+    for item, path in zip(items, paths, strict=True):
+        item.file = path.name
     notices: list[str] = []
     images: dict[str, Shown] = {}
     framings: dict[float, str] = {}  # runs that crop differently share no view
     for run in tested:
-        if run.name not in models:
+        if run.name not in models or run.checkpoint is None:
             notices.append(f"No attention of {run.name}: its checkpoint is missing, or cannot be loaded.")
             continue
         model = models[run.name]
-        preprocessing = model.encoder.preprocessing
-        framing = (preprocessing.crop or 0) / preprocessing.resize
+        framing = (model.encoder.preprocessing.crop or 0) / model.encoder.preprocessing.resize
         suffix = framings.setdefault(framing, f", as {run.name} cuts it" if framings else "")
-        said = [item.captions[run.name].split() for item in items]
-        shown, tested_one = run.checkpoint.name if run.checkpoint else "", run.search.get("checkpoint")
+        shown, tested_one = run.checkpoint.name, run.search.get("checkpoint")
         if tested_one not in (None, shown):
             notices.append(f"{run.name} was tested with {tested_one}, which is gone; the attention shown is {shown}'s.")
         inference = run.search.get("inference", model.model.decoder.attention.inference)
+        said = [item.captions[run.name].split() for item in items]
+        sampled = seed if inference == "sample" else None
         try:
-            captions = model.force_decode(
-                [files[item.image_id] for item in items],
-                said,
-                inference=inference,
-                seed=seed if inference == "sample" else None,
-            )
+            captions = model.force_decode(paths, said, inference=inference, seed=sampled)
         except InputError as error:  # a damaged image, or a mode that the checkpoint does not have
             notices.append(f"No attention of {run.name}: {error}.")
             continue
         for item, caption in zip(items, captions, strict=True):
-            numbers = {TITLES[comparison.metric]: f"{item.scores[run.name]:.1f}"}
             name = f"{item.name}{suffix}"
             if name not in images:
                 images[name] = shown_image(name, caption.view, [], references=item.references)
-            images[name]["runs"].append(caption.for_explorer(run.name, numbers=numbers, start=item.first_difference))
+            numbers = {TITLES[comparison.metric]: f"{item.scores[run.name]:.1f}"}
+            # It starts at the first word at which the captions differ; a caption may end before it.
+            said_by_all = zip(*(text.split() for text in item.captions.values()), strict=False)
+            start = len(list(itertools.takewhile(lambda words: len(set(words)) == 1, said_by_all)))
+            images[name]["runs"].append(caption.for_explorer(run.name, numbers=numbers, start=start))
     return explorer_fragment(list(images.values())) if images else "", notices
 
 
@@ -118,8 +112,7 @@ def _image_files(runs: Sequence[Run], ids: Sequence[int]) -> tuple[dict[int, Pat
                 continue
             rows = {int(image_id): row for row, image_id in enumerate(index.image_ids)}
             files = {i: index.image_path(rows[i]) for i in ids if i in rows}
-            existing = {i: path for i, path in files.items() if path.is_file()}
-            if existing:
+            if existing := {i: path for i, path in files.items() if path.is_file()}:
                 return existing, ""
             if files:
                 problem = f"{next(iter(files.values()))} is not there"

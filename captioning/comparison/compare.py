@@ -6,35 +6,30 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from captioning.comparison.conditions import add_conditions, add_training, ordered_curves, settings_table
+from captioning.comparison.conditions import add_conditions
 from captioning.comparison.groups import group_by_seed
-from captioning.comparison.measures import (
-    Captions,
-    Measure,
-    caption_measures,
-    common_images,
-    grounding_measures,
-    titles_of,
-)
-from captioning.comparison.result import Comparison, Disagreement, Group
+from captioning.comparison.measures import Captions, Measure, caption_measures, grounding_measures
+from captioning.comparison.result import CORRECTED, Cell, Comparison, Disagreement, Row, Table
 from captioning.comparison.runs import Run
-from captioning.comparison.score_tables import ScoreTables
 from captioning.comparison.variants_table import add_variants
-from captioning.comparison.verdicts import add_verdicts
+from captioning.comparison.verdicts import ONE_SEED, add_verdicts
 from captioning.errors import InputError
 from captioning.evaluation.metrics import TITLES
+from captioning.evaluation.resampling import LEVEL, Difference, Floats, Interval, differences, holm, intervals
+
+_GROUNDING = (
+    "Over the nouns that name an object with a known mask, percent. Pointing accuracy: the strongest location "
+    "touches the object; attention correctness: the fraction of attention on it. Beneath each: what attention "
+    "that ignores the caption gets at the same nouns."
+)
 
 
 def compare(
-    runs: Sequence[Run],
-    *,
-    metric: str = "bleu4",
-    resamples: int = 1000,
-    seed: int = 0,
-    images: int = 12,
-    java: bool = False,
+    runs: Sequence[Run], *, metric: str = "bleu4", resamples: int = 1000, seed: int = 0, images: int = 12
 ) -> Comparison:
     """Compare runs with the first of them. Runs that differ in their seed alone are one variant, and stand together.
+
+    METEOR is computed where it is available and all runs use the English tokenizer.
 
     Args:
         runs: Runs with different names.
@@ -42,7 +37,6 @@ def compare(
         resamples: Resamples of the images, for every interval and every test.
         seed: Seed of the resampling.
         images: Number of disagreements to list.
-        java: Whether to compute METEOR, where it is available and all runs use the English tokenizer.
 
     Raises:
         InputError: ``metric`` is not available.
@@ -50,40 +44,45 @@ def compare(
     named = {run.name: run for run in runs}
     variants = [group.runs for group in group_by_seed(runs)]
     runs = [named[name] for variant in variants for name in variant]
-    result = Comparison([run.name for run in runs], metric, variants=variants)
+    result = Comparison([run.name for run in runs], metric, variants)
     tested = {run.name: run.captions for run in runs if run.captions}
     result.notices += [_untested(run) for run in runs if not run.captions]
-    common = common_images(tested, result)
+    common = _common_images(tested, result) if tested else []
     scored = {name: [captions[i] for i in common or sorted(captions)] for name, captions in tested.items()}
-    java = java and not any(run.search.get("tokenizer") for run in runs)
-    captions, nouns = caption_measures(scored, java=java), grounding_measures(scored)
+    captions = caption_measures(scored, java=not any(run.search.get("tokenizer") for run in runs))
+    nouns = grounding_measures(scored)
     if captions and not any(metric in measure.keys for measure in captions):
         raise InputError(f"metric: {TITLES[metric]} cannot be computed here; it needs Java and English captions")
     groups = group_by_seed([run for run in runs if run.captions])
-    compared = _compared_one_by_one(result.runs, groups) if common and result.runs[0] in tested else []
-    tables = ScoreTables(result, compared, resamples=resamples, seed=seed)
+    # Runs are compared with the first over images alone, unless both have several seeds.
+    seeds = {run: len(group.runs) for group in groups for run in group.runs}
+    first, *others = result.runs
+    compared = [run for run in others if common and min(seeds.get(run, 0), seeds.get(first, 0)) == 1]
     if captions:
-        tables.add_captions(captions)
+        on = f"{result.images} images" if result.images else "each run's own images"
+        change = (
+            " and the difference from the first run with its 95 % interval (paired bootstrap) "
+            "and p-value (randomization test)"
+        )
+        note = (
+            "Percent; BLEU with brevity penalty, CIDEr-D times 100. Below each score its 95 % interval (bootstrap over "
+            f"images){change * bool(compared)}, {resamples} resamples."
+        )
+        _add_scores(result, Table(f"Captions of {on}", [], note), captions, compared, resamples=resamples, seed=seed)
+        bleu = captions[0].counts
+        ratios = [_length_ratio(bleu[run]) if run in bleu else None for run in result.runs]
+        row = Row("Words per reference word", [Cell.plain(ratio, "{:.3f}") for ratio in ratios])
+        result.tables[-1].rows.append(row)
     if nouns:
-        tables.add_grounding(nouns)
-    measures = [measure for measure in [*captions, *nouns] if not measure.baseline]
+        _add_scores(result, Table("Grounding", [], _GROUNDING), nouns, compared, resamples=resamples, seed=seed)
     if any(len(group.runs) > 1 for group in groups):
-        add_variants(result, measures, groups, named)
-    add_verdicts(result, titles_of(measures))
-    add_training(result, runs)
+        add_variants(result, [measure for measure in [*captions, *nouns] if not measure.baseline], groups, named)
+    add_verdicts(result)
     add_conditions(result, runs)
-    result.settings = settings_table(runs)
-    result.curves = ordered_curves(runs, metric)
     if common and len(tested) > 1:
         (measure,) = [measure for measure in captions if metric in measure.keys]
         result.disagreements = _disagreements(tested, measure, common, metric)[:images]
     return result
-
-
-def _compared_one_by_one(runs: Sequence[str], groups: Sequence[Group]) -> list[str]:
-    """Return the runs that are compared with the first over images alone: unless both have several seeds."""
-    seeds = {run: len(group.runs) for group in groups for run in group.runs}
-    return [run for run in runs[1:] if run in seeds and min(seeds[run], seeds[runs[0]]) == 1]
 
 
 def _untested(run: Run) -> str:
@@ -91,6 +90,66 @@ def _untested(run: Run) -> str:
     if run.checkpoint is None:
         return f"{missing}, and no checkpoint to make them with"
     return f"{missing}; to make them: captioning test --ckpt_path {run.checkpoint}"
+
+
+def _common_images(tested: Mapping[str, Captions], result: Comparison) -> list[int]:
+    """Return the ids of the images that all tested runs captioned, with a notice where they are not all images."""
+    first, *others = tested.values()
+    shared = sorted(set(first).intersection(*others))
+    # An id alone does not make an image: another data set has other references under the same number.
+    common = [i for i in shared if all(set(first[i].references) & set(run[i].references) for run in others)]
+    if any(len(run) != len(common) for run in tested.values()):
+        sizes = ", ".join(f"{name} {len(run)}" for name, run in tested.items())
+        result.notices.append(
+            f"The runs were evaluated on different images ({sizes}); compared on the {len(common)} in common."
+            if common
+            else f"The runs have no image in common ({sizes}): each is scored on its own images, and no test is made."
+        )
+    result.images = len(common)
+    return common
+
+
+def _add_scores(
+    result: Comparison, table: Table, measures: Sequence[Measure], compared: Sequence[str], *, resamples: int, seed: int
+) -> None:
+    """Add a table of measures with their intervals, and the tests behind it, corrected for their number."""
+    first = result.runs[0]
+    tests: dict[tuple[str, str], Difference] = {}
+    for measure in measures:
+        for run in compared:
+            if {first, run} <= measure.counts.keys() and not measure.baseline:
+                pair = measure.counts[first], measure.counts[run]
+                tested = differences(*pair, measure.values, resamples=resamples, seed=seed)
+                tests |= {(run, key): test for key, test in zip(measure.keys, tested, strict=True)}
+    for (run, key), corrected in zip(tests, holm(list(tests.values())), strict=True):
+        result.tests.setdefault(run, {})[key] = corrected
+    if len(tests) / (resamples + 1) >= LEVEL:
+        result.notices.append(
+            f"{resamples} resamples are too few for {len(tests)} tests: no corrected p-value can be below "
+            f"{LEVEL}; take at least {round(len(tests) / LEVEL)}."
+        )
+    for measure in measures:
+        cells: dict[tuple[str, str], Cell] = {}
+        for run, counts in measure.counts.items():
+            if measure.baseline:
+                cells[run, measure.keys[0]] = Cell.plain(float(measure.values(counts.sum(axis=0))), "{:.1f}")
+                continue
+            ends = intervals(counts, measure.values, resamples=resamples, seed=seed).reshape(3, -1)
+            of = f", {int(counts[:, 1].sum())} {measure.unit}" if measure.unit else ""
+            for key, (value, low, high) in zip(measure.keys, ends.T.tolist(), strict=True):
+                result.scores.setdefault(run, {})[key] = Interval(value, low, high)
+                test = result.tests.get(run, {}).get(key)
+                cells[run, key] = Cell.measured(value, f"{low:.1f} to {high:.1f}{of}", test)
+        for key in measure.keys:
+            of_runs = [cells.get((run, key), Cell()) for run in result.runs]
+            table.rows.append(Row(TITLES[key], of_runs, measure.baseline))
+    note = f"{table.note}{CORRECTED} The tests are over images; {ONE_SEED}." if tests else table.note
+    result.tables.append(table._replace(note=note))
+
+
+def _length_ratio(counts: Floats) -> float | None:
+    hypothesis, reference = counts[:, -2:].sum(axis=0)
+    return float(hypothesis / reference) if reference else None
 
 
 def _disagreements(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from captioning.comparison.result import Cell, Comparison, Row, Table
-from captioning.comparison.runs import Curve, Run, flat
+from captioning.comparison.runs import Run, flat
 
 _SEARCH = {
     "Split of the test": "split",
@@ -15,6 +15,7 @@ _SEARCH = {
     "Tokenizer, if not English": "tokenizer",
     "Beam size in the test": "beam_size",
 }
+_SUMMED_OUTPUTS = ("SummedOutput", "MarginalOutput")  # today, and in runs of earlier versions
 # Settings that make no variant: where a run is stored and logged, what it is tested on (a row of its own), and what the
 # run folders of earlier versions repeat.
 _ELSEWHERE = (
@@ -23,49 +24,46 @@ _ELSEWHERE = (
 ).split()
 
 
-def add_training(result: Comparison, runs: Sequence[Run]) -> None:
-    """Add the table of the best and the last validation."""
+def add_conditions(result: Comparison, runs: Sequence[Run]) -> None:
+    """Add the curves, and the tables of the validation, of speed, size and decoding, and of settings that differ."""
+    leading = [f"val/{result.metric}", "val/nll", "val/pointing_accuracy", "val/attention_correctness"]
+    keys = sorted({key for run in runs for key in run.curves if "/" in key and not key.endswith("_no_penalty")})
+    ordered = sorted(keys, key=[*leading, "train/loss", *keys].index)
+    result.curves = {key: {run.name: run.curves[key] for run in runs if run.curves.get(key)} for key in ordered}
     rows = []
-    for key in (f"val/{result.metric}", "val/nll", "val/pointing_accuracy", "val/attention_correctness"):
+    for key in [key for key in leading if key in keys]:
         curves = [run.curves.get(key) for run in runs]
         choose = min if key == "val/nll" else max
         best = [choose(curve, key=lambda point: point[1]) if curve else None for curve in curves]
         final = [curve[-1] if curve else None for curve in curves]
-        if any(curves):
-            named = {"best and final": best} if best == final else {"best": best, "final": final}
-            rows += [Row(f"{key} {which}", list(map(_point, points))) for which, points in named.items()]
+        named = {"best and final": best} if best == final else {"best": best, "final": final}
+        rows += [Row(f"{key} {which}", list(map(_point, points))) for which, points in named.items()]
     if rows:
         result.tables.append(Table("Validation", rows, "In training, at the optimizer step beside the score."))
-
-
-def _point(point: tuple[int, float] | None) -> Cell:
-    return Cell("") if point is None else Cell(f"{point[1]:.2f}", detail=f"step {point[0]:,}", value=point[1])
-
-
-def add_conditions(result: Comparison, runs: Sequence[Run]) -> None:
-    """Add the table of speed, size and decoding."""
     rows = [
         Row("Training, captions per second", [Cell.plain(run.captions_per_second, "{:,.0f}") for run in runs]),
-        *(
-            Row(f"Parameters, {name}", [Cell.plain(run.parameters.get(name), "{:,.0f}") for run in runs])
-            for name in ("decoder", "encoder")
-        ),
+        Row("Parameters, decoder", [Cell.plain(run.parameters.get("decoder"), "{:,.0f}") for run in runs]),
+        Row("Parameters, encoder", [Cell.plain(run.parameters.get("encoder"), "{:,.0f}") for run in runs]),
         Row("Attention", [_attention(run) for run in runs]),
         *(Row(title, [Cell.plain(run.search.get(key)) for run in runs]) for title, key in _SEARCH.items()),
     ]
-    rows = [row for row in rows if any(cell.text for cell in row.cells)]
-    if rows:
+    if rows := [row for row in rows if any(cell.text for cell in row.cells)]:
         note = (
             "Captions per second: the median of what training logged, per process. Context: the expectation over "
             "locations (expected), the most probable one (argmax) or one drawn (sample)."
         )
         result.tables.append(Table("Speed, size and decoding", rows, note))
+    result.tables.append(_settings_table(runs))
+
+
+def _point(point: tuple[int, float] | None) -> Cell:
+    return Cell() if point is None else Cell(f"{point[1]:.2f}", detail=f"step {point[0]:,}", value=point[1])
 
 
 def _attention(run: Run) -> Cell:
     settings = flat(run.settings)
     names = [settings.get(f"model.decoder.{key}") for key in ("attention", "attention.score", "output")]
-    kind, *parts = [*["summed"] * run.is_summed, *(str(name) for name in names if name), ""]
+    kind, *parts = [*["summed"] * (names[-1] in _SUMMED_OUTPUTS), *(str(name) for name in names if name), ""]
     return Cell(kind, detail=", ".join(filter(None, parts)))
 
 
@@ -78,26 +76,15 @@ def settings_of(run: Run) -> dict[str, Any]:
     }
 
 
-def settings_table(runs: Sequence[Run]) -> Table:
+def _settings_table(runs: Sequence[Run]) -> Table:
     """Return the settings that differ among the runs whose settings are known."""
     settings = {run.name: settings_of(run) for run in runs if run.settings}
     rows = []
     for key in sorted({key for of_run in settings.values() for key in of_run}):
         values = [of_run.get(key) for of_run in settings.values()]
         if any(value != values[0] for value in values):
-            rows.append(Row(key, [Cell(_shown(settings.get(run.name, {}).get(key, ""))) for run in runs]))
+            shown = [settings.get(run.name, {}).get(key, "") for run in runs]
+            rows.append(Row(key, [Cell(str(v).lower() if v is None or isinstance(v, bool) else str(v)) for v in shown]))
     missing = [run.name for run in runs if run.name not in settings]
     note = f"The settings of {', '.join(missing)} are not known." if missing else ""
     return Table("Settings that differ", rows, note)
-
-
-def _shown(value: Any) -> str:
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def ordered_curves(runs: Sequence[Run], metric: str) -> dict[str, dict[str, Curve]]:
-    """Return the curves of the runs by log key, the validation metrics first."""
-    leading = [f"val/{metric}", "val/nll", "val/pointing_accuracy", "val/attention_correctness", "train/loss"]
-    keys = sorted({key for run in runs for key in run.curves if "/" in key and not key.endswith("_no_penalty")})
-    ordered = [key for key in leading if key in keys] + [key for key in keys if key not in leading]
-    return {key: {run.name: run.curves[key] for run in runs if run.curves.get(key)} for key in ordered}

@@ -11,7 +11,6 @@ from captioning.comparison.result import Group
 from captioning.comparison.runs import Run
 
 _SEEDS = ("seed_everything", "data.seed")
-_SEPARATORS = "_-. /"
 
 
 def group_by_seed(runs: Sequence[Run]) -> list[Group]:
@@ -32,12 +31,16 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
     taken = {run.name for run in runs}
     groups = []
     for variant in variants:
-        names = [run.name for run in variant.values()]
-        name = names[0] if len(names) == 1 else _common_name(names, list(variant))
-        while len(names) > 1 and name in taken:
-            name += " (seeds)"
+        names, seeds = [run.name for run in variant.values()], list(variant)
+        name = names[0]
+        if len(names) > 1:
+            # What the names share before their seeds: soft_1 and soft_10 belong to soft.
+            stems = {name.removesuffix(seed).rstrip("_-. /") for name, seed in zip(names, seeds, strict=True)}
+            name = stems.pop() or name if len(stems) == 1 else f"{name} and other seeds"
+            while name in taken:
+                name += " (seeds)"
         taken.add(name)
-        groups.append(Group(name, names, list(variant)))
+        groups.append(Group(name, names, seeds))
     return groups
 
 
@@ -58,28 +61,15 @@ def _differ_in_seed_alone(run: Run, other: Run) -> bool:
 
 
 def _without_seed(run: Run, starred: bool) -> dict[str, Any]:
-    """Return the settings without the seed and, if ``starred``, without that of a run that this one started from."""
+    """Return the settings without the seed and, if ``starred``, without that of the runs that this one started from."""
     settings = {key: value for key, value in settings_of(run).items() if key not in _SEEDS}
-    if starred:
-        seed = re.compile(rf"(?<!\d){re.escape(_seed_of(run))}(?=/checkpoints/[^/]*$)")
-        settings |= {key: seed.sub("*", str(value)) for key, value in settings.items() if value and _is_start(key)}
+    seed = re.compile(rf"(?<!\d){re.escape(_seed_of(run))}(?=/checkpoints/[^/]*$)")
+    for key, value in settings.items():
+        if starred and value and re.fullmatch(r"init_from|averaged\..*\.checkpoint", key):
+            settings[key] = seed.sub("*", str(value))
     return settings
 
 
 def _search_of(run: Run) -> dict[str, Any]:
     """Return the decoding options, without the epoch of the tested checkpoint, which differs between seeds."""
-    return {
-        name: re.sub(r"\d+", "", str(value)) if name == "checkpoint" else value  # best-epoch=3.ckpt
-        for name, value in run.search.items()
-    }
-
-
-def _is_start(key: str) -> bool:
-    """Return whether a setting names a checkpoint that a run started from, or that it is an average of."""
-    return key == "init_from" or (key.startswith("averaged.") and key.endswith(".checkpoint"))
-
-
-def _common_name(names: Sequence[str], seeds: Sequence[str]) -> str:
-    """Return what names share before their seeds: soft_1 and soft_10 belong to soft."""
-    stems = {name.removesuffix(seed).rstrip(_SEPARATORS) for name, seed in zip(names, seeds, strict=True)}
-    return stems.pop() or names[0] if len(stems) == 1 else f"{names[0]} and other seeds"
+    return run.search | {"checkpoint": re.sub(r"\d+", "", str(run.search.get("checkpoint")))}  # best-epoch=3.ckpt

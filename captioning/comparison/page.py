@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import io
+from collections.abc import Mapping, Sequence
 
-from captioning.comparison.charts import line_chart
 from captioning.comparison.result import Comparison
+from captioning.comparison.runs import Curve
 from captioning.evaluation.metrics import TITLES
 from captioning.views.page import render
 
 # Okabe and Ito's colours, distinguishable for colour-blind readers, one for a variant; further variants start over.
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
-_LEADING = 3  # charts beside the first table
+_DOTS_UP_TO = 30  # points are marked as long as they do not run together
 
 
 def comparison_page(comparison: Comparison, *, explorer: str = "", footer: Sequence[str] = ()) -> str:
     """Return a complete HTML document that opens from disk and needs no network.
 
     Args:
-        comparison: The comparison.
         explorer: ``explorer_fragment`` of the images where the runs disagree. Without it the page has their captions as
             text.
         footer: Lines about where the page comes from.
@@ -26,7 +27,7 @@ def comparison_page(comparison: Comparison, *, explorer: str = "", footer: Seque
     colors = {run: _COLORS[number % len(_COLORS)] for number, runs in enumerate(comparison.variants) for run in runs}
     colors |= {group.name: colors[group.runs[0]] for group in comparison.groups}
     charts = [
-        (key, line_chart(curves, colors))
+        (key, _line_chart(curves, colors))
         for key, curves in comparison.curves.items()
         if max(map(len, curves.values())) > 1  # single points, as of one validation, are in the table
     ]
@@ -36,9 +37,28 @@ def comparison_page(comparison: Comparison, *, explorer: str = "", footer: Seque
         comparison=comparison,
         colors=colors,
         metric=TITLES[comparison.metric],
-        leading=charts[:_LEADING],
-        charts=charts[_LEADING:],
+        charts=charts,
         explorer=explorer,
         footer=footer,
-        zip=zip,
     )
+
+
+def _line_chart(curves: Mapping[str, Curve], colors: Mapping[str, str]) -> str:
+    """Return an SVG of curves over steps, on white, as a data URI."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    file = io.BytesIO()
+    with rc_context({"svg.fonttype": "none", "text.parse_math": False}):  # text that stays text
+        figure = Figure(figsize=(4.4, 2.6), layout="constrained")
+        axes = figure.subplots()
+        for run, curve in curves.items():
+            marker = "." if len(curve) <= _DOTS_UP_TO else ""
+            axes.plot(*zip(*curve, strict=True), color=colors[run], marker=marker, linewidth=1.5, label=run.lstrip("_"))
+        axes.grid(color="#dddddd", linewidth=0.6)
+        axes.tick_params(labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+        if len(curves) > 1:
+            axes.legend(fontsize=8, frameon=False)
+        figure.savefig(file, format="svg")
+    return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -6,14 +6,18 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from captioning.comparison.runs import Curve
 from captioning.evaluation.resampling import Difference, Interval
 
+CORRECTED = (
+    " Bold: interval and test agree on a difference. The p-values are corrected for the tests in this table (Holm); "
+    "the intervals are not."
+)
 
-@dataclass(frozen=True)
-class Cell:
+
+class Cell(NamedTuple):
     """A number as it is shown.
 
     Attributes:
@@ -24,7 +28,7 @@ class Cell:
         value: The number itself; None for a text.
     """
 
-    text: str
+    text: str = ""
     detail: str = ""
     change: str = ""
     clear: bool = False
@@ -33,19 +37,18 @@ class Cell:
     @classmethod
     def plain(cls, value: Any, shape: str = "{}") -> Cell:
         if value is None or (isinstance(value, float) and math.isnan(value)):
-            return cls("")
+            return cls()
         return cls(shape.format(value), value=float(value) if isinstance(value, (int, float)) else None)
 
     @classmethod
     def measured(cls, value: float, detail: str, test: Difference | None) -> Cell:
-        if test is None:
-            return cls(f"{value:.2f}", detail, value=value)
-        return cls(f"{value:.2f}", detail, change_text(test), test.clear, value=value)
+        change, clear = ("", False) if test is None else (change_text(test), test.clear)
+        return cls(f"{value:.2f}", detail, change, clear, value)
 
 
 def change_text(test: Difference) -> str:
     """Return a difference with its interval and p-value."""
-    value, low, high = (f"{number:+.2f}" for number in (test.interval.value, test.interval.low, test.interval.high))
+    value, low, high = (f"{number:+.2f}" for number in vars(test.interval).values())
     return f"{'equal' if value in ('+0.00', '-0.00') else value} ({low} to {high}), {p_text(test.corrected)}"
 
 
@@ -53,8 +56,7 @@ def p_text(value: float) -> str:
     return f"p = {value:.3f}" if value > 0.001 else "p ≤ 0.001"
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One line of a table. A baseline belongs to the row before it."""
 
     name: str
@@ -62,8 +64,7 @@ class Row:
     baseline: bool = False
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """Rows with a cell for every run, or for every one of ``columns``. The note says how to read it."""
 
     title: str
@@ -101,14 +102,9 @@ class Group:
 
 @dataclass
 class Disagreement:
-    """An image that the runs caption differently.
+    """An image that the runs caption differently: captions and their own scores in percent, by run.
 
-    Attributes:
-        image_id: The data set's number of the image.
-        captions: By run.
-        scores: By run, the caption's own score in percent.
-        references: The captions that people wrote.
-        file: The name of the image's file; "" if it is not known.
+    ``file`` is the name of the image's file; "" if it is not known.
     """
 
     image_id: int
@@ -121,17 +117,6 @@ class Disagreement:
     def name(self) -> str:
         return f"{self.file}, image {self.image_id}" if self.file else f"image {self.image_id}"
 
-    @property
-    def first_difference(self) -> int:
-        """The place of the first word at which the captions differ; a caption may end before it."""
-        words = [caption.split() for caption in self.captions.values()]
-        columns = enumerate(zip(*words, strict=False))
-        return next((place for place, column in columns if len(set(column)) > 1), min(map(len, words)))
-
-    @property
-    def reference_words(self) -> set[str]:
-        return {word for reference in self.references for word in reference.split()}
-
 
 @dataclass
 class Comparison:
@@ -140,11 +125,10 @@ class Comparison:
     Attributes:
         runs: Names of the runs, those of one variant together. All are compared with the first.
         metric: The metric of verdicts, and of the scores of single images.
-        variants: The names of the runs, one list for each variant; if empty, every run is one.
+        variants: The names of the runs, one list for each variant.
         verdicts: By run or by group of several seeds, sentences on how it differs from the first.
         notices: Sentences on what limits the comparison.
         tables: The tables, the most important first.
-        settings: The settings that differ.
         scores: By run and measure, the score with its interval.
         tests: By run and measure, the difference from the first run, corrected for the tests of its table.
         groups: The variants; empty if every run is a variant of its own.
@@ -160,7 +144,6 @@ class Comparison:
     verdicts: dict[str, str] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
-    settings: Table = field(default_factory=lambda: Table("Settings that differ", []))
     scores: dict[str, dict[str, Interval]] = field(default_factory=dict)
     tests: dict[str, dict[str, Difference]] = field(default_factory=dict)
     groups: list[Group] = field(default_factory=list)
@@ -168,9 +151,6 @@ class Comparison:
     curves: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)
     disagreements: list[Disagreement] = field(default_factory=list)
     images: int = 0
-
-    def __post_init__(self) -> None:
-        self.variants = self.variants or [[run] for run in self.runs]
 
     def columns(self, table: Table) -> list[str]:
         return self.runs if table.columns is None else table.columns
@@ -181,27 +161,20 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers as plain data for JSON."""
-        tables = {
-            table.title: {
-                row.name: {
-                    column: cell.text if cell.value is None else cell.value
-                    for column, cell in zip(self.columns(table), row.cells, strict=True)
-                }
-                for row in table.rows
+        tables: dict[str, Any] = {}
+        for table in self.tables:
+            columns = self.columns(table)
+            values = {
+                row.name: [cell.text if cell.value is None else cell.value for cell in row.cells] for row in table.rows
             }
-            for table in [*self.tables, self.settings]
-        }
-        groups = {
-            group.name: {
-                "runs": group.runs,
-                "seeds": group.seeds,
-                "scores": {
-                    name: {"mean": group.mean(name), "deviation": group.deviation(name), "values": values}
-                    for name, values in group.scores.items()
-                },
+            tables[table.title] = {name: dict(zip(columns, of_row, strict=True)) for name, of_row in values.items()}
+        groups: dict[str, Any] = {}
+        for group in self.groups:
+            scores = {
+                name: {"mean": group.mean(name), "deviation": group.deviation(name), "values": values}
+                for name, values in group.scores.items()
             }
-            for group in self.groups
-        }
+            groups[group.name] = {"runs": group.runs, "seeds": group.seeds, "scores": scores}
         return {
             "runs": self.runs,
             "metric": self.metric,

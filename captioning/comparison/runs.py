@@ -20,7 +20,6 @@ from captioning.run_folder import RunFolder
 Curve = list[tuple[int, float]]
 
 _SIGNS = ("config.yaml", "metrics", "checkpoints", "test_metrics.json")  # any of them makes a folder a run
-_SUMMED_OUTPUTS = ("SummedOutput", "MarginalOutput")  # today, and in runs of earlier versions
 
 
 @dataclass
@@ -40,7 +39,7 @@ class Run:
     """
 
     name: str
-    folder: Path | None = None
+    folder: Path = Path()
     settings: dict[str, Any] = field(default_factory=dict)
     curves: dict[str, Curve] = field(default_factory=dict)
     scores: dict[str, float] = field(default_factory=dict)
@@ -55,26 +54,15 @@ class Run:
         values = [value for _, value in self.curves.get("train/captions_per_second", [])]
         return statistics.median_high(values) if values else None
 
-    @property
-    def is_summed(self) -> bool:
-        """Whether the likelihood of a word is summed over all locations."""
-        return flat(self.settings).get("model.decoder.output") in _SUMMED_OUTPUTS
-
 
 def is_run_folder(folder: Path) -> bool:
     return any((folder / name).exists() for name in _SIGNS)
 
 
 def find_runs(folder: str | Path) -> list[Run]:
-    """Read the run of a folder or, if it is none, all runs in it, by name.
-
-    Raises:
-        InputError: There is no run, or one cannot be read.
-    """
+    """Read the run of a folder or, if it is none, all runs in it, by name; an InputError if there is none."""
     path = Path(folder)
-    if not path.is_dir():
-        raise InputError(f"{folder}: no such folder; give a run's folder, or a folder of runs")
-    inside = [] if is_run_folder(path) else sorted(child for child in path.iterdir() if is_run_folder(child))
+    inside = [] if is_run_folder(path) else sorted(filter(is_run_folder, path.iterdir()))
     return [read_run(child) for child in inside or [path]]
 
 
@@ -86,9 +74,7 @@ def read_run(folder: Path) -> Run:
     """
     if not is_run_folder(folder):
         raise InputError(f"{folder}: not a run; it has none of {', '.join(_SIGNS)}")
-    layout = RunFolder(folder)
-    best = layout.checkpoint("best")
-    run = Run(folder.resolve().name, folder, checkpoint=best if best.is_file() else None)
+    layout, run = RunFolder(folder), Run(folder.resolve().name, folder)
     if layout.config.is_file():
         run.settings = read_config(layout.config)
     points: dict[str, dict[int, float]] = {}
@@ -96,19 +82,14 @@ def read_run(folder: Path) -> Run:
         for key, step, value in _logged(path):
             points.setdefault(key, {})[step] = value  # of a step that a resumed run logged twice, the later value
     run.curves = {key: sorted(curve.items()) for key, curve in points.items()}
-    add_test(run, folder)
-    return run
-
-
-def add_test(run: Run, folder: Path) -> None:
-    """Add to ``run`` what `captioning test` left in its folder."""
     scores, captions = folder / "test_metrics.json", folder / "test_captions.json"
     if scores.is_file():
         run.scores, run.search = read_metrics(scores)
-        tested = RunFolder(folder).checkpoints / Path(str(run.search.get("checkpoint"))).name
-        run.checkpoint = tested if tested.is_file() else run.checkpoint
     if captions.is_file():
         run.captions = read_captions(captions) or None
+    tested = layout.checkpoints / Path(str(run.search.get("checkpoint"))).name
+    run.checkpoint = next((path for path in (tested, layout.checkpoint("best")) if path.is_file()), None)
+    return run
 
 
 def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,22 +101,22 @@ def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and isinstance(value.get("class_path"), str):
-        yield prefix, value["class_path"].rpartition(".")[2]
+    if isinstance(value, Mapping) and "class_path" in value:
+        yield prefix, _short(value["class_path"])
         arguments = value.get("init_args") or {}
         yield from _flat(prefix, arguments) if arguments else ()
     elif isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from _flat(f"{prefix}.{key}" if prefix else str(key), inner)
-    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-        names: Counter[str] = Counter()
+    elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
         for number, item in enumerate(value):
-            path = item.get("class_path") if isinstance(item, Mapping) else None
-            name = path.rpartition(".")[2] if isinstance(path, str) else str(number)
-            names[name] += 1
-            yield from _flat(f"{prefix}.{name}" + f"-{names[name]}" * (names[name] > 1), item)
+            yield from _flat(f"{prefix}.{_short(item.get('class_path', number))}", item)
     else:
         yield prefix, value
+
+
+def _short(class_path: Any) -> str:
+    return str(class_path).rpartition(".")[2]
 
 
 def _logged(path: Path) -> Iterator[tuple[str, int, float]]:
@@ -160,20 +141,13 @@ def _version(path: Path) -> int:
 
 
 def name_runs(runs: Sequence[Run]) -> None:
-    """Give runs of one name the folder above it too, and a number where that is the same as well."""
-    for longer in (True, False):
-        counts = Counter(run.name for run in runs)
-        seen: Counter[str] = Counter()
-        for run in runs:
-            name = run.name
-            seen[name] += 1
-            if counts[name] > 1 and longer and run.folder is not None:
-                run.name = f"{run.folder.resolve().parent.name}/{name}"
-            elif counts[name] > 1 and not longer:
-                run.name = f"{name} ({seen[name]})"
+    """Name runs of one name by their places in the folder that they have in common."""
+    for name, count in Counter(run.name for run in runs).items():
+        same = [run for run in runs if run.name == name]
+        for run in same if count > 1 else ():
+            run.name = os.path.relpath(run.folder, common_folder(same))
 
 
 def common_folder(runs: Sequence[Run]) -> Path:
-    """Return the folder that all runs' folders lie in; the working directory if no run has one."""
-    parents = [run.folder.resolve().parent for run in runs if run.folder is not None]
-    return Path(os.path.relpath(os.path.commonpath(parents))) if parents else Path()
+    """Return the folder that all runs' folders lie in."""
+    return Path(os.path.relpath(os.path.commonpath([Path(os.path.abspath(run.folder)).parent for run in runs])))

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from captioning.comparison.result import Cell, Comparison, Table
+from captioning.comparison.result import Comparison, Table
 from captioning.errors import printable
 
 
@@ -20,7 +20,7 @@ def print_comparison(comparison: Comparison) -> None:
         console.print(Text(f"\n{printable(line)}", style="bold"))
     for line in comparison.notices:
         console.print(Text(f"note: {printable(line)}"), soft_wrap=True)
-    for table in [*comparison.tables, comparison.settings]:
+    for table in comparison.tables:
         if table.rows:
             console.print()
             console.print(_table(table, comparison.columns(table)))
@@ -30,20 +30,15 @@ def print_comparison(comparison: Comparison) -> None:
 
 def _table(table: Table, columns: list[str]) -> RichTable:
     drawn = RichTable(title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    drawn.add_column("", overflow="fold")
-    for name in columns:
+    for name in ("", *columns):
         drawn.add_column(Text(printable(name)), overflow="fold")
-
-    def content(cell: Cell) -> Text:
-        text = Text(printable(cell.text or "-"))
-        if cell.detail:
-            text.append(f"  {printable(cell.detail)}", style="dim")
-        if cell.change:
-            text.append(f"\n{printable(cell.change)}", style="bold" if cell.clear else "dim")
-        return text
-
     for row in table.rows:
-        drawn.add_row(
-            Text(("  " if row.baseline else "") + printable(row.name)), *(content(cell) for cell in row.cells)
-        )
+        contents = [Text(("  " if row.baseline else "") + printable(row.name))]
+        for cell in row.cells:
+            contents.append(text := Text(printable(cell.text or "-")))
+            if cell.detail:
+                text.append(f"  {printable(cell.detail)}", style="dim")
+            if cell.change:
+                text.append(f"\n{printable(cell.change)}", style="bold" if cell.clear else "dim")
+        drawn.add_row(*contents)
     return drawn

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from captioning.comparison.measures import Measure, titles_of
-from captioning.comparison.result import Cell, Comparison, Group, Row, Table
+from captioning.comparison.measures import Measure
+from captioning.comparison.result import CORRECTED, Cell, Comparison, Group, Row, Table
 from captioning.comparison.runs import Run
-from captioning.comparison.score_tables import CORRECTED
 from captioning.evaluation.metrics import TITLES
 from captioning.evaluation.resampling import Difference, holm
 from captioning.evaluation.seeds import RULE, seed_differences
@@ -19,8 +17,7 @@ from captioning.evaluation.seeds import RULE, seed_differences
 _LOGGED = ("nll", "bound", "iwae_bound")  # by training and testing themselves, in nats per word
 
 
-@dataclass(frozen=True)
-class VariantTest:
+class VariantTest(NamedTuple):
     """How much higher the mean of a variant is than that of a reference, tested over images and seeds.
 
     Attributes:
@@ -39,36 +36,33 @@ def compare_variants(
     groups: Sequence[Group],
     references: Sequence[str],
     measures: Sequence[Measure],
-    pairing: Callable[[Group, Group], list[str] | None] = lambda reference, group: None,
+    pairing: Callable[[Group, Group], bool] = lambda reference, group: False,
 ) -> list[VariantTest]:
     """Return the tests of every variant of several seeds against every reference of several seeds, no pair twice.
 
     They are not yet corrected for their number (``correct``).
 
     Args:
-        groups: The variants.
-        references: The names of some of them.
+        references: The names of some of the variants.
         measures: What to test. A group whose runs lack the counts of a measure is left out.
-        pairing: Returns the runs of the second group, each at the place of its run of the first, or None.
+        pairing: Returns whether each run of the second group belongs to the run of the first at its place.
     """
-    named = {group.name: group for group in groups if len(group.runs) > 1}
+    several = [group for group in groups if len(group.runs) > 1]
     tests = []
     for measure in measures:
-        tested = {name for name, group in named.items() if all(run in measure.counts for run in group.runs)}
+        tested = {group.name: group for group in several if measure.counts.keys() >= set(group.runs)}
         for number, reference in enumerate(references):
-            for group in named.values():
-                if group.name in references[: number + 1] or not {group.name, reference} <= tested:
+            for group in tested.values():
+                if group.name in references[: number + 1] or reference not in tested:
                     continue
-                paired = pairing(named[reference], group)
-                differences = seed_differences(
-                    np.stack([measure.counts[run] for run in named[reference].runs]),
-                    np.stack([measure.counts[run] for run in paired or group.runs]),
-                    measure.values,
-                    paired=paired is not None,
+                first, second = (
+                    np.stack([measure.counts[run] for run in of.runs]) for of in (tested[reference], group)
                 )
+                paired = pairing(tested[reference], group)
+                found = seed_differences(first, second, measure.values, paired=paired)
                 tests += [
-                    VariantTest(group.name, reference, key, difference, paired is not None)
-                    for key, difference in zip(measure.keys, differences, strict=True)
+                    VariantTest(group.name, reference, key, difference, paired)
+                    for key, difference in zip(measure.keys, found, strict=True)
                 ]
     return tests
 
@@ -76,27 +70,29 @@ def compare_variants(
 def correct(tests: Sequence[VariantTest]) -> list[VariantTest]:
     """Return the tests of one table, corrected for their number (Holm)."""
     corrected = holm([test.difference for test in tests])
-    return [dataclasses.replace(test, difference=new) for test, new in zip(tests, corrected, strict=True)]
+    return [test._replace(difference=new) for test, new in zip(tests, corrected, strict=True)]
 
 
 def add_variants(result: Comparison, measures: Sequence[Measure], groups: list[Group], runs: Mapping[str, Run]) -> None:
     """Add mean and deviation of every group, and its tests against the first group, as the first table."""
     result.groups = groups
-    first = groups[0]
-    titles = titles_of(measures)
+    titles = {key: TITLES[key] for measure in measures for key in measure.keys}
     for measure in measures:
         for group in groups:
             if all(run in measure.counts for run in group.runs):
                 values = [np.atleast_1d(measure.values(measure.counts[run].sum(axis=0))) for run in group.runs]
                 group.scores |= {key: [float(v[i]) for v in values] for i, key in enumerate(measure.keys)}
-    tests = correct(compare_variants(groups, [first.name], measures)) if result.images else []
+    tests = correct(compare_variants(groups, [groups[0].name], measures)) if result.images else []
     for test in tests:
         result.group_tests.setdefault(test.variant, {})[test.measure] = test.difference
     for key in _LOGGED:
         for group in groups:
-            if all(key in runs[run].scores and _is_on(runs[run], result.images) for run in group.runs):
+            of_group = [runs[run] for run in group.runs]
+            # A run's own scores are those of all its images.
+            on_common = all(not result.images or len(run.captions or ()) == result.images for run in of_group)
+            if on_common and all(key in run.scores for run in of_group):
                 titles[key] = f"{TITLES[key]}, nats per word"
-                group.scores[key] = [runs[run].scores[key] for run in group.runs]
+                group.scores[key] = [run.scores[key] for run in of_group]
     if len(groups) > 1 and (single := [group.name for group in groups if len(group.runs) == 1]):
         result.notices.append(f"One seed each: {', '.join(single)}. Differences from them are not tested over seeds.")
     rows = [Row(title, [_cell(result, group, key) for group in groups]) for key, title in titles.items()]
@@ -109,14 +105,9 @@ def add_variants(result: Comparison, measures: Sequence[Measure], groups: list[G
     result.tables.insert(0, Table("Variants over seeds", rows, note + CORRECTED * bool(tests), columns))
 
 
-def _is_on(run: Run, images: int) -> bool:
-    """Return whether a run's own scores are those of the images that all runs have."""
-    return not images or run.captions is None or len(run.captions) == images
-
-
 def _cell(result: Comparison, group: Group, key: str) -> Cell:
     if key not in group.scores:
-        return Cell("")
+        return Cell()
     mean, deviation = group.mean(key), group.deviation(key)
     detail = "" if deviation is None else f"deviation {deviation:.2f} of {len(group.runs)} seeds"
     return Cell.measured(mean, detail, result.group_tests.get(group.name, {}).get(key))

@@ -53,18 +53,12 @@ def run(capsys, *arguments: object, code: int | None = None) -> tuple[list[str],
     return out.splitlines(), err
 
 
-def test_a_single_image_prints_its_caption_alone(capsys, checkpoint, folder):
-    (line,), err = run(capsys, folder / "b.png", "--model", checkpoint)
-    assert set(line.split()) <= set(WORDS)
-    assert err == ""
-
-
-def test_several_images_print_a_path_a_tab_and_a_caption_each(capsys, checkpoint, folder):
+def test_an_image_prints_its_caption_alone_and_several_a_path_a_tab_and_a_caption_each(capsys, checkpoint, folder):
     paths = [str(folder / "b.png"), str(folder / "a.JPG")]
-    lines, _ = run(capsys, *paths, "--model", checkpoint, "--batch_size", 1)
-    assert [line.split("\t")[0] for line in lines] == paths
+    lines, err = run(capsys, *paths, "--model", checkpoint, "--batch_size", 1)
     alone = [run(capsys, path, "--model", checkpoint)[0][0] for path in paths]
-    assert [line.split("\t")[1] for line in lines] == alone
+    assert [tuple(line.split("\t")) for line in lines] == list(zip(paths, alone, strict=True)) and err == ""
+    assert set(" ".join(alone).split()) <= set(WORDS)
 
 
 def test_a_folder_gives_all_images_below_it_in_order(capsys, checkpoint, folder):
@@ -79,20 +73,17 @@ def test_paths_can_come_from_standard_input(capsys, checkpoint, folder, monkeypa
     assert [line.split("\t")[0] for line in lines] == [str(folder / "b.png"), str(folder / "more" / "b.png")]
 
 
-def test_an_unreadable_image_among_many_costs_a_line_and_the_exit_code(capsys, checkpoint, folder):
-    broken = folder / "broken.png"
+def test_an_unreadable_image_costs_a_line_and_the_exit_code(capsys, checkpoint, folder, tmp_path):
+    broken, none = folder / "broken.png", folder / "none.png"
     broken.write_bytes(b"nothing")
-    lines, err = run(capsys, folder, folder / "none.png", "--model", checkpoint, code=2)
-    assert len(lines) == 3
+    lines, err = run(capsys, folder, none, "--model", checkpoint, "--json", tmp_path / "x.jsonl", code=2)
+    entries = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
+    assert [line.split("\t")[0] for line in lines] == [entry["image"] for entry in entries] and len(lines) == 3
     first, second, last = err.splitlines()
-    assert first == f"error: {folder / 'none.png'}: no such image file"
+    assert first == f"error: {none}: no such image file"
     assert second.startswith(f"error: {broken}: cannot be read as an image")
     assert last == "error: 2 of 5 images unreadable"
-
-
-def test_a_single_unreadable_image_is_one_line(capsys, checkpoint, folder):
-    lines, err = run(capsys, folder / "none.png", "--model", checkpoint, code=2)
-    assert (lines, err) == ([], f"error: {folder / 'none.png'}: no such image file\n")
+    assert run(capsys, none, "--model", checkpoint, code=2) == ([], first + "\n")
 
 
 @pytest.mark.parametrize("name", ["new/attention.png", "attention.pdf"])
@@ -189,13 +180,6 @@ def test_json_of_a_single_image_is_one_object(capsys, checkpoint, folder, tmp_pa
 def test_json_on_standard_output_takes_the_captions_place(capsys, checkpoint, folder):
     lines, _ = run(capsys, folder, "--model", checkpoint, "--json", "-")
     assert [Path(json.loads(line)["image"]).name for line in lines] == ["a.JPG", "b.png", "b.png"]
-
-
-def test_json_of_several_images_has_a_line_for_each_that_can_be_read(capsys, checkpoint, folder, tmp_path):
-    (folder / "broken.png").write_bytes(b"nothing")
-    run(capsys, folder, "--model", checkpoint, "--json", tmp_path / "x.jsonl", code=2)
-    entries = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
-    assert [Path(entry["image"]).name for entry in entries] == ["a.JPG", "b.png", "b.png"]
 
 
 def test_search_options_reach_the_search(capsys, checkpoint, folder):

@@ -42,16 +42,13 @@ def workdir(tmp_path_factory) -> Iterator[Path]:
 FIT = "fit --config tiny.yaml "
 MISTAKES = {
     # commands and files; test_startup has those that are found before torch is imported
-    "fti": "captioning fti: no such command; did you mean fit?",
     "fit": "the following arguments are required: model.encoder, model.decoder, data.source",
     "fit --config bad.yaml": "--config bad.yaml: not a YAML file (mapping values are not allowed",
     "fit --config list.yaml": "--config list.yaml: not a configuration",
-    "fit --config tiny.yml": "--config tiny.yml: no such file; did you mean tiny.yaml?",
     FIT + "--config section.yaml": "Option 'modle.bound_samples' is not accepted; did you mean model.bound_samples?",
     FIT + "--config argument.yaml": "Option 'chanels' is not accepted; did you mean channels?",
     # options, classes and their arguments
     FIT + "--data.batch_sise 3": "--data.batch_sise: no such option; did you mean --data.batch_size?",
-    FIT + "--data.batch_size": "argument --data.batch_size: expected one argument",
     FIT + "stray": "stray: no such option",
     FIT + "--trainer.max_epochs abc": 'option "trainer.max_epochs": - Expected a int',
     FIT + "--trainer.precision 17": "bf16-mixed",
@@ -74,17 +71,14 @@ MISTAKES = {
     "test --ckpt_path runs/soft": "is a folder",
     "test --ckpt_path notes.txt --config tiny.yaml": "notes.txt: ",
     "test --ckpt_path foreign.ckpt --config tiny.yaml": "foreign.ckpt: not a checkpoint of this project",
+    "caption photo.png --model runs/soft/checkpoints/best.ckpt --json notes.txt/x": "notes.txt/x",
     "caption photo.png --model half.ckpt": "half.ckpt: damaged, or not a checkpoint",
     "caption photo.png --model pointer.ckpt": "pointer.ckpt: ",
     "caption photo.png --model runs/soft": "is a folder; give runs/soft/checkpoints/best.ckpt",
     "export --model foreign.ckpt --output out": "foreign.ckpt: not a checkpoint of this project",
     # the other commands
-    "caption notes.txt": "notes.txt: cannot be read as an image",
-    "caption photo.png --overlya x.png": "--overlya: no such option; did you mean --overlay?",
     "caption photo.png --style papre": "argument --style: invalid choice: 'papre'",
     "caption photo.png --beam_size abc": "argument --beam_size: invalid int value: 'abc'",
-    "caption photo.png --beam_size 0": "beam_size must be in 1 .. 1000, got 0",
-    "caption photo.png --overlay photo.png": "--overlay photo.png: would replace photo.png, which is an input",
     "compare runs/soft": "give two or more runs to compare, got runs/soft",
     "compare runs/soft runs/sofd": "runs/sofd: no such folder of a run; did you mean runs/soft?",
     "evaluate --captions notes.txt --references notes.txt": "notes.txt: cannot be read as JSON",
@@ -99,11 +93,6 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(workdir, capsys, words)
     line = refused(capsys, *words.split())
     assert MISTAKES[words] in line and len(line) < 600
     assert {path for path in workdir.rglob("*") if path.is_file()} == before
-
-
-def test_an_output_that_cannot_be_written_is_one_line(workdir, capsys):
-    model = "runs/soft/checkpoints/best.ckpt"
-    assert "notes.txt/x" in refused(capsys, "caption", "photo.png", "--model", model, "--json", "notes.txt/x")
 
 
 def test_a_class_of_the_users_is_found_by_import(workdir, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import http.server
 import io
@@ -12,6 +13,7 @@ import tarfile
 import threading
 import urllib.parse
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -22,51 +24,29 @@ from captioning.cli import prepare
 from captioning.encoders import MobileNetV1, TimmEncoder
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setenv("no_proxy", "*")
-
-
-class Server(http.server.ThreadingHTTPServer):
-    """Serves ``files`` by path, and notes the paths of requests."""
-
-    daemon_threads = True
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.files, self.requests = {}, []
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.server.requests.append(self.path)
-        body = self.server.files[self.path]
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args):
-        pass
-
-
 @pytest.fixture
-def server():
-    with Server() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server
+def server(tmp_path_factory, monkeypatch):
+    """Serves the files below ``folder``, and notes the paths of requests."""
+    monkeypatch.setenv("no_proxy", "*")
+    folder, requests = tmp_path_factory.mktemp("served"), []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            requests.append(self.path)
+
+    handler = functools.partial(Handler, directory=folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        yield SimpleNamespace(url=f"http://127.0.0.1:{server.server_port}", folder=folder, requests=requests)
         server.shutdown()
-        thread.join()
 
 
-def zipped(files):
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as file:
+def write_zip(path, files):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as file:
         for name, content in files.items():
             file.writestr(name, content)
-    return buffer.getvalue()
+    return path
 
 
 @pytest.fixture
@@ -81,33 +61,24 @@ def coco(server, monkeypatch):
         }
         for kind in ("captions", "instances", "person_keypoints"):
             annotations[f"annotations/{kind}_{split}2017.json"] = json.dumps(content)
-    bodies = {"annotations": zipped(annotations)}
+    contents = {"annotations": annotations}
     for split, images in names.items():
-        bodies[split] = zipped({f"{split}2017/": "", **{f"{split}2017/{name}": name * 50 for name in images}})
-    table = dict(prepare.COCO)
-    for key, body in bodies.items():
-        archive = table[2017, key]._replace(images=len(names.get(key, ())), size=len(body))
+        contents[split] = {f"{split}2017/": "", **{f"{split}2017/{name}": name * 50 for name in images}}
+    for key, files in contents.items():
+        archive = prepare.COCO[2017, key]
         path = urllib.parse.urlsplit(archive.url).path
-        table[2017, key] = archive._replace(md5=hashlib.md5(body).hexdigest(), url=server.url + path)
-        server.files[path] = body
-    monkeypatch.setattr(prepare, "COCO", table)
+        body = write_zip(server.folder / path[1:], files).read_bytes()
+        new = (server.url + path, len(body), hashlib.md5(body).hexdigest(), len(names.get(key, ())))
+        monkeypatch.setitem(prepare.COCO, (2017, key), prepare.Archive(*new))
     return lambda root, *options: ("prepare", "coco", "--root", root, *options)
 
 
 def test_coco_is_downloaded_unpacked_and_checked(coco, tmp_path, capsys):
     command(*coco(tmp_path / "coco"))
     there = {path.relative_to(tmp_path / "coco").as_posix() for path in tmp_path.rglob("*") if path.is_file()}
-    assert there == {
-        "annotations/captions_train2017.json",
-        "annotations/captions_val2017.json",
-        "annotations/instances_train2017.json",
-        "annotations/instances_val2017.json",
-        "train2017/1.jpg",
-        "train2017/2.jpg",
-        "train2017/3.jpg",
-        "val2017/4.jpg",
-        "val2017/5.jpg",
-    }
+    kinds = ("captions_train", "captions_val", "instances_train", "instances_val")
+    images = {"train2017/1.jpg", "train2017/2.jpg", "train2017/3.jpg", "val2017/4.jpg", "val2017/5.jpg"}
+    assert there == {f"annotations/{kind}2017.json" for kind in kinds} | images
     assert (tmp_path / "coco/val2017/5.jpg").read_text() == "5.jpg" * 50
     printed = capsys.readouterr().out
     assert re.search(r"train +3 images +3 captions +all files there", printed)
@@ -133,7 +104,7 @@ def test_only_what_is_missing_is_fetched_again(coco, server, tmp_path):
 
 
 def test_an_archive_put_there_by_hand_is_used_and_deleted_when_it_is_unpacked(coco, server, tmp_path):
-    (tmp_path / "val2017.zip").write_bytes(server.files["/zips/val2017.zip"])
+    shutil.copy(server.folder / "zips/val2017.zip", tmp_path)
     command(*coco(tmp_path))
     assert "/zips/val2017.zip" not in server.requests
     assert (tmp_path / "val2017/5.jpg").exists() and not list(tmp_path.glob("*.zip"))
@@ -163,10 +134,8 @@ def flickr(server, monkeypatch):
         for i, split in enumerate(("train", "val", "test"))
     ]
     content = json.dumps({"images": images, "dataset": "flickr8k"})
-    server.files["/people/karpathy/deepimagesent/caption_datasets.zip"] = zipped(
-        {"dataset_flickr8k.json": content, "dataset_coco.json": "{}"}
-    )
-    monkeypatch.setattr(prepare, "KARPATHY_URL", f"{server.url}/people/karpathy/deepimagesent/caption_datasets.zip")
+    write_zip(server.folder / "karpathy.zip", {"dataset_flickr8k.json": content, "dataset_coco.json": "{}"})
+    monkeypatch.setattr(prepare, "KARPATHY_URL", f"{server.url}/karpathy.zip")
     return lambda root: ("prepare", "flickr8k", "--root", root)
 
 
@@ -182,7 +151,7 @@ def test_images_put_there_by_hand_are_unpacked(flickr, tmp_path, capsys, kind):
     names = [f"Flicker8k_Dataset/{i}.jpg" for i in range(3)]
     if kind == "zip":
         others = {"__MACOSX/Flicker8k_Dataset/._0.jpg": "x"}
-        (tmp_path / "Flickr8k_Dataset.zip").write_bytes(zipped({**dict.fromkeys(names, "jpeg"), **others}))
+        write_zip(tmp_path / "Flickr8k_Dataset.zip", {**dict.fromkeys(names, "jpeg"), **others})
     else:
         with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as file:
             for name in names:

@@ -33,7 +33,7 @@ def compare(
 
     Args:
         runs: Runs with different names.
-        metric: One of ``evaluation.metrics.NAMES``, for the verdict and for the scores of single images.
+        metric: A name of one of ``evaluation.metrics.FAMILIES``, for the verdict and for the scores of single images.
         resamples: Resamples of the images, for every interval and every test.
         seed: Seed of the resampling.
         images: Number of disagreements to list.

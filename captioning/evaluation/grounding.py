@@ -36,15 +36,12 @@ def object_cells(objects: Sequence[GroundedObject], cells: CellGrid) -> list[Obj
     alike: dict[tuple[str, frozenset[str]], list[GroundedObject]] = {}
     for item in objects:
         alike.setdefault((item.noun, item.attributes), []).append(item)
-    return [
-        ObjectCells(
-            names=frozenset({noun}).union(*(item.synonyms for item in items)),
-            attributes=attributes,
-            covered=cell_coverage(np.logical_or.reduce([item.mask for item in items]), cells),
-            cells=cells,
-        )
-        for (noun, attributes), items in alike.items()
-    ]
+    laid_out = []
+    for (noun, attributes), items in alike.items():
+        covered = cell_coverage(np.logical_or.reduce([item.mask for item in items]), cells)
+        names = frozenset({noun}).union(*(item.synonyms for item in items))
+        laid_out.append(ObjectCells(names, attributes, covered, cells))
+    return laid_out
 
 
 @dataclass

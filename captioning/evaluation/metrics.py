@@ -136,7 +136,6 @@ FAMILIES = (
     Family(("cider_d",), lambda captions, references: _with_trials(CiderD(references).values(captions)), _mean, _mean),
     Family(("meteor",), meteor_counts, _meteor, _meteor, java=True),
 )
-NAMES = tuple(name for family in FAMILIES for name in family.names)
 """The metrics of captions, which have intervals and tests."""
 
 

@@ -74,11 +74,8 @@ def write_evaluation(
     """
     content = {f"{stage}/{name}": value for name, value in metrics.items()}
     write_json(folder / f"{stage}_metrics.json", content | {name: fact for name, fact in facts.items() if fact})
-    entries = [dataclasses.asdict(image) for image in images]
-    for entry in entries:
-        if entry["written"] is None:
-            del entry["written"]
-    write_json(folder / f"{stage}_captions.json", entries)
+    known = [{name: fact for name, fact in dataclasses.asdict(image).items() if fact is not None} for image in images]
+    write_json(folder / f"{stage}_captions.json", known)
     write_results(folder / f"{stage}_results.json", [(image.image_id, image.text) for image in images])
 
 

@@ -35,8 +35,6 @@ from captioning.evaluation.resampling import LEVEL, Difference, Floats, Interval
 RULE = "jackknife over images, Cochran's critical values"
 """The rule of these intervals, as files and pages name it."""
 
-_NOTHING = 1e-9  # a difference as small is a rounding error
-
 
 def seed_differences(
     first: ArrayLike, second: ArrayLike, statistic: Statistic, *, paired: bool = False
@@ -95,7 +93,9 @@ class Gains:
         low, high = np.full(self.values.shape, np.log(1e-12)), np.zeros(self.values.shape)
         for _ in range(50):
             middle = (low + high) / 2
-            inside = np.abs(self.values) <= np.maximum(_NOTHING, self.half_width(np.exp(middle)))
+            inside = np.abs(self.values) <= np.maximum(
+                1e-9, self.half_width(np.exp(middle))
+            )  # less is a rounding error
             low, high = np.where(inside, middle, low), np.where(inside, high, middle)
         return np.exp(high)
 

@@ -93,9 +93,7 @@ class Gains:
         low, high = np.full(self.values.shape, np.log(1e-12)), np.zeros(self.values.shape)
         for _ in range(50):
             middle = (low + high) / 2
-            inside = np.abs(self.values) <= np.maximum(
-                1e-9, self.half_width(np.exp(middle))
-            )  # less is a rounding error
+            inside = np.abs(self.values) <= np.maximum(1e-9, self.half_width(np.exp(middle)))  # less is rounding
             low, high = np.where(inside, middle, low), np.where(inside, high, middle)
         return np.exp(high)
 

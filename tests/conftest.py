@@ -38,16 +38,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts 
 LOOPBACK = ("127.", "::1", "localhost")
 
 
-def _chromium() -> str | None:
-    return next(
-        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-    )
-
-
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 MISSING = {
-    "gpu": lambda: None if torch.cuda.is_available() else "needs a CUDA device",
-    "java": lambda: None if shutil.which("java") else "needs a Java runtime: no `java` on the PATH",
-    "browser": lambda: None if _chromium() else "needs Chromium: no `chromium` on the PATH",
+    "gpu": None if torch.cuda.is_available() else "needs a CUDA device",
+    "java": None if shutil.which("java") else "needs a Java runtime: no `java` on the PATH",
+    "browser": None if CHROMIUM else "needs Chromium: no `chromium` on the PATH",
 }
 
 
@@ -60,14 +55,14 @@ def browser() -> Iterator[Any]:
         "--disable-component-update --disable-sync --disable-quic"
     ).split()
     with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=_chromium(), args=flags)
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=flags)
         yield started
         started.close()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    for mark, missing in MISSING.items():
-        if item.get_closest_marker(mark) and (reason := missing()):
+    for mark, reason in MISSING.items():
+        if reason and item.get_closest_marker(mark):
             pytest.skip(reason)
 
 
@@ -94,13 +89,7 @@ def _own_wandb_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyt
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only this machine can be reached: whatever needs a download fails at once, by name."""
 
-    def refuse_elsewhere(function):
-        def guarded(self, address, *args):
-            if isinstance(address, tuple) and not str(address[0]).startswith(LOOPBACK):
-                raise OSError(f"tests have no network: connection to {address[0]}")
-            return function(self, address, *args)
-
-        return guarded
+    real_look_up, real_connect = socket.getaddrinfo, socket.socket.connect
 
     def look_up(host, *args, **kwargs):
         name = host.decode() if isinstance(host, bytes) else host
@@ -108,10 +97,13 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
             raise OSError(f"tests have no network: look-up of {name}")
         return real_look_up(host, *args, **kwargs)
 
-    real_look_up = socket.getaddrinfo
+    def connect(self, address):
+        if isinstance(address, tuple) and not str(address[0]).startswith(LOOPBACK):
+            raise OSError(f"tests have no network: connection to {address[0]}")
+        return real_connect(self, address)
+
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    monkeypatch.setattr(socket.socket, "connect", refuse_elsewhere(socket.socket.connect))
-    monkeypatch.setattr(socket.socket, "connect_ex", refuse_elsewhere(socket.socket.connect_ex))
+    monkeypatch.setattr(socket.socket, "connect", connect)
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +128,12 @@ def tested_pair(tmp_path, shapes_settings) -> tuple[Path, Path]:
     source, data = shapes_settings
     index = source.index("test")
     search = {"beam_size": 2, "max_length": 6, "length_normalization": 0.0, "min_length": 1, "inference": "expected"}
+    hit = {
+        "step": 0,
+        "noun": "a",
+        "chance": 0.2,
+        **dict.fromkeys(("centre_hit", "correctness", "uniform", "centre"), 0.3),
+    }
     folders = []
     for name, gated in (("soft", True), ("hard", False)):
         folder = make_run(tmp_path / "runs" / name, captions=[], settings={"data": data, "name": name}, csv=CSV)
@@ -146,10 +144,7 @@ def tested_pair(tmp_path, shapes_settings) -> tuple[Path, Path]:
                 "image_id": int(index.image_ids[i]),
                 "caption": made[i].text if name == "hard" else f"a shape number {i}",
                 "references": index.references(i),
-                "hits": [
-                    {"step": 0, "noun": "a", "hit": bool(i % 2), "chance": 0.2}
-                    | dict.fromkeys(("centre_hit", "correctness", "uniform", "centre"), 0.3)
-                ],
+                "hits": [hit | {"hit": bool(i % 2)}],
             }
             for i in range(len(index))
         ]

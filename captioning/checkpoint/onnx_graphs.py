@@ -38,6 +38,8 @@ def write_onnx(model: CaptionModel, folder: Path) -> None:
         raise InputError(f"--onnx: needs {', '.join(missing)}; pip install -e '.[onnx]'")
     if not isinstance(model, Captioner) or type(model.decoder) is not AttentionDecoder:
         raise InputError("--onnx: only a single model with an AttentionDecoder is exported")
+    if model.decoder.attention.inference == "sample":
+        raise InputError("--onnx: attention that draws its locations is not exported; set inference to argmax")
     images = torch.randn(2, 3, *model.encoder.preprocessing.size)  # of a single image B would become a constant
     with torch.no_grad(), replacing(folder / ENCODER) as encoder, replacing(folder / STEP) as step:
         memory, tensors = _encoded(model, images)

@@ -1,1 +1,1 @@
-"""The subjects of ``captioning bench``, and what they are compared with. Not part of the installed package."""
+"""The subjects of ``python -m benchmarks``, and what they are compared with. Not part of the installed package."""

@@ -43,7 +43,7 @@ def check(device: torch.device) -> None:
             error = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(ours, plain, strict=True))
             if not error <= tolerance:
                 raise InputError(
-                    f"captioning bench: on {device} in {str(dtype)[6:]}, the kernel of the {name} differs from its "
+                    f"benchmarks: on {device} in {str(dtype)[6:]}, the kernel of the {name} differs from its "
                     f"plain formula by {error:.1e}; {tolerance:.0e} is allowed, so nothing was measured"
                 )
 

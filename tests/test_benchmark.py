@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as bench
-from benchmarks import training
+from benchmarks import gradient_variance, training
 from benchmarks.common_port import CommonPort, port_beam_search, port_loss
 from benchmarks.decoding import decode
 from benchmarks.models import Data, Sizes, our_module
@@ -127,3 +127,12 @@ def test_the_benchmark_writes_every_subject(tmp_path, monkeypatch, capsys):
     assert all(ratio > 0 for key in ("vs_common_port", "seconds") for ratio in content[key].values())
     assert {"command", "commit", "machine", "software", "date"} <= set(content["provenance"])
     assert "beam5_2048" in capsys.readouterr().out
+
+
+def test_the_variance_of_a_gradient_is_told_beside_that_of_no_baseline():
+    batch = Data.make(SIZES, CPU).batch()
+    values = gradient_variance.measure(our_module(SIZES, CPU).captioner, batch, [batch], draws=3)
+    assert values.keys() > gradient_variance.ESTIMATORS.keys()
+    assert values["none"]["ratio"] == values["none"]["score_ratio"] == 1
+    assert values["leave one out, 4 draws, to go"]["rows"] == 4
+    assert all(value["variance"] > value["score_variance"] > 0 for value in values.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 from html.parser import HTMLParser
@@ -19,6 +20,8 @@ from captioning.comparison.verdicts import ONE_SEED, finding
 from captioning.errors import InputError
 from captioning.evaluation.metrics import caption_metrics
 from captioning.evaluation.resampling import Difference, Interval, holm
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def cells(comparison: Comparison, title: str, row: str) -> list[Cell]:
@@ -279,6 +282,21 @@ def test_a_caption_marks_the_words_that_no_reference_has():
     other = {1: captioned_image(1, "a dog", ["a dog"])}
     text = comparison_page(compare([run_of("a", images), run_of("b", other)], resamples=9))
     assert re.findall(r'class="alone">(.*?)<', text) == ["blue"]
+
+
+@pytest.mark.parametrize("style", ["comparison/page.css", "views/explorer.css"])
+def test_text_stands_out_from_its_background_as_wcag_2_asks(style):
+    def luminance(color: str) -> float:
+        color = color if len(color) == 6 else "".join(2 * digit for digit in color)
+        channels = [int(color[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+        linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in channels]
+        return float(np.dot([0.2126, 0.7152, 0.0722], linear))
+
+    found = re.findall(r"--(paper|ground|ink|muted): #(\w+)", (ROOT / "captioning" / style).read_text())
+    for scheme in (dict(found[:4]), dict(found[4:])):  # light and dark
+        for text, behind in itertools.product(("ink", "muted"), ("paper", "ground")):
+            dark, light = sorted(luminance(scheme[name]) for name in (text, behind))
+            assert (light + 0.05) / (dark + 0.05) >= 4.5
 
 
 @pytest.mark.parametrize(("steps", "charts"), [(1, 0), (2, 1)])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import itertools
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -227,40 +227,21 @@ def test_numbers_go_into_json(pair):
 # The page
 
 
-class Page(HTMLParser):
-    """Tags with their attributes, and the text outside of scripts and styles."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self._inside = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        self._inside = tag
-
-    def handle_endtag(self, tag):
-        self._inside = ""
-
-    def handle_data(self, data):
-        if self._inside not in ("script", "style"):
-            self.text += data
+def text_of(page: str) -> str:
+    return html.unescape(re.sub(r"<style.*?</style>|<[^>]*>", "", page, flags=re.S))
 
 
 def test_the_page_has_all_of_it_and_asks_nothing_of_a_network(pair):
     pair = dataclasses.replace(pair, curves={"val/bleu4": {"soft": [(1, 2.0), (5, 3.0)], "hard": [(2, 4.0)]}})
     text = comparison_page(pair, footer=["made by hand"])
-    page = Page(text)
+    shown = " ".join(text_of(text).split())
     for expected in (*pair.verdicts.values(), "Captions of 40 images", "Grounding", "val/bleu4", "made by hand"):
-        assert expected in page.text
+        assert expected in shown
     for item in pair.disagreements:
-        assert f"image {item.image_id}" in page.text
-        assert all(caption in " ".join(page.text.split()) for caption in item.references)
+        assert f"image {item.image_id}" in shown
+        assert all(caption in shown for caption in item.references)
     assert not re.findall(r"(?:src|href)=\"(?!data:)", text) and "://" not in text.replace("http://www.w3.org", "")
-    (picture,) = [attributes for tag, attributes in page.tags if tag == "img"]
-    assert picture["src"].startswith("data:image/svg+xml;base64,")
+    assert text.count("<img ") == text.count('src="data:image/svg+xml;base64,') == 1
 
 
 def test_names_and_captions_are_text_and_nothing_else():
@@ -272,9 +253,9 @@ def test_names_and_captions_are_text_and_nothing_else():
         run_of("b & c", other),
     ]
     runs[1].settings = {"a": "'"}
-    page = Page(comparison_page(compare(runs, resamples=9), footer=[evil]))
-    assert not any(tag == "script" for tag, _ in page.tags)
-    assert page.text.count(evil) > 4 and "b & c" in page.text
+    page = comparison_page(compare(runs, resamples=9), footer=[evil])
+    assert "<script" not in page
+    assert text_of(page).count(evil) > 4 and "b & c" in text_of(page)
 
 
 def test_a_caption_marks_the_words_that_no_reference_has():

@@ -27,10 +27,7 @@ VARIANTS = [(study, name) for study in STUDIES for name, variant in study.varian
 
 
 class Instantiated(Fit):
-    """The command line before it makes a run's folder or looks for data."""
-
-    def _place(self) -> Path:
-        return Path("runs/none")
+    """The command line before it looks for data."""
 
     def instantiate_classes(self) -> None:
         super(Fit, self).instantiate_classes()
@@ -46,7 +43,7 @@ def instantiate(*configs: Path, options: Sequence[str] = ()) -> Fit:
     if "ConvEncoder" not in path:
         args.append("--model.encoder.init_args.weights=null")
     args += options
-    args += ["--trainer.logger=false", "--trainer.precision=32-true", "--trainer.accelerator=cpu"]
+    args += ["--runs=none", "--trainer.logger=false", "--trainer.precision=32-true", "--trainer.accelerator=cpu"]
     return Instantiated(args)
 
 

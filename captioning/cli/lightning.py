@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import itertools
 import json
 import logging
@@ -21,16 +20,8 @@ from typing import Any
 import pytorch_lightning as pl
 import yaml
 from jsonargparse import Namespace
-from pytorch_lightning.callbacks import (
-    EarlyStopping,
-    ModelCheckpoint,
-    ModelSummary,
-    ProgressBar,
-    RichModelSummary,
-    RichProgressBar,
-)
+from pytorch_lightning import callbacks
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
-from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from captioning.checkpoint.io import read_checkpoint
@@ -49,16 +40,11 @@ from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
 from captioning.training import CaptionDataModule, CaptioningModule, CaptionSamples, LogLines, StopOnRequest, Throughput
 
-_FOLDER = "CAPTIONING_RUN_FOLDER"
-"""Environment variable by which the first process of a run tells the others where it writes."""
+_FOLDER = "CAPTIONING_RUN_FOLDER"  # an environment variable, by which the first process tells the others the folder
 
 
 def run(name: str, args: list[str]) -> LightningCLI:
-    """Run one command and return the command line with its trainer, module and data module.
-
-    Args:
-        name: "fit", "validate", "test" or "predict".
-        args: The words after it.
+    """Run fit, validate, test or predict, and return the command line with its trainer, module and data module.
 
     Raises:
         InputError: Something in the command line, a configuration or the data cannot be used.
@@ -69,10 +55,8 @@ def run(name: str, args: list[str]) -> LightningCLI:
     try:
         cli = Fit(args) if name == "fit" else Score(name, args)
         cli.start()
-    except (MisconfigurationException, yaml.YAMLError) as error:
-        raise InputError(one_line(error, 400)) from error
-    except RuntimeError as error:
-        if not str(error).startswith("Error(s) in loading state_dict"):
+    except (MisconfigurationException, yaml.YAMLError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not str(error).startswith("Error(s) in loading state_dict"):
             raise
         raise InputError(one_line(error, 400)) from error
     return cli
@@ -101,11 +85,6 @@ def _quieten() -> None:
         os.environ.setdefault("WANDB_MODE", "offline")  # otherwise it would ask, or fail where it cannot
 
 
-def _rank() -> int:
-    """Return the number of this process among those of a run, also before there is a trainer."""
-    return int(getattr(rank_zero_only, "rank", 0))
-
-
 class Parser(OneLineErrors, LightningArgumentParser):
     """Lightning's parser, whose errors are one line."""
 
@@ -127,24 +106,21 @@ class CommandLine(LightningCLI):
             args=list(args),
         )
 
-    folder: Path
-    """Where the command writes."""
-    own_callbacks: list[Any]
-    """Callbacks of every run, which the configuration may replace by others of their kind."""
+    folder: Path  # where the command writes
+    own_callbacks: list[Any]  # of every run, which the configuration may replace by others of their kind
 
     def before_instantiate_classes(self) -> None:
-        """Set the folder, and the precision, which is by default the best of this machine."""
         trainer = self.config.trainer
         trainer.default_root_dir = str(self.folder)
-        if trainer.precision is None:
+        if trainer.precision is None:  # the best of this machine
             trainer.precision = best_precision(str(trainer.accelerator))
 
     def instantiate_classes(self) -> None:
         try:
             super().instantiate_classes()
-        except InputError:
-            raise
         except (ValueError, TypeError, ImportError) as error:  # an argument that a class refuses, an unknown strategy
+            if isinstance(error, InputError):
+                raise
             raise InputError(one_line(error, 400)) from error
         self.datamodule.seed = int(self.config.seed_everything or 0)
         self._dump_config()
@@ -152,13 +128,13 @@ class CommandLine(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Return the trainer with the callbacks of every run that the configuration neither has nor turns off."""
         trainer = self.config_init.trainer
-        configured = list(trainer.callbacks or [])
-        off = {ProgressBar: trainer.enable_progress_bar is False, ModelSummary: trainer.enable_model_summary is False}
+        trainer.callbacks = list(trainer.callbacks or [])
+        bar, summary = callbacks.ProgressBar, callbacks.ModelSummary
+        enabled = {bar: trainer.enable_progress_bar, summary: trainer.enable_model_summary}
         for callback in self.own_callbacks:
-            kind = next((kind for kind in (*off, CaptionSamples) if isinstance(callback, kind)), type(callback))
-            if not off.get(kind) and not any(isinstance(other, kind) for other in configured):
-                configured.append(callback)
-        trainer.callbacks = configured
+            kind = next((kind for kind in enabled if isinstance(callback, kind)), type(callback))
+            if enabled.get(kind) is not False and not any(isinstance(other, kind) for other in trainer.callbacks):
+                trainer.callbacks.append(callback)
         return super().instantiate_trainer(use_distributed_sampler=False, **kwargs)  # the samplers know the processes
 
 
@@ -168,74 +144,53 @@ class Fit(CommandLine):
     def __init__(self, args: list[str]) -> None:
         if "WANDB_SWEEP_ID" in os.environ:  # wandb does not promise the order in which its agent passes parameters
             args = sorted(args, key=lambda arg: not arg.startswith("--config="))
-        words, _ = _words(args)
-        folder = _run_of(words)
-        if folder is not None and not words.config:  # a resumed run has its own config, and stays where it is
-            place = ["--runs", str(folder.path.parent), "--name", folder.path.name]
-            args = ["--config", str(folder.config), *place, *args]
+        words, _, run = _words(args)
+        if run is not None and not words.config:  # a resumed run has its own config, and stays where it is
+            place = ["--runs", str(run.path.parent), "--name", run.path.name]
+            args = ["--config", str(run.config), *place, *args]
         super().__init__("fit", CaptioningModule, args)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument("--name", type=str | None, default=None, help="The run's name; default: the config's.")
-        parser.add_argument("--runs", type=str, default="runs", help="Folder of all runs; a run's folder is RUNS/NAME.")
-        parser.add_argument(
-            "--ckpt_path", type=str | None, default=None, help="Checkpoint to resume: a file, or best or last of NAME."
-        )
-        parser.add_argument(
-            "--init_from",
-            type=str | None,
-            default=None,
-            help="Begin with the weights of this model, and a new optimizer. Resuming, --ckpt_path, wins.",
-        )
-        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
-        parser.add_lightning_class_args(ModelCheckpoint, "last")
-        parser.add_lightning_class_args(EarlyStopping, "early_stopping")
-        parser.set_defaults(
-            {
-                "checkpoint.monitor": "val/bleu4",
-                "checkpoint.mode": "max",
-                "checkpoint.filename": "best",
-                "checkpoint.auto_insert_metric_name": False,
-                "checkpoint.enable_version_counter": False,
-                # A checkpoint of its own: after an exception, that of the best would be written over.
-                "last.filename": "last",
-                "last.every_n_epochs": 1,
-                "last.save_on_train_epoch_end": True,
-                "last.save_on_exception": True,
-                "last.enable_version_counter": False,
-                "early_stopping.monitor": "val/bleu4",
-                "early_stopping.mode": "max",
-                "early_stopping.patience": 5,
-                "early_stopping.strict": False,  # a run of a few steps reaches no validation
-                "trainer.num_sanity_val_steps": 0,
-            }
-        )
-
-    def _place(self) -> Path:
-        """Return the folder of the run: that of the resumed one, or the first free one of NAME, NAME-2 .."""
-        config = self.config
-        stems = _stems(config.config)
-        name = config.name or (stems[0] if stems else "run")
-        if config.name is None and "WANDB_SWEEP_ID" in os.environ:
-            name = f"{name}_{config.seed_everything}"
-        if _rank() and _FOLDER in os.environ:
-            folder = Path(os.environ[_FOLDER])
-        else:
-            names = (name if number == 1 else f"{name}-{number}" for number in itertools.count(1))
-            folders = (Path(config.runs) / name for name in names)
-            folder = next(path for path in folders if config.ckpt_path or not RunFolder(path).is_trained())
-            if not _rank():
-                print(f"run folder: {folder}", flush=True)
-        os.environ[_FOLDER] = str(folder)  # the processes that this one starts must not choose another
-        if config.ckpt_path in ("best", "last"):
-            config.ckpt_path = str(RunFolder(folder).checkpoint(config.ckpt_path))
-        return folder
+        for name, default, sentence in (
+            ("name", None, "The run's name; default: the config's."),
+            ("runs", "runs", "Folder of all runs; a run's folder is RUNS/NAME."),
+            ("ckpt_path", None, "Checkpoint to resume: a file, or best or last of NAME."),
+            ("init_from", None, "Begin with the weights of this model, and a new optimizer. --ckpt_path wins."),
+        ):
+            parser.add_argument(f"--{name}", type=str if default else str | None, default=default, help=sentence)
+        # Two checkpoints: after an exception, that of the best would be written over.
+        chosen = {"monitor": "val/bleu4", "mode": "max"}
+        best = {"filename": "best", "auto_insert_metric_name": False, "enable_version_counter": False}
+        last = {"filename": "last", "every_n_epochs": 1, "save_on_train_epoch_end": True, "save_on_exception": True}
+        stop = {"patience": 5, "strict": False}  # a run of a few steps reaches no validation
+        for option, kind, defaults in (
+            ("checkpoint", callbacks.ModelCheckpoint, chosen | best),
+            ("last", callbacks.ModelCheckpoint, last | {"enable_version_counter": False}),
+            ("early_stopping", callbacks.EarlyStopping, chosen | stop),
+        ):
+            parser.add_lightning_class_args(kind, option)
+            parser.set_defaults({f"{option}.{name}": value for name, value in defaults.items()})
+        parser.set_defaults({"trainer.num_sanity_val_steps": 0})
 
     def before_instantiate_classes(self) -> None:
-        self.folder, self.stop, config = self._place(), StopOnRequest(), self.config
+        """Choose the folder of the run: that of the resumed one, or the first free one of NAME, NAME-2 .."""
+        self.is_first = getattr(pl.utilities.rank_zero_only, "rank", 0) == 0  # no trainer yet that knows its rank
+        self.stop, config = StopOnRequest(), self.config
+        name = config.name or (_stems(config.config) or ["run"])[0]
+        if config.name is None and "WANDB_SWEEP_ID" in os.environ:
+            name = f"{name}_{config.seed_everything}"
+        folders = (Path(config.runs, name if n == 1 else f"{name}-{n}") for n in itertools.count(1))
+        self.folder = next(path for path in folders if config.ckpt_path or not RunFolder(path).is_trained())
+        if self.is_first:
+            print(f"run folder: {self.folder}", flush=True)
+        elif _FOLDER in os.environ:
+            self.folder = Path(os.environ[_FOLDER])
+        os.environ[_FOLDER] = str(self.folder)  # the processes that this one starts must not choose another
         super().before_instantiate_classes()
-        summary = RichModelSummary(max_depth=3)
-        self.own_callbacks = [RichProgressBar(), summary, CaptionSamples(), Throughput(), LogLines(), self.stop]
+        rich = callbacks.RichProgressBar(), callbacks.RichModelSummary(max_depth=3)
+        self.own_callbacks = [*rich, CaptionSamples(), Throughput(), LogLines(), self.stop]
+        if config.ckpt_path in ("best", "last"):
+            config.ckpt_path = str(RunFolder(self.folder).checkpoint(config.ckpt_path))
         config.checkpoint.dirpath = config.last.dirpath = str(RunFolder(self.folder).checkpoints)
         config.name, config.runs = self.folder.name, str(self.folder.parent)
         config.trainer.logger = _loggers(config, self.folder)
@@ -244,75 +199,73 @@ class Fit(CommandLine):
         config = self.config
         if config.ckpt_path is not None:
             read_checkpoint(Path(config.ckpt_path))  # says at once if it is missing, damaged or of another project
-        if not _rank():  # missing data are told before weights are downloaded and wandb begins
+        if self.is_first:  # missing data are told before weights are downloaded and wandb begins
             (source,) = build({"data.source": CaptionSource}, [{"data": {"source": config.data.source.as_dict()}}])
             source.prepare()
         start = read_model(config.init_from) if config.init_from and config.ckpt_path is None else None
-        given = start is not None or config.ckpt_path is not None
-        with without_weights() if given else contextlib.nullcontext():
+        with without_weights() if start or config.ckpt_path else contextlib.nullcontext():
             super().instantiate_classes()
-        self.model.start = start
-        self.model.settings = self.config_dump
+        self.model.start, self.model.settings = start, self.config_dump
 
     def start(self) -> None:
-        _refuse_unknown_monitors(self.config)
-        if self.trainer.is_global_zero:
+        """Train, and tell where the best checkpoint is or how a run that was stopped goes on."""
+        for option in ("checkpoint", "early_stopping"):
+            monitor = self.config[option].monitor or ""
+            if monitor.startswith("val/") and monitor[4:] not in METRICS:
+                near = did_you_mean(monitor, [f"val/{name}" for name in METRICS])
+                raise InputError(f"--{option}.monitor {monitor}: no validation logs that{near}")
+        run, trainer, seed = RunFolder(self.folder), self.trainer, self.datamodule.seed
+        if trainer.is_global_zero:
             config = self.config.clone()
             config.ckpt_path = None  # a run that is started with this file is a new one
-            write_text(RunFolder(self.folder).config, self.parser.dump(config, skip_none=False))
-        seed, attention = self.datamodule.seed, type(self.model.attention).__name__
-        labels: dict[str, Any] = {"attention": attention, "seed": seed}
-        labels["provenance"] = provenance(command=shlex.join(sys.argv), seed=seed)
-        for logger in self.trainer.loggers:
-            logger.log_hyperparams(self.config_dump | labels)
+            write_text(run.config, self.parser.dump(config, skip_none=False))
+        labels = {"seed": seed, "provenance": provenance(command=shlex.join(sys.argv), seed=seed)}
+        for logger in trainer.loggers:
+            logger.log_hyperparams(self.config_dump | labels | {"attention": type(self.model.attention).__name__})
         try:
-            self.trainer.fit(self.model, self.datamodule, ckpt_path=self.config.ckpt_path, weights_only=True)
+            trainer.fit(self.model, self.datamodule, ckpt_path=self.config.ckpt_path, weights_only=True)
         except SIGTERMException:
-            if self.trainer.global_rank:  # any other code would make the launcher kill the first while it saves
+            if trainer.global_rank:  # any other code would make the launcher kill the first while it saves
                 raise SystemExit(0) from None
-            words = ["--ckpt_path", str(RunFolder(self.folder).checkpoint("last"))]
+            words = ["--ckpt_path", str(run.checkpoint("last"))]
             words += [word for module in IMPORTED for word in ("--import", module)]
             print(f"to go on: captioning fit {shlex.join(words)}", file=sys.stderr, flush=True)
             raise SystemExit(130 if self.stop.asked == signal.SIGINT else 143) from None
-        best: Any = self.trainer.checkpoint_callbacks[0]
-        if best.best_model_score is not None and self.trainer.is_global_zero:
+        best: Any = trainer.checkpoint_callbacks[0]
+        if best.best_model_score is not None and trainer.is_global_zero:
             print(f"best checkpoint: {best.best_model_path} ({best.monitor} {float(best.best_model_score):.2f})")
             if any(self.folder.glob("wandb/offline-run-*")):
                 print(f"wandb ran offline; to upload: wandb sync {self.folder}/wandb/offline-run-*")
 
 
-def _words(args: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return what the command line says about its place, before its options are parsed, and its other words."""
+def _words(args: list[str]) -> tuple[argparse.Namespace, list[str], RunFolder | None]:
+    """Return what a command line says about its place, its other words, and the run that its checkpoint lies in."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-c", "--config", action="append", default=[])
     parser.add_argument("--runs", default="runs")
     parser.add_argument("--ckpt_path")
-    parser.add_argument("--name")
-    return parser.parse_known_args(list(args))
-
-
-def _run_of(words: argparse.Namespace) -> RunFolder | None:
-    """Return the folder of the run that the checkpoint of a command line lies in."""
+    parser.add_argument("--name", default="run")
+    words, others = parser.parse_known_args(args)
     if words.ckpt_path in ("best", "last"):
-        return RunFolder(Path(words.runs, words.name or "run"))
-    folder = RunFolder.of(words.ckpt_path) if words.ckpt_path else None
-    return folder if folder is not None and folder.config.is_file() else None
+        folder = RunFolder(Path(words.runs, words.name))
+        words.ckpt_path = str(folder.checkpoint(words.ckpt_path))
+        return words, others, folder
+    run = RunFolder.of(words.ckpt_path) if words.ckpt_path else None
+    return words, others, run if run is not None and run.config.is_file() else None
 
 
 def _stems(configs: Any) -> list[str]:
     """Return the names of configuration files; the first names the experiment, later ones are overlays."""
-    configs = configs if isinstance(configs, list) else [configs] if configs else []
-    return [Path(str(getattr(config, "relative", config))).stem for config in configs]
+    return [Path(str(getattr(config, "relative", config))).stem for config in configs or ()]
 
 
 def _loggers(config: Any, folder: Path) -> list[Namespace]:
     """Return the loggers of a run: CSV, whose file survives a killed process, and wandb unless it is turned off."""
-    given = config.trainer.logger
-    wandb = Namespace(class_path="pytorch_lightning.loggers.WandbLogger", init_args=Namespace())
-    given = (
-        [wandb] if given in (None, True) else [] if given is False else given if isinstance(given, list) else [given]
-    )
-    loggers = [logger for logger in given if not logger.class_path.endswith("CSVLogger")]
+    loggers = config.trainer.logger
+    if loggers in (None, True):
+        loggers = Namespace(class_path="pytorch_lightning.loggers.WandbLogger", init_args=Namespace())
+    loggers = [] if loggers is False else loggers if isinstance(loggers, list) else [loggers]
+    loggers = [logger for logger in loggers if not logger.class_path.endswith("CSVLogger")]
     for logger in loggers:
         arguments = logger.init_args
         arguments.save_dir = str(folder)
@@ -325,17 +278,8 @@ def _loggers(config: Any, folder: Path) -> list[Namespace]:
             if config.ckpt_path is None or not arguments.get("id"):  # a resumed run goes on in wandb, too
                 arguments.id, arguments.name = secrets.token_hex(4), folder.name
             arguments.resume = "allow"  # jsonargparse passes None for options that are not set
-    csv = {"save_dir": str(folder), "name": "metrics"}
-    return [*loggers, Namespace(class_path="pytorch_lightning.loggers.CSVLogger", init_args=Namespace(**csv))]
-
-
-def _refuse_unknown_monitors(config: Any) -> None:
-    """Refuse to monitor what no validation logs, which Lightning would notice after an epoch."""
-    for option in ("checkpoint", "early_stopping"):
-        monitor = config[option].monitor
-        if monitor and monitor.startswith("val/") and monitor[4:] not in METRICS:
-            near = did_you_mean(monitor, [f"val/{name}" for name in METRICS])
-            raise InputError(f"--{option}.monitor {monitor}: no validation logs that{near}")
+    csv = Namespace(save_dir=str(folder), name="metrics")
+    return [*loggers, Namespace(class_path="pytorch_lightning.loggers.CSVLogger", init_args=csv)]
 
 
 class Score(CommandLine):
@@ -346,21 +290,17 @@ class Score(CommandLine):
     """
 
     def __init__(self, stage: str, args: list[str]) -> None:
-        self.words, args = _words(args)
-        self.stage, self.run, path = stage, _run_of(self.words), self.words.ckpt_path
+        self.words, args, self.run = _words(args)
+        self.stage, path = stage, self.words.ckpt_path
         if path is None:
             raise InputError(f"captioning {stage}: name a model with --ckpt_path")
-        if path in ("best", "last") and self.run is not None:
-            path = str(self.run.checkpoint(path))
-        self.saved = saved = read_model(path)
-        configs = [Path(config) for config in self.words.config] or ([self.run.config] if self.run is not None else [])
+        configs = [Path(config) for config in self.words.config] or ([self.run.config] if self.run else [])
         self.saved = saved = read_model(path)
         if not configs and not any(arg.startswith("--data.source") for arg in args):
             raise InputError(f"{path}: is in no run's folder; name a configuration with its data by --config")
-        numbers = {field.name for field in dataclasses.fields(BeamOptions)}
-        search = (saved.settings.get("model") or {}).get("search") or {}
-        search = {name: value for name, value in search.items() if name in numbers and isinstance(value, (int, float))}
-        settings = [{"model": {"search": search}}, *map(_data_of, configs)]
+        search = (saved.settings.get("model") or {}).get("search") or {}  # possibly a stranger's
+        known = vars(BeamOptions())
+        search = {name: value for name, value in search.items() if name in known and isinstance(value, (int, float))}
 
         def scored_model(
             search: BeamOptions = BeamOptions(),  # noqa: B008 - frozen
@@ -376,79 +316,75 @@ class Score(CommandLine):
                 inference: How stochastic attention forms contexts: "expected", "argmax" or "sample".
                 ensemble: Further models of the same vocabulary, whose word probabilities are averaged with this one's.
             """
+            model = saved.captioner
             if inference is not None:
-                saved.captioner.decoder.attention.inference = inference  # refuses a mode that it does not have
-            parts = saved.captioner.encoder, saved.captioner.decoder
-            module = CaptioningModule(*parts, search=search, bound_samples=bound_samples)
-            module.captioner = saved.captioner
-            others = [read_model(name) for name in ensemble or ()]
-            for other in others:
+                model.decoder.attention.inference = inference  # refuses a mode that it does not have
+            module = CaptioningModule(model.encoder, model.decoder, search=search, bound_samples=bound_samples)
+            module.captioner, module.scored = model, {"checkpoint": Path(path).name}
+            for other in map(read_model, ensemble or ()):
                 if other.vocabulary.words != saved.vocabulary.words:
                     raise InputError(f"{other.path}: its vocabulary differs from that of {saved.path}")
-            module.others = tuple(other.captioner for other in others)
-            module.scored = Path(path).name
+                module.others += (other.captioner,)
+                module.scored["ensemble"] = 1 + len(module.others)
             return module
 
         scored_model.__qualname__ += secrets.token_hex(4)  # jsonargparse keeps a function of a name for the process
+        settings = [{"model": {"search": search}}, *map(_data_of, configs)]
         options = [f"--config={json.dumps(content)}" for content in settings]
         super().__init__(stage, scored_model, [*options, *args])
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--results", type=str | None, default=None, help="Folder to write to; default: the run's.")
 
-    def _place(self) -> Path:
-        """Return the folder for the results: the run's, with one of its own for an ensemble and for other data."""
-        if self.config.results is not None:
-            return Path(self.config.results)
-        stem = Path(self.saved.path.rpartition("/")[2] or "model").stem
-        folder = self.run.path if self.run is not None else Path(self.words.runs) / "scored" / stem
-        other_data = Path(self.words.config[-1]).stem if self.words.config else ""
-        return folder / ("ensemble" if self.config.model.ensemble else "") / other_data
-
     def before_instantiate_classes(self) -> None:
-        self.folder = self._place()
+        """Choose the folder for the results: the run's, with one of its own for an ensemble and for other data."""
+        words, run = self.words, self.run
+        stem = Path(self.saved.path.rpartition("/")[2] or "model").stem
+        folder = run.path if run is not None else Path(words.runs, "scored", stem)
+        ensemble, other_data = self.config.model.ensemble, Path(words.config[-1]).stem if words.config else ""
+        self.folder = Path(self.config.results or folder / ("ensemble" if ensemble else "") / other_data)
         super().before_instantiate_classes()
         logger = self.config.trainer.logger
-        if logger is None and self.stage == "test" and self.run is not None and not self.words.config:
-            logger = [
+        if logger is None and self.stage == "test" and run is not None and not words.config:
+            logger = [  # the test of a run is logged to the run of wandb that it has
                 Namespace(class_path=entry["class_path"], init_args=Namespace(**entry["init_args"]))
-                for entry in read_config(self.run.config).get("trainer", {}).get("logger") or []
+                for entry in read_config(run.config).get("trainer", {}).get("logger") or []
                 if entry["class_path"].endswith("WandbLogger")
             ]
-        self.config.trainer.logger = logger or False  # the test of a run is logged to the run of wandb that it has
-        self.own_callbacks = [RichProgressBar(), *([CaptionSamples()] if logger else [])]
+        self.config.trainer.logger = logger or False
+        self.own_callbacks = [callbacks.RichProgressBar(), *([CaptionSamples()] if logger else [])]
 
     def start(self) -> None:
-        self.datamodule.use(self.saved.vocabulary)
-        self.model.provenance = provenance(command=shlex.join(sys.argv), seed=self.datamodule.seed) | {
+        """Score the model, or predict, and print the metrics."""
+        model, trainer, data = self.model, self.trainer, self.datamodule
+        data.use(self.saved.vocabulary)
+        model.provenance = provenance(command=shlex.join(sys.argv), seed=data.seed) | {
             "scored_in": self.config_dump["trainer"]["precision"],
             "settings": self.saved.settings | {"data": self.config_dump["data"]},
         }
         if self.stage == "predict":
-            self.trainer.predict(self.model, datamodule=self.datamodule, return_predictions=False)
+            trainer.predict(model, datamodule=data, return_predictions=False)
             return
-        score = self.trainer.test if self.stage == "test" else self.trainer.validate
-        score(self.model, datamodule=self.datamodule, verbose=False)
-        if self.trainer.is_global_zero:
-            models = f"; {1 + len(self.model.others)} models" if self.model.others else ""
-            context = f"beam {self.model.search.beam_size}, {self.model.attention.inference} context; in percent"
-            print(f"\n{self.datamodule.evaluated_split} split, {len(self.model.results)} images{models}; {context}")
-            values = {name.partition("/")[2]: float(value) for name, value in self.trainer.callback_metrics.items()}
+        getattr(trainer, self.stage)(model, datamodule=data, verbose=False)
+        if trainer.is_global_zero:
+            models = f"; {1 + len(model.others)} models" if model.others else ""
+            context = f"beam {model.search.beam_size}, {model.attention.inference} context; in percent"
+            print(f"\n{data.evaluated_split} split, {len(model.results)} images{models}; {context}")
+            values = {name.partition("/")[2]: float(value) for name, value in trainer.callback_metrics.items()}
             for name, metric in METRICS.items():
                 if name in values:
                     print(f"{metric.title:45}{values[name]:8.2f}" + f" {metric.unit}" * (metric.unit != "percent"))
-            print(f"tokens: {self.datamodule.source.tokens}\nwritten to {self.folder}")
+            print(f"tokens: {data.source.tokens}\nwritten to {self.folder}")
 
 
 def _data_of(path: Path) -> dict[str, Any]:
     """Return what a configuration says about data, seed, device and search, and nothing of how a model is trained."""
     settings = read_config(path, "--config")
-    parts = {
+    scoring = {
         "model": ("search", "bound_samples"),
         "trainer": ("accelerator", "devices", "strategy", "num_nodes", "limit_val_batches", "limit_test_batches"),
     }
-    chosen = {
-        part: {name: value for name, value in (settings.get(part) or {}).items() if name in names}
-        for part, names in parts.items()
-    }
-    return chosen | {name: settings[name] for name in ("data", "seed_everything") if name in settings}
+    chosen: dict[str, Any] = {name: settings[name] for name in ("data", "seed_everything") if name in settings}
+    for part, names in scoring.items():
+        chosen[part] = {name: value for name, value in (settings.get(part) or {}).items() if name in names}
+    return chosen

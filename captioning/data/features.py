@@ -41,7 +41,7 @@ class Features:
         self._arguments = folder, split, fingerprint, paths
         about, file = Path(folder) / f"{split}.json", Path(folder) / f"{split}.npy"
         if not about.exists():
-            command = f"captioning extract with --split {split.removesuffix('_flipped')}"
+            command = f"captioning extract with --split {split.replace('_flipped', ' --flipped')}"
             raise InputError(f"{about}: no features; run {command}, or give --data.features null to do without")
         content = description(about, fingerprint)
         if (done := content["done"]) < (images := len(content["paths"])):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from torch import Tensor
 from captioning.data.batch import CaptionBatch
 from captioning.errors import check_range
 from captioning.files import replacing
-from captioning.training.module import CaptioningModule
 
 
 class CaptionSamples(Callback):
@@ -39,42 +37,38 @@ class CaptionSamples(Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         pl_module.samples = self.images  # type: ignore[assignment]
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.state.fn == "fit" and not trainer.sanity_checking and trainer.is_global_zero:
-            self._save(trainer, pl_module, f"{trainer.current_epoch + 1:03d}", "val")
-
-    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.is_global_zero:
-            self._save(trainer, pl_module, "test", "test")
-
-    def _save(self, trainer: pl.Trainer, module: pl.LightningModule, suffix: str, stage: str) -> None:
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        fitting, tests = trainer.state.fn == "fit" and not trainer.sanity_checking, trainer.state.fn == "test"
+        if not trainer.is_global_zero or not (fitting or tests):
+            return
         from captioning.views.overlays import attention_figure  # matplotlib is slow to import
 
-        assert isinstance(module, CaptioningModule) and module.evaluator is not None
-        preprocessing = module.encoder.preprocessing
-        images, paths = [], []
-        for row, (image, hypothesis) in sorted(module.evaluator.kept.items()):
-            if (photo := module.data.photo(row)) is None:
+        stage, suffix = ("test", "test") if tests else ("val", f"{trainer.current_epoch + 1:03d}")
+        encoder, folder = pl_module.encoder, Path(trainer.default_root_dir) / "samples"
+        samples = []
+        for row, (image, hypothesis) in sorted(pl_module.evaluator.kept.items()):
+            if (photo := pl_module.data.photo(row)) is None:
                 continue
             figure = attention_figure(
-                preprocessing.view(photo),
+                encoder.preprocessing.view(photo),
                 image.words,
                 hypothesis.trace,
-                module.encoder.cells,
+                encoder.cells,
                 photo=photo,
-                region=preprocessing.region(photo.size),
+                region=encoder.preprocessing.region(photo.size),
                 text=image.text,
             )
-            images.append(image)
-            paths.append(Path(trainer.default_root_dir) / "samples" / f"{image.image_id}_{suffix}.png")
-            with replacing(paths[-1]) as part:
+            samples.append((image, folder / f"{image.image_id}_{suffix}.png"))
+            with replacing(samples[-1][1]) as part:
                 figure.savefig(part, dpi=80, format="png", pil_kwargs={"compress_level": 1})  # in half the time
         for logger in trainer.loggers:
-            if isinstance(logger, WandbLogger) and images:
-                for number, (image, path) in enumerate(zip(images, paths, strict=True), 1):
+            if isinstance(logger, WandbLogger) and samples:
+                for number, (image, path) in enumerate(samples, 1):
                     logger.log_image(f"{stage}/sample_{number}", [str(path)], caption=[image.text])
-                rows = [[image.image_id, image.text, "\n".join(image.references), image.log_prob] for image in images]
+                rows = [[i.image_id, i.text, "\n".join(i.references), i.log_prob] for i, _ in samples]
                 logger.log_table(f"{stage}/samples", ["image_id", "caption", "references", "log_prob"], rows)
+
+    on_test_end = on_validation_end
 
 
 class LogLines(Callback):
@@ -86,11 +80,9 @@ class LogLines(Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.sanity_checking or trainer.state.fn != "fit" or not trainer.is_global_zero:
             return
-        metrics = [
-            f"{name} {float(trainer.callback_metrics[name]):.2f}"
-            for name in ("train/loss", "val/nll", "val/bleu4", "val/pointing_accuracy")
-            if name in trainer.callback_metrics
-        ]
+        names = ("train/loss", "val/nll", "val/bleu4", "val/pointing_accuracy")
+        logged = trainer.callback_metrics
+        metrics = [f"{name} {float(logged[name]):.2f}" for name in names if name in logged]
         seconds = time.perf_counter() - self._started
         print(f"epoch {trainer.current_epoch + 1}, step {trainer.global_step}, {seconds:.0f} s:", *metrics, flush=True)
 
@@ -106,8 +98,7 @@ class Throughput(Callback):
         self._since, self._captions = time.perf_counter(), 0
         self._words: Tensor | int = 0
 
-    def on_train_epoch_start(self, *_: Any) -> None:
-        self.on_train_start()
+    on_train_epoch_start = on_train_start  # type: ignore[assignment]
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: CaptionBatch, batch_idx: int
@@ -129,22 +120,17 @@ class Unfreeze(Callback):
 
     Args:
         epoch: Number of epochs for which it is frozen.
-
-    Raises:
-        InputError: The number is negative.
     """
 
     def __init__(self, epoch: int) -> None:
         check_range(0, epoch=epoch)
         self.epoch = epoch
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.on_train_epoch_start(trainer, pl_module)  # a run that resumes inside an epoch does not call it
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        assert isinstance(pl_module, CaptioningModule)
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         encoder = pl_module.encoder
         encoder.set_trainable(encoder.trainable_from is not None and trainer.current_epoch >= self.epoch)
+
+    on_train_start = on_train_epoch_start  # a run that resumes inside an epoch calls this alone
 
 
 class StopOnRequest(Callback):
@@ -153,21 +139,15 @@ class StopOnRequest(Callback):
     The trainer then saves, as after any exception, and the run resumes at the next batch. All processes end at the same
     batch, even if only one got the signal. A validation in progress is finished first, because a resumed run would lack
     its metrics. A second Ctrl-C ends at once, without saving.
-
-    Attributes:
-        asked: The signal that asked for the end; None if none did.
     """
 
     def __init__(self) -> None:
-        self.asked: int | None = None
+        self.asked: int | None = None  # the signal that asked for the end
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return  # only the main thread may set handlers
         self._lightnings = signal.getsignal(signal.SIGTERM)
-        for name in ("SIGTERM", "SIGHUP", "SIGINT"):
-            number = getattr(signal, name, None)  # Windows lacks SIGHUP
-            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+        for number in (signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGTERM)):  # not on Windows
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, self._note)
 
     def _note(self, number: int, frame: Any) -> None:
@@ -179,14 +159,11 @@ class StopOnRequest(Callback):
 
     def _is_asked(self, trainer: pl.Trainer) -> bool:
         """Return whether any process was asked; all processes must call this."""
-        agreed = bool(trainer.strategy.reduce_boolean_decision(self.asked is not None, all=False))
-        if agreed:
+        if agreed := bool(trainer.strategy.reduce_boolean_decision(self.asked is not None, all=False)):
             self.asked = self.asked or int(signal.SIGTERM)
         return agreed
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         if self._is_asked(trainer) and not trainer.is_last_batch and callable(self._lightnings):
             self._lightnings(signal.SIGTERM, None)  # the trainer raises SIGTERMException after this batch
 

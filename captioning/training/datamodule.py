@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from captioning.checkpoint.load import check_tokenizer, read_model
 from captioning.data.batch import CaptionBatch
 from captioning.data.features import Features, seen
 from captioning.data.loading import CaptionDataset, batch_loader, processors
-from captioning.data.records import SPLITS, CaptionIndex, CaptionSource
+from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.sampler import CaptionBatches, image_batches
 from captioning.data.transforms import Preprocessing, TrainingTransform
 from captioning.encoders import Encoder
@@ -37,9 +38,6 @@ class VocabularyOptions:
             checkpoint, an exported folder or a name on the hub. Needed to fine-tune it (``--init_from``) on new words.
         tokenizer: Splits captions into words and joins words to a text. English by Penn Treebank rules by default,
             ``Whitespace``, ``Characters`` for Chinese and Japanese, or a class of your own.
-
-    Raises:
-        InputError: A number is below 1, or both ``file`` and ``extend`` are given.
     """
 
     min_count: int = 1
@@ -52,23 +50,6 @@ class VocabularyOptions:
         check_range(1, min_count=self.min_count, max_words=self.max_words)
         if self.file is not None and self.extend is not None:
             raise InputError("data.vocabulary: file and extend are both given; give one of them")
-
-    def build(self, index: CaptionIndex, tokenizer: Tokenizer) -> Vocabulary:
-        """Return the vocabulary of the training captions ``index``, that of the file, or that of the model and both."""
-        if self.file is not None:
-            return Vocabulary(Vocabulary.load(self.file).words, tokenizer)
-        captions = (caption.split() for caption in index.captions)
-        counted = Vocabulary.build(captions, min_count=self.min_count, max_size=self.max_words, tokenizer=tokenizer)
-        if not counted.words:
-            raise InputError(
-                f"data.vocabulary.min_count {self.min_count}: no word of the {len(index.captions)} training captions "
-                "occurs so often; give less"
-            )
-        if self.extend is None:
-            return counted
-        known = read_model(self.extend).vocabulary
-        check_tokenizer(known.tokenizer, tokenizer)
-        return known.extended(counted.words)
 
 
 @dataclass(frozen=True)
@@ -106,14 +87,10 @@ class CaptionDataModule(pl.LightningDataModule):
         augmentation: Random changes of training images.
         test_split: Split that ``test`` and ``predict`` use.
         limit_images: Use only the first images of every split, to try something out.
-
-    Raises:
-        InputError: An option is out of its range.
     """
 
     encoder: Encoder
-    seed: int = 0
-    """Seed of the order of the batches and of the augmentation; ``--seed_everything`` sets it."""
+    seed: int = 0  # of the order of the batches and of the augmentation; ``--seed_everything`` sets it
 
     def __init__(
         self,
@@ -127,35 +104,25 @@ class CaptionDataModule(pl.LightningDataModule):
         vocabulary: VocabularyOptions = VocabularyOptions(),
         features: str | None = None,
         augmentation: Augmentation = Augmentation(),
-        test_split: str = "test",
+        test_split: Literal["train", "val", "test"] = "test",
         limit_images: int | None = None,
     ) -> None:
         super().__init__()
         check_range(1, batch_size=batch_size, captions_per_image=captions_per_image)
         check_range(1, eval_batch_size=eval_batch_size, limit_images=limit_images)
         check_range(0, 1024, num_workers=num_workers)
-        if test_split not in SPLITS:
-            raise InputError(f"test_split must be one of {', '.join(SPLITS)}, got {test_split!r}")
-        self.source = source
-        self.tokenizer = source.tokenizer = vocabulary.tokenizer or PennTreebank()
-        self.batch_size = batch_size
-        self.group = group
-        self.captions_per_image = captions_per_image
-        self.eval_batch_size = eval_batch_size
-        self.num_workers = num_workers
-        self.features = features
-        self.augmentation = augmentation
-        self.test_split = test_split
-        self.limit_images = limit_images
-        self._words = vocabulary
+        self.source, self._words = source, vocabulary
+        source.tokenizer = vocabulary.tokenizer or PennTreebank()
+        self.batch_size, self.group, self.captions_per_image = batch_size, group, captions_per_image
+        self.eval_batch_size, self.num_workers = eval_batch_size, num_workers
+        self.features, self.augmentation = features, augmentation
+        self.test_split, self.limit_images = test_split, limit_images
         self._indices: dict[str, CaptionIndex] = {}
-        self._vocabulary: Vocabulary | None = None
         self.evaluated_split = "val"
 
     def use(self, vocabulary: Vocabulary) -> None:
         """Use a trained model's vocabulary and its tokenizer in place of the words of the training captions."""
-        self._vocabulary = vocabulary
-        self.tokenizer = self.source.tokenizer = vocabulary.tokenizer
+        self.vocabulary, self.source.tokenizer = vocabulary, vocabulary.tokenizer
 
     def prepare_data(self) -> None:
         self.source.prepare()
@@ -182,25 +149,33 @@ class CaptionDataModule(pl.LightningDataModule):
         """The records of the split that the current stage evaluates."""
         return self.index(self.evaluated_split)
 
-    @property
+    @functools.cached_property
     def vocabulary(self) -> Vocabulary:
-        if self._vocabulary is None:
-            self._vocabulary = self._words.build(self.index("train"), self.tokenizer)
-        return self._vocabulary
+        """That of the training captions, of the file, or of the model and the training captions."""
+        words, tokenizer = self._words, self.source.tokenizer
+        if words.file is not None:
+            return Vocabulary(Vocabulary.load(words.file).words, tokenizer)
+        index, least = self.index("train"), words.min_count
+        captions = (caption.split() for caption in index.captions)
+        counted = Vocabulary.build(captions, min_count=least, max_size=words.max_words, tokenizer=tokenizer)
+        if not counted.words:
+            rare = f"no word of the {len(index.captions)} training captions occurs so often; give less"
+            raise InputError(f"data.vocabulary.min_count {least}: {rare}")
+        if words.extend is None:
+            return counted
+        known = read_model(words.extend).vocabulary
+        check_tokenizer(known.tokenizer, tokenizer)
+        return known.extended(counted.words)
 
     @property
-    def _processes(self) -> tuple[int, int]:
-        """(rank, world size)."""
-        return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+    def _processes(self) -> dict[str, Any]:
+        trainer = self.trainer
+        return {} if trainer is None else {"rank": trainer.global_rank, "world_size": trainer.world_size}
 
-    def _dataset(self, split: str, *, by_image: bool) -> CaptionDataset:
-        """Return the images of a split, or for training its captions with the random changes of their images.
-
-        Raises:
-            InputError: Images or features are missing, or cannot be changed so.
-        """
+    def _loader(self, split: str, batches: Iterable[list[int]], *, by_image: bool) -> DataLoader[CaptionBatch]:
+        """Return batches of images, or for training of captions with the random changes of their images."""
         index, encoder, transform = self.index(split), self.encoder, None
-        features: dict[str, Features | None] = {}
+        features: dict[str, Any] = {}
         random_crop, flip = (False, 0.0) if by_image else (self.augmentation.random_crop, self.augmentation.flip)
         check_range(0, 1, **{"data.augmentation.flip": flip})
         if self.features is None:
@@ -214,43 +189,20 @@ class CaptionDataModule(pl.LightningDataModule):
                 raise InputError("data.features: cached features need a frozen encoder; unset encoder.trainable_from")
             if random_crop:
                 raise InputError("data.augmentation.random_crop: cached features are of one fixed view; unset one")
-            features["features"] = self._features(split)
-            try:
-                features["flipped"] = self._features(split, flipped=True) if flip else None
-            except InputError as error:
-                raise InputError(f"data.augmentation.flip: {error}; extract with --flipped") from error
-        return CaptionDataset(
-            index,
-            self.vocabulary,
-            encoder.preprocessing,
-            transform=transform,
-            seed=self.seed,
-            flip=flip,
-            by_image=by_image,
-            **features,
-        )
-
-    def _features(self, split: str, *, flipped: bool = False) -> Features:
-        index = self.index(split)
-        name, fingerprint = seen(split, self.encoder.fingerprint(), upright=index.upright, flipped=flipped)
-        return Features(str(self.features), name, fingerprint, index.paths)
-
-    @property
-    def _workers(self) -> int:
-        """Processes that load images."""
-        if self.num_workers is not None:
-            return self.num_workers
-        if self.features is not None:
-            return 2 if torch.cuda.is_available() else 0
-        return min(8, processors())
-
-    def _loader(self, dataset: CaptionDataset, batches: Iterable[list[int]]) -> DataLoader[CaptionBatch]:
+            for kind in ("features", "flipped") if flip else ("features",):
+                name, fingerprint = seen(split, encoder.fingerprint(), upright=index.upright, flipped=kind == "flipped")
+                features[kind] = Features(self.features, name, fingerprint, index.paths)
+        options: dict[str, Any] = {"transform": transform, "seed": self.seed, "flip": flip, "by_image": by_image}
+        dataset = CaptionDataset(index, self.vocabulary, encoder.preprocessing, **options, **features)
+        on_gpu, workers = torch.cuda.is_available(), self.num_workers
+        if workers is None:
+            workers = min(8, processors()) if self.features is None else 2 * on_gpu
         return batch_loader(
             dataset,
             batches,
-            num_workers=self._workers,
-            pin_memory=torch.cuda.is_available(),
-            persistent_workers=self._workers > 0,
+            num_workers=workers,
+            pin_memory=on_gpu,
+            persistent_workers=workers > 0,
             # Its own generator: the global one belongs to dropout and sampling, and must resume unchanged.
             generator=torch.Generator().manual_seed(self.seed),
         )
@@ -268,24 +220,11 @@ class CaptionDataModule(pl.LightningDataModule):
         """Return the batch on the device; from page-locked memory, the copy overlaps with computing."""
         return batch.to(device, non_blocking=device.type == "cuda")
 
-    def batches_per_epoch(self) -> int:
-        """Return the training batches of an epoch of this process."""
-        return len(self._sampler((0, 0)))
-
-    def _sampler(self, start: tuple[int, int]) -> CaptionBatches:
-        index = self.index("train")
-        rank, world_size = self._processes
-        return CaptionBatches(
-            index.caption_lengths,
-            index.caption_image,
-            self.batch_size,
-            self.seed,
-            group=self.group,
-            captions_per_image=self.captions_per_image,
-            start=start,
-            rank=rank,
-            world_size=world_size,
-        )
+    def sampler(self, start: tuple[int, int] = (0, 0)) -> CaptionBatches:
+        """Return the training batches of this process from ``start``, (epoch, batch), as lists of captions' numbers."""
+        lengths, images = self.index("train").caption_lengths, self.index("train").caption_image
+        options: dict[str, Any] = {"group": self.group, "captions_per_image": self.captions_per_image, "start": start}
+        return CaptionBatches(lengths, images, self.batch_size, self.seed, **options, **self._processes)
 
     def train_dataloader(self) -> DataLoader[CaptionBatch]:
         """Return the training batches; those of a resumed run begin where the trainer's own count says that it is."""
@@ -295,12 +234,10 @@ class CaptionDataModule(pl.LightningDataModule):
             progress = loop.epoch_loop.batch_progress
             in_epoch = loop.restarting and not progress.is_last_batch
             start = (self.trainer.current_epoch, progress.current.processed if in_epoch else 0)
-        return self._loader(self._dataset("train", by_image=False), self._sampler(start))
+        return self._loader("train", self.sampler(start), by_image=False)
 
     def val_dataloader(self) -> DataLoader[CaptionBatch]:
-        dataset = self._dataset(self.evaluated_split, by_image=True)
-        rank, world_size = self._processes
-        batches = image_batches(len(dataset.index), self.eval_batch_size, rank=rank, world_size=world_size)
-        return self._loader(dataset, batches)
+        batches = image_batches(len(self.evaluated), self.eval_batch_size, **self._processes)
+        return self._loader(self.evaluated_split, batches, by_image=True)
 
     test_dataloader = predict_dataloader = val_dataloader

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
@@ -53,6 +53,9 @@ class CaptioningModule(pl.LightningModule):
             stochastic attention; 0 leaves the bounds out.
     """
 
+    captioner: Captioner
+    evaluator: Evaluator
+
     def __init__(
         self,
         encoder: Encoder,
@@ -68,26 +71,15 @@ class CaptioningModule(pl.LightningModule):
         check_range(0, 100_000, bound_samples=bound_samples)
         self._parts = (encoder, decoder)  # a tuple, so that they are registered once, inside the captioner
         self.objective = (objective or Likelihood()).connect(decoder.attention)
-        self.optimizer = optimizer
-        self.scheduler = scheduler
-        self.search = search
-        self.bound_samples = bound_samples
-        self.captioner: Captioner | None = None
-        self.others: tuple[Captioner, ...] = ()
-        """Further members of the ensemble that is evaluated; a tuple keeps them out of this module's state."""
-        self.settings: dict[str, Any] = {}
-        """The full configuration of the run, which checkpoints keep."""
-        self.start: SavedModel | None = None
-        """The model whose weights the captioner begins with when it is assembled."""
-        self.scored: str | None = None
-        """Name of the model that is scored, for the record of a test."""
-        self.provenance: dict[str, Any] = {}
-        """What a test's file of metrics says about where they come from."""
-        self.samples = 4
-        """Number of images of a split whose hypotheses an evaluation keeps."""
-        self.evaluator: Evaluator | None = None
-        self.results: list[CaptionedImage] = []
-        """The images of the last evaluation, in the order of the split; complete on every process."""
+        self.optimizer, self.scheduler = optimizer, scheduler
+        self.search, self.bound_samples = search, bound_samples
+        self.others: tuple[Captioner, ...] = ()  # of the ensemble; a tuple keeps them out of this module's state
+        self.settings: dict[str, Any] = {}  # the full configuration of the run, which checkpoints keep
+        self.start: SavedModel | None = None  # the model whose weights the captioner begins with
+        self.scored: dict[str, Any] = {}  # what the record of a test says about the models
+        self.provenance: dict[str, Any] = {}  # what a test's file of metrics says about where they come from
+        self.samples = 4  # images of a split whose hypotheses an evaluation keeps
+        self.results: list[CaptionedImage] = []  # the images of the last evaluation, in the order of the split
         self._watch = CollapseWatch()
         self._random_state: dict[str, Any] | None = None
         self._objects: ObjectsInView | None = None
@@ -110,31 +102,21 @@ class CaptioningModule(pl.LightningModule):
 
     def configure_model(self) -> None:
         """Assemble the captioner for the data's vocabulary. Called by the trainer; a second call does nothing."""
-        if self.captioner is None:
+        if not hasattr(self, "captioner"):
             self.assemble(self.data.vocabulary)
 
     def assemble(self, vocabulary: Vocabulary) -> Captioner:
-        """Build the captioner for ``vocabulary`` and return it.
-
-        Raises:
-            InputError: The weights that it begins with are of another vocabulary or model.
-        """
+        """Build the captioner for ``vocabulary``, with the weights of ``start`` if they fit, and return it."""
         self.captioner = Captioner(*self._parts, vocabulary_size=len(vocabulary))
         if self.start is not None:
             self.start.load_into(self.captioner, vocabulary)
         return self.captioner
 
-    # Training
-
     def on_fit_start(self) -> None:
         if self.objective.second_stage and self.trainer.ckpt_path is None and self.start is None:
-            rank_zero_warn(
-                "self-critical training begins with random weights; pass first-stage weights with --init_from"
-            )
-        data = self.data
-        self.objective.begin(
-            self.attention, lambda options: CaptionReward(options, data.index("train"), data.vocabulary), self.search
-        )
+            rank_zero_warn("self-critical training begins with random weights; pass others with --init_from")
+        index, vocabulary = self.data.index("train"), self.data.vocabulary
+        self.objective.begin(self.attention, lambda o: CaptionReward(o, index, vocabulary), self.search)
 
     def on_train_start(self) -> None:
         if self._random_state is not None:  # a resumed run continues the same stream of random numbers
@@ -144,24 +126,23 @@ class CaptioningModule(pl.LightningModule):
             self._random_state = None
 
     def on_train_batch_start(self, batch: CaptionBatch, batch_idx: int) -> None:
-        """Where several processes train, let each draw from a stream of its own.
-
-        A stream is a function of the seed, the process and the batches trained on: a resumed run finds its place
-        without the states of all processes, which a checkpoint that one of them saves in an emergency cannot have.
-        """
+        """Where several processes train, let each draw from a stream of its own, which a resumed run finds again."""
         if self.trainer.world_size > 1:
             total: Any = self.trainer.fit_loop.epoch_loop.batch_progress.total
             place = np.random.SeedSequence((self.data.seed, self.trainer.global_rank, total.processed))
             torch.manual_seed(int(place.generate_state(1, np.uint64)[0]))
 
     def training_step(self, batch: CaptionBatch, batch_idx: int) -> Tensor:
-        assert self.captioner is not None
         self.captioner.begin_batch()
         loss, terms, output = self.objective(self.captioner, batch)
         statistics = attention_statistics(output.trace, output.mask, sparse=self.attention.normaliser.sparse)
         mask = batch.annotation_mask
         self._watch.update(statistics, output.trace.alphas.shape[-1] if mask is None else mask.sum(dim=1))
-        for name, value in (_over_processes(terms | statistics) | self.attention.schedule()).items():
+        values = terms | statistics
+        if (processes := process_count()) > 1:  # the means of the terms are those of the whole batch
+            means = sum_over_processes(torch.stack([value.float() for value in values.values()])) / processes
+            values = dict(zip(values, means, strict=True))
+        for name, value in (values | self.attention.schedule()).items():
             self.log(f"train/{name}", value, prog_bar=name == "loss")
         self.log("epoch", float(self.current_epoch + 1))  # counted from 1; Lightning's own column begins at 0
         return loss
@@ -171,80 +152,63 @@ class CaptioningModule(pl.LightningModule):
         if learns and (cause := self._watch.cause()) is not None:
             rank_zero_warn(f"attention has collapsed: {cause}")
 
-    # Optimization
-
     def configure_optimizers(self) -> Any:
-        assert self.captioner is not None
+        steps = 0 if self.scheduler is None else self._steps()
         decoder = [p for p in self.captioner.decoder.parameters() if p.requires_grad]
         groups = [{"params": decoder}, *self.captioner.encoder.parameter_groups()]
         try:
             optimizer = self.optimizer(groups)
             if self.scheduler is None:
                 return optimizer
-            scheduler = self.scheduler(optimizer, self._steps())
-        except InputError:
-            raise
+            scheduler = self.scheduler(optimizer, steps)
         except (ValueError, TypeError) as error:
             raise InputError(f"model.optimizer or model.scheduler: {one_line(error)}") from error
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def _steps(self) -> int:
-        """Return the optimizer steps of the whole run.
-
-        Lightning's ``estimated_stepping_batches`` would make the loader before a resumed run knows where it is.
-        """
+        """Return the optimizer steps of the run; Lightning's estimate makes the loader before its place is known."""
         trainer: Any = self.trainer
-        batches, limit = self.data.batches_per_epoch(), trainer.limit_train_batches
+        batches, limit = len(self.data.sampler()), trainer.limit_train_batches
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
         limits = [trainer.max_steps] if trainer.max_steps > 0 else []
         if trainer.max_epochs is not None and trainer.max_epochs >= 0:
             limits.append(trainer.max_epochs * math.ceil(batches / trainer.accumulate_grad_batches))
         if not limits:
-            raise InputError(
-                "model.scheduler: needs the length of training; give --trainer.max_epochs or --trainer.max_steps"
-            )
+            needed = "give --trainer.max_epochs or --trainer.max_steps"
+            raise InputError(f"model.scheduler: needs the length of training; {needed}")
         return min(limits)
 
     def configure_gradient_clipping(
-        self,
-        optimizer: torch.optim.Optimizer,
-        gradient_clip_val: int | float | None = None,
-        gradient_clip_algorithm: str | None = None,
+        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
         """Clip as Lightning does, also with a fused optimizer, which it refuses because of scaled float16 gradients.
 
-        Logs ``train/gradient_norm``, before it is clipped, and ``train/learning_rate``, of the decoder.
-
-        Raises:
-            InputError: Training has diverged: the gradient is not finite. No weight has been changed by it.
+        An InputError says that training has diverged, before a gradient that is not finite changes a weight.
         """
         by_norm, fused = gradient_clip_algorithm in (None, "norm"), optimizer.defaults.get("fused")
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)  # it skips steps whose gradient overflows
         if scaler is not None and fused:
             scaler.unscale_(optimizer)  # so that its step does not unscale again
+        parameters = list(self.parameters())
+        if gradient_clip_val and by_norm and not fused:
+            # The order of the parameters determines the rounding of the norm, and so whether runs repeat exactly.
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        gradients = [p.grad for p in parameters if p.grad is not None]
         try:
-            if gradient_clip_val and by_norm:
-                # The order of the parameters determines the rounding of the norm, and so whether runs repeat exactly.
-                groups = optimizer.param_groups
-                clipped = self.parameters() if fused else (p for group in groups for p in group["params"])
-                norm = torch.nn.utils.clip_grad_norm_(clipped, gradient_clip_val, error_if_nonfinite=scaler is None)
-            else:
-                gradients = [p.grad for p in self.parameters() if p.grad is not None]
-                norm = torch.nn.utils.get_total_norm(gradients, error_if_nonfinite=scaler is None)
+            norm = torch.nn.utils.get_total_norm(gradients, error_if_nonfinite=scaler is None)
         except RuntimeError as error:
             raise InputError(
                 f"training has diverged: the gradient is not finite at step {self.trainer.global_step + 1}; try a "
                 "lower learning rate, --trainer.gradient_clip_val 5, or --trainer.precision 32-true"
             ) from error
-        if gradient_clip_val and not by_norm:
-            torch.nn.utils.clip_grad_value_(self.parameters(), gradient_clip_val)
-        self.log("train/gradient_norm", norm)
-        self.log("train/learning_rate", float(optimizer.param_groups[0]["lr"]))
-
-    # Evaluation
+        if gradient_clip_val and by_norm:
+            torch.nn.utils.clip_grads_with_norm_(parameters, gradient_clip_val, norm)
+        elif gradient_clip_val:
+            torch.nn.utils.clip_grad_value_(parameters, gradient_clip_val)
+        self.log("train/gradient_norm", norm)  # before it was clipped
+        self.log("train/learning_rate", float(optimizer.param_groups[0]["lr"]))  # of the decoder
 
     def on_validation_epoch_start(self) -> None:
-        assert self.captioner is not None
         captioner: CaptionModel = self.captioner
         if self.others:
             others = [other.to(self.captioner.decoder.embedding.weight) for other in self.others]
@@ -264,82 +228,55 @@ class CaptioningModule(pl.LightningModule):
         )
 
     def validation_step(self, batch: CaptionBatch, batch_idx: int) -> None:
-        assert self.evaluator is not None
         self.evaluator.update(batch)
-
-    def on_validation_epoch_end(self) -> None:
-        self._finish("val")
-
-    on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
-    test_step = validation_step
-
-    def on_test_epoch_end(self) -> None:
-        self._finish("test")
 
     def predict_step(self, batch: CaptionBatch, batch_idx: int) -> list[dict[str, Any]]:
         """Return ``{"image_id", "caption", "log_prob"}`` of every image."""
-        assert self.evaluator is not None
         self.evaluator.update(batch)
         images = [self.evaluator.evaluated.images[row] for row in batch.rows.tolist()]
         return [{"image_id": image.image_id, "caption": image.text, "log_prob": image.log_prob} for image in images]
 
-    def on_predict_epoch_end(self) -> None:
-        images = dict(sorted(self._gathered().images.items()))
-        if self.trainer.is_global_zero:
-            paths = [self.data.evaluated.image_path(row) for row in images]
-            for path in write_predictions(Path(self.trainer.default_root_dir), paths, list(images.values())):
-                print(f"written to {path}", flush=True)
-
-    def _gathered(self) -> Evaluated:
-        """Return what all processes have evaluated."""
-        assert self.evaluator is not None
-        evaluated = self.evaluator.evaluated
+    def on_validation_epoch_end(self) -> None:
+        """Log the metrics of what all processes have evaluated, and write the files of a test or of predictions."""
+        evaluated, data, command = self.evaluator.evaluated, self.data, self.trainer.state.fn
         if self.trainer.world_size > 1:
             parts: list[Any] = [None] * self.trainer.world_size
             torch.distributed.all_gather_object(parts, evaluated)
             evaluated = Evaluated.merge(parts)
-        return evaluated
-
-    def _finish(self, stage: Literal["val", "test"]) -> None:
-        fitting = self.trainer.state.fn == "fit"
-        tokenizer = self.data.vocabulary.tokenizer
+        folder = Path(self.trainer.default_root_dir)
+        writes = command != "fit" and self.trainer.is_global_zero
+        if command == "predict":
+            rows = sorted(evaluated.images)
+            paths, images = [data.evaluated.image_path(row) for row in rows], [evaluated.images[row] for row in rows]
+            for path in write_predictions(folder, paths, images) if writes else ():
+                print(f"written to {path}", flush=True)
+            return
+        tokenizer, stage = data.vocabulary.tokenizer, "test" if command == "test" else "val"
         # METEOR alone takes seconds: not after every epoch, and not on every process.
-        scoring = not fitting and self.trainer.is_global_zero
-        metrics, self.results = self._gathered().finish(java=scoring and tokenizer.english)
+        metrics, self.results = evaluated.finish(java=writes and tokenizer.english)
         for name, value in metrics.items():
             self.log(f"{stage}/{name}", value, prog_bar=name == "bleu4", sync_dist=False)
-        if fitting:
+        if command == "fit":
             self.log("epoch", float(self.current_epoch + 1))
-        if metrics and scoring:
-            self._write(stage, metrics)
-
-    def _write(self, stage: str, metrics: dict[str, float]) -> None:
-        search = vars(self.search) | {"inference": self.attention.inference, "split": self.data.evaluated_split}
-        if self.scored is not None:
-            search["checkpoint"] = self.scored
+        if not (metrics and writes):
+            return
+        search = (
+            vars(self.search) | {"inference": self.attention.inference, "split": data.evaluated_split} | self.scored
+        )
         if "bound" in metrics:
             search["bound_samples"] = self.bound_samples
-        if not isinstance(self.data.vocabulary.tokenizer, PennTreebank):
-            search["tokenizer"] = type(self.data.vocabulary.tokenizer).__name__
-        if self.others:
-            search["ensemble"] = 1 + len(self.others)
+        if not isinstance(tokenizer, PennTreebank):
+            search["tokenizer"] = type(tokenizer).__name__
         pointed = any(image.hits or image.reference_hits for image in self.results)
-        write_evaluation(
-            Path(self.trainer.default_root_dir),
-            stage,
-            metrics,
-            self.results,
-            search=search,
-            tokens=self.data.source.tokens,
-            cells=vars(self.encoder.cells) if pointed else None,
-            provenance=self.provenance,
-        )
+        about = {"search": search, "tokens": data.source.tokens, "cells": vars(self.encoder.cells) if pointed else None}
+        write_evaluation(folder, stage, metrics, self.results, **about, provenance=self.provenance)
 
-    # Checkpoints
+    on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
+    on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
+    test_step = validation_step
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the entry that rebuilds the captioner without a config, a vocabulary file or a data set."""
-        assert self.captioner is not None
         checkpoint["captioning"] = describe(self.captioner, self.data.vocabulary, self.settings)
         state = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
@@ -354,10 +291,8 @@ class CaptioningModule(pl.LightningModule):
         check_tokenizer(tokenizer_from(content.get("tokenizer")), self.data.vocabulary.tokenizer)
         check_vocabulary("the checkpoint's", content.get("vocabulary") or (), self.data.vocabulary)
         self._random_state = checkpoint["random_state"]
-        changed = [
-            f"{name}: {now}, was {was}" for name, was, now in differences(content.get("settings"), self.settings)
-        ]
-        if changed:
+        found = differences(content.get("settings"), self.settings)
+        if changed := [f"{name}: {now}, was {was}" for name, was, now in found]:
             rank_zero_info(
                 "settings that differ from the checkpoint's (numbers of the optimizer stay the checkpoint's; to "
                 f"change these, begin a new run with --init_from): {'; '.join(changed)}"
@@ -366,21 +301,12 @@ class CaptioningModule(pl.LightningModule):
 
 def differences(before: Any, now: Any, place: str = "") -> list[tuple[str, Any, Any]]:
     """Return (place, value before, value now) of settings that differ, except those that say where a run writes."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        names = [name for name in dict.fromkeys([*before, *now]) if f"{place}{name}" not in _PLACES]
-        return [change for name in names for change in differences(before.get(name), now.get(name), f"{place}{name}.")]
-    return [] if before == now else [(place.rstrip("."), before, now)]
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        return [] if before == now else [(place.rstrip("."), before, now)]
+    names = [name for name in dict.fromkeys([*before, *now]) if f"{place}{name}" not in _PLACES]
+    return [change for name in names for change in differences(before.get(name), now.get(name), f"{place}{name}.")]
 
 
-_PLACES = frozenset(
-    "name runs ckpt_path init_from config trainer.default_root_dir trainer.logger checkpoint.dirpath "
-    "last.dirpath".split()
-)
-
-
-def _over_processes(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the means over all processes; of the terms of the loss these are the whole batch's."""
-    if (processes := process_count()) == 1:
-        return values
-    means = sum_over_processes(torch.stack([value.float() for value in values.values()])) / processes
-    return dict(zip(values, means, strict=True))
+_PLACES = (
+    "name runs ckpt_path init_from config trainer.default_root_dir trainer.logger checkpoint.dirpath last.dirpath"
+).split()

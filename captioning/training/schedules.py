@@ -17,9 +17,6 @@ class WarmupCosine(LambdaLR):
         optimizer: Optimizer whose parameter groups keep their own rates.
         total_steps: Optimizer steps of the whole run; training supplies it.
         warmup_steps: Optimizer steps of the rise.
-
-    Raises:
-        InputError: The number of steps is negative.
     """
 
     def __init__(self, optimizer: Optimizer, total_steps: int, warmup_steps: int = 200) -> None:

@@ -1,13 +1,16 @@
-"""The C kernels of the additive score for each kind of processor: their error, their range, and their gradients."""
+"""The C kernels of the additive score for each kind of processor: error, range, gradients, threads and compiler."""
 
 from __future__ import annotations
 
+import logging
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
 
-from captioning.kernels import additive_cpu, native
+from captioning.kernels import additive_cpu
 from captioning.kernels.additive import additive_logits, plain_additive_logits
 from captioning.kernels.unroll import collected, leading
 
@@ -19,8 +22,10 @@ TANH_ERROR = {torch.float32: 4e-7, torch.bfloat16: 1.8e-4}
 # remains after the Newton step, and tanh has it twice: 2.7e-7, with the rounding 4.3e-7.
 TANH_ERROR_OF_AVX2 = 5e-7
 
-
 PROCESSORS = {"native": "", "avx512": " -march=x86-64-v4", "avx2": " -march=x86-64-v3", "sse2": " -march=x86-64"}
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+
+needs_compiler = pytest.mark.skipif(not additive_cpu.usable(torch.zeros(1)), reason="needs a C compiler")
 
 
 @pytest.fixture(scope="module", params=PROCESSORS)
@@ -32,46 +37,27 @@ def processor(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CC", os.environ.get("CC", "cc") + PROCESSORS[request.param])
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp(request.param)))
-        native.library.cache_clear()
-        if not native.usable(torch.zeros(1)):
+        additive_cpu.library.cache_clear()
+        if not additive_cpu.usable(torch.zeros(1)):
             pytest.skip("needs a C compiler that knows the processor")
         yield request.param
-    native.library.cache_clear()
+    additive_cpu.library.cache_clear()
 
 
-def kernel_tanh(P: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """The kernels' approximation of tanh(P + q), (len(q), len(P))."""
-    return additive_cpu.forward(P.view(1, -1, 1), q.view(1, -1, 1), torch.ones(1))[0]
-
-
-def every_bfloat16() -> torch.Tensor:
+@DTYPES
+def test_tanh_is_about_as_exact_as_the_rational_functions_before(processor, dtype):
     numbers = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(torch.bfloat16)
-    return numbers[numbers.isfinite()]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_tanh_is_about_as_exact_as_the_rational_functions_before(processor, dtype, request):
-    P = every_bfloat16() if dtype == torch.bfloat16 else torch.linspace(-34, 34, 100_003)
+    P = numbers[numbers.isfinite()] if dtype == torch.bfloat16 else torch.linspace(-34, 34, 100_003)
     q = torch.cat([torch.linspace(-30, 30, 101), torch.tensor([-1e-3, 0.0, 1e-3])])
-    exact = torch.tanh(P.double() + q.double().unsqueeze(1))
-    allowed = TANH_ERROR[dtype]
-    if request.node.callspec.params["processor"] in ("native", "avx2"):
-        allowed = max(allowed, TANH_ERROR_OF_AVX2)
-    assert (kernel_tanh(P, q) - exact).abs().max() < allowed
+    tanh = additive_cpu.forward(P.view(1, -1, 1), q.view(1, -1, 1), torch.ones(1))[0]
+    allowed = max(TANH_ERROR[dtype], TANH_ERROR_OF_AVX2 if processor in ("native", "avx2") else 0)
+    assert (tanh - torch.tanh(P.double() + q.double().unsqueeze(1))).abs().max() < allowed
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_large_numbers_of_opposite_signs_cancel_out(processor, dtype):
-    P = torch.tensor([-33.0, -30, 30, 33])
-    torch.testing.assert_close(
-        kernel_tanh(P.to(dtype), -P + 0.25), torch.tanh(P - P.unsqueeze(1) + 0.25), atol=TANH_ERROR[dtype], rtol=0
-    )
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@DTYPES
 def test_numbers_of_any_size_give_the_formulas_score(processor, dtype):
     """Also where e^2P or e^2q alone leaves a float's range: P = 44 and q = -43 make tanh(1)."""
-    ends = torch.tensor([0.0, 33, 34, 35, 43, 44, 45, 60, 100, 1e4, 1e38])
+    ends = torch.tensor([0.0, 30, 30.25, 33, 34, 35, 43, 44, 45, 60, 100, 1e4, 1e38])
     ends = torch.cat([ends, -ends]).to(dtype).float()
     P, q = (ends.view(1, -1, 1).clone().requires_grad_() for _ in range(2))
     v = torch.ones(1, requires_grad=True)
@@ -82,7 +68,7 @@ def test_numbers_of_any_size_give_the_formulas_score(processor, dtype):
     assert all(x.isfinite().all() for x in (P.grad, q.grad, v.grad))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@DTYPES
 def test_gradients_of_large_numbers_are_the_formulas(processor, dtype):
     P = (30 * torch.randn(3, 9, 70)).to(dtype).requires_grad_()
     q, v = torch.cat([30 * torch.randn(3, 1, 70), torch.randn(3, 1, 70)], dim=1), torch.randn(70)
@@ -97,11 +83,17 @@ def test_gradients_of_large_numbers_are_the_formulas(processor, dtype):
         torch.testing.assert_close(gradient.double(), exact, atol=450 * TANH_ERROR[dtype], rtol=rounding)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.fixture(params=[1, 2])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@DTYPES
 @pytest.mark.parametrize(("A", "L"), [(1, 1), (7, 9), (64, 4), (150, 6)])
-def test_score_and_gradients_equal_the_formula(processor, A, L, dtype, threads, monkeypatch):
-    monkeypatch.setattr(native, "threads", lambda: threads)
+def test_score_and_gradients_equal_the_formula(processor, A, L, dtype, threads):
     P = (2 * torch.randn(3, L, A)).to(dtype).requires_grad_()
     q, v = torch.randn(3, 2, A).to(dtype).requires_grad_(), torch.randn(A, requires_grad=True)
     P_, q_, v_ = (x.detach().double().requires_grad_() for x in (P, q, v))
@@ -110,32 +102,18 @@ def test_score_and_gradients_equal_the_formula(processor, A, L, dtype, threads, 
     g = torch.randn(3, 2, L)
     e.backward(g)
     e_.backward(g.double())
-    error = TANH_ERROR[dtype]
+    error, rounding = TANH_ERROR[dtype], 2**-8 if dtype == torch.bfloat16 else 0.0
     torch.testing.assert_close(e.double(), e_, atol=A * error, rtol=0)
-    rounding = 2**-8 if dtype == torch.bfloat16 else 0.0
     torch.testing.assert_close(v.grad.double(), v_.grad, atol=50 * L * error, rtol=0)
     torch.testing.assert_close(q.grad.double(), q_.grad, atol=50 * L * error, rtol=rounding)
     torch.testing.assert_close(P.grad.double(), P_.grad, atol=50 * error, rtol=rounding)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_collected_gradient_of_projections_is_the_sum_over_steps(processor, dtype):
-    P = torch.randn(3, 9, 70).to(dtype).requires_grad_()
-    v, steps = torch.randn(70), [(torch.randn(3, 2, 70), torch.randn(3, 2, 9)) for _ in range(4)]
-    projections = collected(P)
-    sum((additive_logits(projections, q, v) * g).sum() for q, g in steps).backward()
-    plain = P.detach().float().requires_grad_()
-    sum((plain_additive_logits(plain, q, v) * g).sum() for q, g in steps).backward()
-    tolerance = 2e-5 if dtype == torch.float32 else 0.03
-    torch.testing.assert_close(P.grad.float(), plain.grad, atol=tolerance, rtol=tolerance)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("A", [7, 16])
+@DTYPES
+@pytest.mark.parametrize("A", [7, 16, 70])
 def test_steps_of_the_first_images_get_the_formulas_gradients(processor, A, dtype):
-    P, v, counts = torch.randn(4, 3, 9, A), torch.randn(A), (3, 3, 2, 1)
-    steps = [(torch.randn(n, 2, A, requires_grad=True), torch.randn(n, 2, 9)) for n in counts]
-    P = P[0].to(dtype).requires_grad_()
+    steps = [(torch.randn(n, 2, A, requires_grad=True), torch.randn(n, 2, 9)) for n in (3, 3, 2, 1)]
+    P, v = torch.randn(3, 9, A).to(dtype).requires_grad_(), torch.randn(A)
     projections = collected(P)
     sum((additive_logits(leading(projections, len(q)), q, v) * g).sum() for q, g in steps).backward()
     plain, queries = P.detach().double().requires_grad_(), [q.detach().double().requires_grad_() for q, _ in steps]
@@ -147,3 +125,75 @@ def test_steps_of_the_first_images_get_the_formulas_gradients(processor, A, dtyp
     torch.testing.assert_close(P.grad.double(), plain.grad, atol=tolerance, rtol=tolerance)
     for (q, _), exact in zip(steps, queries, strict=True):
         torch.testing.assert_close(q.grad.double(), exact.grad, atol=tolerance, rtol=tolerance)
+
+
+@DTYPES
+@pytest.mark.parametrize("width", [3, 16, 40])  # less than a vector, one, and several with a rest
+def test_nan_stays_nan(processor, width, dtype):
+    """So that a run that diverges shows it, also on the fast path."""
+    for place in range(2):
+        P, q = torch.randn(1, 5, width).to(dtype), torch.randn(1, 1, width)
+        (P[0, 3], q[0, 0])[place][width // 2] = float("nan")
+        e = additive_logits(P, q, torch.randn(width))[0, 0]
+        assert e[3].isnan() and e.isnan().sum() == (1, 5)[place]
+
+
+# The compiler and the threads
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    additive_cpu.library.cache_clear()
+    yield tmp_path / "captioning"
+    additive_cpu.library.cache_clear()
+
+
+@pytest.mark.parametrize("reason", ["no-such-compiler", "disk full"])
+def test_without_a_compiler_the_formula_is_used_and_the_reason_logged_once(
+    reason, own_cache, tmp_path, monkeypatch, caplog
+):
+    broken = tmp_path / "cc"
+    broken.write_text("#!/bin/sh\necho 'disk full' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CC", str(broken) if reason == "disk full" else reason)
+    with caplog.at_level(logging.WARNING):
+        P, q, v = torch.randn(3, 9, 6), torch.randn(3, 2, 6), torch.randn(6)
+        for _ in range(2):
+            torch.testing.assert_close(additive_logits(P, q, v), plain_additive_logits(P, q, v))
+    assert len(caplog.records) == 1 and reason in caplog.text
+    assert not list(own_cache.iterdir())  # nothing half-built is left
+
+
+@needs_compiler
+def test_the_library_is_compiled_once_and_leaves_tiny_numbers_alone(own_cache):
+    assert additive_cpu.usable(torch.zeros(1))
+    (library,) = own_cache.iterdir()
+    written = library.stat().st_mtime_ns
+    additive_cpu.library.cache_clear()
+    assert additive_cpu.usable(torch.zeros(1)) and library.stat().st_mtime_ns == written
+    assert torch.tensor(1e-310, dtype=torch.float64) / 2 > 0  # fast-math of a linked library would round it to 0
+
+
+FEWER_THREADS = """
+import torch
+from captioning.kernels import additive_cpu
+from captioning.kernels.additive import additive_logits, plain_additive_logits
+
+torch.set_num_threads(2)
+assert additive_cpu.usable(torch.zeros(1))
+gradients, given = [], (torch.randn(8, 5, 6), torch.randn(8, 2, 6), torch.randn(6))
+for score in (additive_logits, plain_additive_logits):
+    inputs = [x.clone().requires_grad_() for x in given]
+    score(*inputs).sum().backward()
+    gradients.append([x.grad for x in inputs])
+torch.testing.assert_close(*gradients)
+"""
+
+
+@needs_compiler
+@pytest.mark.parametrize("limit", ["OMP_THREAD_LIMIT=1", "OMP_DYNAMIC=true"])
+def test_fewer_threads_than_asked_for_do_all_of_the_work(limit):
+    name, value = limit.split("=")
+    environment = {key: setting for key, setting in os.environ.items() if key != "OMP_NUM_THREADS"} | {name: value}
+    subprocess.run([sys.executable, "-c", FEWER_THREADS], env=environment, check=True)

@@ -174,12 +174,6 @@ def test_steps_of_a_search_have_the_distribution_of_teacher_forcing(chunks):
     torch.testing.assert_close(fewer, step[rows])
 
 
-def test_steps_of_an_image_must_be_adjacent():
-    S, A, W, log_w = inputs()
-    with pytest.raises(ValueError, match="adjacent"):
-        summed_log_probs(S, A, W, log_w, INDEX.flip(0))
-
-
 def test_largest_tensor_kept_is_that_of_all_locations_and_words():
     S, A, W, log_w = (x.requires_grad_() for x in inputs())
     sizes = []

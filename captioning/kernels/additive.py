@@ -39,7 +39,7 @@ def additive_logits(projected: Tensor, query: Tensor, weight: Tensor) -> Tensor:
 
 def _kernels(projected: Tensor) -> ModuleType | None:
     """Return the module whose kernels support this tensor's device and type, None if there is none."""
-    kernels = additive_cpu if projected.device.type == "cpu" else _cuda_kernels() if projected.is_cuda else None
+    kernels = _cuda_kernels() if projected.is_cuda else additive_cpu
     return kernels if kernels is not None and kernels.usable(projected) else None
 
 

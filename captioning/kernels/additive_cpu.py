@@ -1,34 +1,55 @@
-"""The additive score and its gradients in C (``native/additive.c``). Letters as in ``additive``."""
+"""The additive score and its gradients in C (``native/additive.c``). Letters as in ``additive``.
+
+The kernels are compiled once per machine with its C compiler (``CC``, or ``cc``) into the user's cache. Options in
+``CC`` win, such as ``CC="cc -march=x86-64-v3"`` for a processor with AVX2 at most.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+
+import platformdirs
 import torch
 from torch import Tensor
 
-from captioning.kernels import native
+_FOLDER = Path(__file__).parent / "native"
+# fast-math lets sums be reordered and so vectorised. Without the start files, it does not change how the whole process
+# rounds tiny numbers. NaN stays NaN, so that a diverging run shows it.
+_FLAGS = "-O3 -ffast-math -fno-finite-math-only -funroll-loops -march=native -fPIC -shared -nostartfiles".split()
+_TYPES = (torch.float32, torch.bfloat16)
+
+_log = logging.getLogger(__name__)
 
 
 def usable(projected: Tensor) -> bool:
     """Return whether the kernels support this tensor's device and type."""
-    return native.usable(projected)
+    return projected.device.type == "cpu" and projected.dtype in _TYPES and library() is not None
 
 
 def forward(projected: Tensor, query: Tensor, weight: Tensor) -> Tensor:
     """Return e (B, R, L)."""
     (B, L, A), R = projected.shape, query.shape[1]
-    logits, scratch = torch.empty(B, R, L, dtype=torch.float32), _scratch(1, R, A)
-    arguments = (projected, query.float(), weight, logits, scratch)
-    native.call("additive_forward", projected.dtype, *arguments, scratch.shape[1], B, R, L, A)
+    logits = torch.empty(B, R, L, dtype=torch.float32)
+    _call("additive_forward", 1, R, projected, (query.float(), weight, logits), (B, R, L, A))
     return logits
 
 
 def backward(projected: Tensor, query: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of q and v, given the gradient of e at one step."""
     (B, L, A), R = projected.shape, query.shape[1]
-    for_query, scratch = torch.empty(B, R, A, dtype=torch.float32), _scratch(1, R, A)
-    for_weight = torch.zeros(native.threads(), A, dtype=torch.float32)
-    arguments = (projected, query.float(), weight, gradient, for_query, for_weight, scratch)
-    native.call("additive_backward", projected.dtype, *arguments, scratch.shape[1], B, R, L, A)
+    for_query = torch.empty(B, R, A, dtype=torch.float32)
+    for_weight = torch.zeros(_threads(), A, dtype=torch.float32)
+    arguments = (query.float(), weight, gradient, for_query, for_weight)
+    _call("additive_backward", 1, R, projected, arguments, (B, R, L, A))
     return for_query.to(query.dtype), for_weight.sum(dim=0)
 
 
@@ -37,15 +58,77 @@ def backward_projected(
 ) -> Tensor:
     """Return the gradient of P, given q and the gradient of e at all steps, each of the first images alone."""
     (B, L, A), R, T = projected.shape, queries[0].shape[1], len(queries)
-    queries = tuple(query.float() for query in queries)
-    for_projected, scratch = torch.empty_like(projected), _scratch(T, R, A)
+    queries, for_projected = tuple(query.float() for query in queries), torch.empty_like(projected)
     images = torch.tensor([len(query) for query in queries], dtype=torch.int64)
-    factors = (native.pointers(queries), weight, native.pointers(gradients), images)
-    arguments = (projected, *factors, for_projected, scratch)
-    native.call("additive_backward_projected", projected.dtype, *arguments, scratch.shape[1], T, B, R, L, A)
+    arguments = (_pointers(queries), weight, _pointers(gradients), images, for_projected)
+    _call("additive_backward_projected", T, R, projected, arguments, (T, B, R, L, A))
     return for_projected
 
 
-def _scratch(T: int, R: int, A: int) -> Tensor:
-    """Return working memory for all threads, laid out as ``Scratch`` in ``native/additive.c``."""
-    return torch.empty(native.threads(), (5 + (T + 2) * R) * (-(-A // 64) * 64), dtype=torch.float32)
+class _Pool(ctypes.Structure):
+    _fields_ = (*((name, ctypes.c_void_p) for name in ("parallel", "thread", "team")), ("threads", ctypes.c_long))
+
+
+def _call(
+    function: str,
+    T: int,
+    R: int,
+    projected: Tensor,
+    arguments: tuple[Tensor | ctypes.Array, ...],
+    sizes: tuple[int, ...],
+) -> None:
+    """Call a kernel with contiguous tensors and arrays of pointers, working memory for all threads, and sizes."""
+    row = -(-projected.shape[2] // 64) * 64
+    scratch = torch.empty(_threads(), (5 + (T + 2) * R) * row, dtype=torch.float32)  # as ``Scratch`` in additive.c
+    plain = [
+        ctypes.c_void_p(argument.data_ptr()) if isinstance(argument, Tensor) else argument
+        for argument in (projected, *arguments, scratch)
+    ]
+    pool = _Pool(*(_openmp() or (None, None, None)), _threads())
+    numbers = map(ctypes.c_long, (scratch.shape[1], *sizes))
+    getattr(library(), function)(ctypes.byref(pool), int(projected.dtype is torch.bfloat16), *plain, *numbers)
+
+
+def _pointers(tensors: tuple[Tensor, ...]) -> ctypes.Array:
+    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+
+
+def _threads() -> int:
+    """Return the largest number of threads that a kernel uses; the runtime may provide fewer."""
+    return 1 if _openmp() is None else torch.get_num_threads()
+
+
+@functools.cache
+def _openmp() -> tuple[int | None, ...] | None:
+    """Return the addresses of ``Pool``'s functions in the OpenMP runtime that PyTorch itself uses, if it is one."""
+    try:
+        runtime = ctypes.CDLL(str(next(Path(torch.__file__).parent.glob("lib/libtorch_cpu.*"))))  # and what it links to
+        functions = (runtime.GOMP_parallel, runtime.omp_get_thread_num, runtime.omp_get_num_threads)
+    except (StopIteration, OSError, AttributeError):
+        return None
+    return tuple(ctypes.cast(function, ctypes.c_void_p).value for function in functions)
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """Return the compiled kernels; None if they cannot be compiled, with a warning that says why."""
+    compiler, *options = shlex.split(os.environ.get("CC") or "cc")
+    wide = ["-mprefer-vector-width=512"] if platform.machine() in ("x86_64", "AMD64") else []
+    command = [compiler, *_FLAGS, *wide, *options]
+    # The name depends on the processor, because of -march=native and home folders that several machines share.
+    instructions = sorted(name for name, has in torch.cpu.get_capabilities().items() if has is True)
+    texts = [path.read_text() for path in sorted(_FOLDER.glob("*.[ch]"))]
+    build = hashlib.sha256("\n".join([*command, *instructions, *texts]).encode()).hexdigest()[:16]
+    path = platformdirs.user_cache_path("captioning", appauthor=False) / f"kernels-{build}.so"
+    try:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # several processes may compile at once
+                arguments = [*command, str(_FOLDER / "additive.c"), "-o", f"{folder}/kernels.so"]
+                subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=120)
+                os.replace(f"{folder}/kernels.so", path)
+        return ctypes.CDLL(str(path))
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = ((getattr(error, "stderr", None) or str(error)).strip().splitlines() or ["no reason given"])[-1]
+        _log.warning("no C kernels, the decoder runs on PyTorch's operations, which is slower: %s", reason)
+        return None

@@ -144,7 +144,5 @@ def backward_projected(
 
 
 def _launch(kernel: Any, programs: int, projected: Tensor, *arguments: Tensor | int) -> None:
-    with torch.cuda.device_of(projected):  # Triton launches on the current device
-        kernel[(programs,)](
-            projected, *arguments, enable_fp_fusion=True
-        )  # explicit, because Triton 3.9 warns without it
+    with torch.cuda.device_of(projected):  # Triton launches on the current device, and 3.9 warns of fusion by default
+        kernel[(programs,)](projected, *arguments, enable_fp_fusion=True)

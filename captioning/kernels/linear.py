@@ -1,4 +1,4 @@
-"""Linear layers for few rows, such as the beams of one search, and for logits that a search ranks."""
+"""Linear layers for few rows, such as the beams of one search, for logits that a search ranks, and autocast's type."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ FEW = range(2, 9)
 """Numbers of rows for which a CPU multiplies x W^T faster as (W x^T)^T."""
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def to_autocast(x: Tensor) -> Tensor:
+    """Return ``x`` in autocast's type, so that a tensor which every step uses is converted once."""
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x W^T + b for x (..., in), W (out, in), b (out,), as ``torch.nn.functional.linear`` does."""
     if not _is_few(x, weight):
         return nn.functional.linear(x, weight, bias)

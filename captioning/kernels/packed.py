@@ -16,14 +16,9 @@ class Packed:
     Attributes:
         mask: (N, T) bool, True where a step exists.
         targets: (M,) int64, the words of the captions.
-
-    Raises:
-        ValueError: Captions or lengths of another shape.
     """
 
     def __init__(self, captions: Tensor, lengths: Tensor) -> None:
-        if captions.dim() != 2 or lengths.shape != captions.shape[:1]:
-            raise ValueError(f"captions must be (N, T+1), lengths (N,); got {captions.shape} and {lengths.shape}")
         self.mask = torch.arange(captions.shape[1] - 1, device=captions.device) < lengths.unsqueeze(1)
         self._index = self.mask.flatten().nonzero().squeeze(1)  # (M,), positions among all N * T
         self.targets = self.pack(captions[:, 1:])

@@ -21,11 +21,14 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from captioning.kernels.linear import to_autocast
 
 SMALLEST = 1e-15
 """Smaller totals are replaced by this value; such steps are computed by the plain formula."""
@@ -63,66 +66,52 @@ def summed_log_probs(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_index
         W: (V, r).
         log_w: (M, L + 1), log of the weights, component 0 first; -inf leaves a component out.
         image_index: (M,) int64, ascending: an image's steps are adjacent.
-
-    Raises:
-        ValueError: The steps of an image are not adjacent.
     """
     A, log_w, _ = _on_support(A, log_w, image_index)
-    steps = ByImage.of(image_index, len(A))
-    S, log_w = steps.padded(S), steps.padded(log_w)
+    padded, flat = _by_image(image_index, len(A))
+    S, log_w = padded(S), padded(log_w)
     A, W = _as_autocast(A, W)
     with torch.autocast(A.device.type, enabled=False):
         log_p, unreliable = _Summed.apply(S, A, W, log_w)
-        return steps.flat(_in_logarithms(log_p, unreliable, S, A, W, log_w))
+        return flat(_in_logarithms(log_p, unreliable, S, A, W, log_w))
 
 
 @torch.no_grad()
 def summed_posterior(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_index: Tensor, targets: Tensor) -> Tensor:
     """Return p(z_t = i | y_t) = w_ti p(y_t | i) / p(y_t), (M, L + 1), component 0 first; 0 where the weight is 0.
 
-    Only Z is computed, not P.
-
-    Args:
-        S, A, W, log_w, image_index: As in ``summed_log_probs``.
-        targets: (M,) int64, the words y_t.
+    The words y_t are targets (M,) int64, the other arguments as in ``summed_log_probs``. Only Z is computed, not P.
     """
     all_components = log_w.shape
     A, log_w, columns = _on_support(A, log_w, image_index)
-    steps = ByImage.of(image_index, len(A))
+    padded, flat = _by_image(image_index, len(A))
     A, W = _as_autocast(A, W)
-    S, log_w, targets = steps.padded(S), steps.padded(log_w), steps.padded(targets)
+    S, log_w, targets = padded(S), padded(log_w), padded(targets)
     with torch.autocast(A.device.type, enabled=False):
         joint, lost = [], []
         for chunk in _chunks(A, W):
             exp_G = _exponentials(A[chunk], W)
-            weighed = _weighed(S[chunk], exp_G, log_w[chunk])
+            _, _, _, per_sum, lost_in_chunk = _weighed(S[chunk], exp_G, log_w[chunk])
             at_targets = exp_G.gather(2, targets[chunk].unsqueeze(1).expand(-1, exp_G.shape[1], -1)).mT  # (b, T, L)
-            joint.append(weighed.per_sum * torch.nn.functional.pad(at_targets, (1, 0), value=1.0))
-            lost.append(weighed.lost)
+            joint.append(per_sum * torch.nn.functional.pad(at_targets, (1, 0), value=1.0))
+            lost.append(lost_in_chunk)
         posterior = torch.cat(joint)
         total = posterior.sum(-1)
         for b, t in ((total < SMALLEST) | torch.cat(lost)).nonzero().tolist():
             exact = _joint_log_probs(S[b, t], A[b] @ W.t(), log_w[b, t])
             posterior[b, t] = torch.softmax(exact[:, targets[b, t]], 0)
             total[b, t] = 1
-    posterior = steps.flat(posterior / total.unsqueeze(-1))
+    posterior = flat(posterior / total.unsqueeze(-1))
     return posterior if columns is None else posterior.new_zeros(all_components).scatter(1, columns, posterior)
 
 
 def _on_support(A: Tensor, log_w: Tensor, image_index: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """Leave out locations whose weight is 0 at every step of their image: exact (Correia et al. 2020).
 
-    Args:
-        A, log_w, image_index: As in ``summed_log_probs``.
-
-    Returns:
-        A (B, K, r) and log_w (M, K + 1) of K locations of each image, K being the largest support in the batch; and the
-        columns (M, K + 1) of ``log_w`` that were kept, component 0 first, or None if all L are.
+    Returns A (B, K, r) and log_w (M, K + 1), K being the largest support in the batch, and the columns (M, K + 1) of
+    ``log_w`` that were kept; None if all were.
     """
-    weighted = log_w[:, 1:] != -math.inf
-    if weighted.all():
-        return A, log_w, None
-    B, L, _ = A.shape
+    (B, L, _), weighted = A.shape, log_w[:, 1:] != -math.inf
     steps = torch.zeros(B, L, dtype=torch.int32, device=A.device).index_add_(0, image_index, weighted.int())
     K = max(1, int((steps > 0).sum(dim=1).max()))
     if K == L:
@@ -134,13 +123,7 @@ def _on_support(A: Tensor, log_w: Tensor, image_index: Tensor) -> tuple[Tensor, 
 
 
 class Located(NamedTuple):
-    """The factors of B images in a search, computed once by ``locate``.
-
-    Attributes:
-        A: (B, L, r).
-        W: (V, r).
-        exp_G: (B, L, V), divided by each location's sum over the words.
-    """
+    """The factors of B images in a search: A (B, L, r), W (V, r), and exp(G) (B, L, V) divided by its sums over V."""
 
     A: Tensor
     W: Tensor
@@ -163,12 +146,9 @@ def locate(A: Tensor, W: Tensor) -> Located:
 
 @torch.no_grad()
 def summed_step(S: Tensor, located: Located, log_w: Tensor) -> Tensor:
-    """Return log p of the next word in nats, (N, V), at least float32: two products per image.
+    """Return log p of the next word in nats, (N, V), at least float32, for S (N, V) and log_w (N, L + 1).
 
-    Args:
-        S: (N, V), N = B * R, the rows of an image adjacent.
-        located: The factors of B images.
-        log_w: (N, L + 1).
+    N = B * R, the rows of an image adjacent. It takes two products per image.
     """
     A, W, exp_G = located
     if torch.compiler.is_compiling():  # plain operations; where exp(G) underflowed, its smallest normal number
@@ -176,49 +156,26 @@ def summed_step(S: Tensor, located: Located, log_w: Tensor) -> Tensor:
         return plain_summed_log_probs(S, G, log_w)
     S, log_w = S.unflatten(0, (len(A), -1)), log_w.unflatten(0, (len(A), -1))
     with torch.autocast(A.device.type, enabled=False):
-        result = _sum_locations(S, A, W, log_w, exp_G)
-    return _in_logarithms(result.log_p, result.unreliable, S, A, W, log_w).flatten(0, 1)
+        log_p, unreliable, _ = _sum_locations(S, A, W, log_w, exp_G)
+    return _in_logarithms(log_p, unreliable, S, A, W, log_w).flatten(0, 1)
 
 
-class ByImage:
-    """Pads M steps of B images to (B, T, ..), T being the most steps of an image, and flattens them again."""
+def _by_image(image_index: Tensor, images: int) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """Return functions that pad M steps to (B, T, ..), T being the most steps of an image, and flatten them again."""
+    counts = image_index.bincount(minlength=images)
+    T, before = int(counts.max()), counts.cumsum(0) - counts
+    slots = image_index * T + torch.arange(len(image_index), device=image_index.device) - before[image_index]
 
-    def __init__(self, images: int, steps: int, slots: Tensor | None) -> None:
-        self._shape = images, steps
-        self._slots = slots
+    def padded(x: Tensor) -> Tensor:
+        return x.new_zeros(images * T, *x.shape[1:]).index_copy(0, slots, x).unflatten(0, (images, T))
 
-    @classmethod
-    def of(cls, image_index: Tensor, images: int) -> ByImage:
-        """Raises:
-        ValueError: The steps of an image are not adjacent.
-        """
-        if (image_index.diff() < 0).any():
-            raise ValueError("image_index must ascend: an image's steps must be adjacent")
-        counts = image_index.bincount(minlength=images)
-        T = int(counts.max())
-        if T * images == len(image_index):
-            return cls(images, T, None)
-        before = counts.cumsum(0) - counts
-        position = torch.arange(len(image_index), device=image_index.device) - before[image_index]
-        return cls(images, T, image_index * T + position)
-
-    def padded(self, x: Tensor) -> Tensor:
-        if self._slots is not None:
-            B, T = self._shape
-            x = x.new_zeros(B * T, *x.shape[1:]).index_copy(0, self._slots, x)
-        return x.unflatten(0, self._shape)
-
-    def flat(self, x: Tensor) -> Tensor:
-        x = x.flatten(0, 1)
-        return x if self._slots is None else x.index_select(0, self._slots)
+    return padded, lambda x: x.flatten(0, 1).index_select(0, slots)
 
 
 def _as_autocast(A: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
-    device = A.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else A.dtype
-    if dtype == torch.float16:  # its exponent range is too narrow
-        dtype = torch.float32
-    return A.to(dtype), W.to(dtype)
+    A = to_autocast(A)
+    A = A.float() if A.dtype == torch.float16 else A  # the exponent range of float16 is too narrow
+    return A, W.to(A.dtype)
 
 
 def _chunks(A: Tensor, W: Tensor) -> list[slice]:
@@ -238,53 +195,31 @@ def _precise(*tensors: Tensor) -> torch.dtype:
     return functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32)
 
 
-class _Weighed(NamedTuple):
-    """What the sums over V give at steps (b, T) of a few images.
+def _weighed(S: Tensor, exp_G: Tensor, log_w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the sums over V at steps S (b, T, V) of a few images, for exp(G) (b, L, V) and log w (b, T, L + 1).
 
-    Attributes:
-        log_S: (b, T, V), log softmax(S), at least float32.
-        exp_S: (b, T, V), its exponential in the type of exp(G).
-        sums: (b, T, L + 1), Z, component 0 first, whose sum is 1.
-        per_sum: (b, T, L + 1), w / Z.
-        lost: (b, T) bool, True where a summand may have been lost to underflow.
+    They are log softmax(S) (b, T, V), at least float32; its exponential in the type of exp(G); Z and w / Z
+    (b, T, L + 1), component 0 first, whose Z is 1; and where a summand may have been lost to underflow, (b, T) bool.
     """
-
-    log_S: Tensor
-    exp_S: Tensor
-    sums: Tensor
-    per_sum: Tensor
-    lost: Tensor
-
-
-def _weighed(S: Tensor, exp_G: Tensor, log_w: Tensor) -> _Weighed:
-    """Divide the weights by the sums over V, for S (b, T, V), exp(G) (b, L, V) and log w (b, T, L + 1)."""
     log_S = torch.log_softmax(S, -1, dtype=_precise(S, exp_G, log_w))
     exp_S = log_S.exp().to(exp_G.dtype)
     sums = torch.nn.functional.pad(torch.bmm(exp_S, exp_G.mT).to(log_S.dtype), (1, 0), value=1.0)
     per_sum = (log_w - sums.clamp(min=SMALLEST).log()).exp()
     lost = ((sums < SMALLEST) & (per_sum > 0)).any(-1)
     # Steps with clamped sums are computed by the plain formula; the numbers here must still be finite.
-    return _Weighed(log_S, exp_S, sums.clamp_(min=SMALLEST), per_sum, lost)
+    return log_S, exp_S, sums.clamp_(min=SMALLEST), per_sum, lost
 
 
-class _Sum(NamedTuple):
-    """The sum over locations at steps (B, T), and for every chunk of images the factors of its gradient.
+def _sum_locations(
+    S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, exp_G: Tensor | None = None
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Sum over locations at steps S (B, T, V), with the given exp(G) (B, L, V) or that of A and W.
 
-    Attributes:
-        log_p: (B, T, V).
-        unreliable: (B, T) bool, True where a summand may have been lost to underflow.
-        factors: exp(S), exp(G), Z, w / Z, and the sum over the locations of (w / Z)_i exp(G_i), (b, T, V).
+    Returns log p (B, T, V); where a summand may have been lost to underflow, (B, T) bool; and for every chunk of images
+    the factors of its gradient: exp(S), exp(G), Z, w / Z, and the sum over the locations of (w / Z)_i exp(G_i).
     """
-
-    log_p: Tensor
-    unreliable: Tensor
-    factors: list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]
-
-
-def _sum_locations(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, exp_G: Tensor | None = None) -> _Sum:
-    """Sum over locations at steps S (B, T, V), with the given exp(G) (B, L, V) or that of A and W."""
     log_p = torch.empty(S.shape, dtype=_precise(S, A, log_w), device=S.device)
-    unreliable, factors = torch.empty(S.shape[:2], dtype=torch.bool, device=S.device), []
+    unreliable, factors = torch.empty(S.shape[:2], dtype=torch.bool, device=S.device), list[Tensor]()
     for chunk in _chunks(A, W):
         G = _exponentials(A[chunk], W) if exp_G is None else exp_G[chunk]
         log_S, exp_S, sums, per_sum, lost = _weighed(S[chunk], G, log_w[chunk])
@@ -292,8 +227,8 @@ def _sum_locations(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, exp_G: Tensor
         total = look.to(log_p.dtype) + per_sum[..., :1]
         unreliable[chunk] = (total.amin(-1) < SMALLEST) | lost
         torch.add(log_S, total.clamp_(min=SMALLEST).log_(), out=log_p[chunk])
-        factors.append((exp_S, G, sums, per_sum, look))
-    return _Sum(log_p, unreliable, factors)
+        factors += (exp_S, G, sums, per_sum, look)
+    return log_p, unreliable, factors
 
 
 def _in_logarithms(log_p: Tensor, unreliable: Tensor, S: Tensor, A: Tensor, W: Tensor, log_w: Tensor) -> Tensor:
@@ -306,11 +241,11 @@ def _in_logarithms(log_p: Tensor, unreliable: Tensor, S: Tensor, A: Tensor, W: T
 class _Summed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, S: Tensor, A: Tensor, W: Tensor, log_w: Tensor) -> tuple[Tensor, Tensor]:
-        result = _sum_locations(S, A, W, log_w)
+        log_p, unreliable, factors = _sum_locations(S, A, W, log_w)
         ctx.types = S.dtype, log_w.dtype
-        ctx.save_for_backward(A, W, *(tensor for factors in result.factors for tensor in factors))
-        ctx.mark_non_differentiable(result.unreliable)
-        return result.log_p, result.unreliable
+        ctx.save_for_backward(A, W, *factors)
+        ctx.mark_non_differentiable(unreliable)
+        return log_p, unreliable
 
     @staticmethod
     @once_differentiable

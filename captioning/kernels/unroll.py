@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from captioning.kernels.linear import Linear
+from captioning.kernels.linear import Linear, to_autocast
 from captioning.kernels.linear import linear as linear_layer
 
+Product = Callable[[Tensor, Tensor], Tensor]
 Use = tuple[Tensor, ...]
 CollectedGradient = Callable[[Tensor, list[Use]], Tensor]
 """Called with the collected tensor and the factors that the steps stored; returns the tensor's gradient."""
@@ -87,44 +88,26 @@ def uses_of(tensor: Tensor) -> dict[CollectedGradient, list[Use]] | None:
     return None if torch.compiler.is_compiling() else getattr(tensor.grad_fn, "uses", None)
 
 
-class _Linear(torch.autograd.Function):
+class _Product(torch.autograd.Function):
+    """product(x, factor) with the gradients for_x(gradient, factor) and, at the end, for_factor(factor, uses)."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.uses = uses_of(weight)
-        return linear_layer(x, weight, None)
+    def forward(ctx: Any, x: Tensor, factor: Tensor, product: Product, for_x: Product, for_factor: Any) -> Tensor:
+        ctx.save_for_backward(x, factor)
+        ctx.uses, ctx.for_x, ctx.for_factor = uses_of(factor), for_x, for_factor
+        return product(x, factor)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
-        x, weight = ctx.saved_tensors
-        ctx.uses[_linear_weight_gradient].append((x, gradient))
-        return gradient @ weight if ctx.needs_input_grad[0] else None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+        x, factor = ctx.saved_tensors
+        ctx.uses[ctx.for_factor].append((x, gradient))
+        return ctx.for_x(gradient, factor) if ctx.needs_input_grad[0] else None, None, None, None, None
 
 
-def _linear_weight_gradient(weight: Tensor, uses: list[Use]) -> Tensor:
+def _weight_gradient(weight: Tensor, uses: list[Use]) -> Tensor:
     inputs, gradients = zip(*uses, strict=True)
     return torch.cat(gradients).t() @ torch.cat(inputs)
-
-
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Return x W^T for x (N, in) and W (out, in)."""
-    return linear_layer(x, weight, None) if uses_of(weight) is None else _Linear.apply(x, weight)
-
-
-class _MatMul(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, matrices: Tensor) -> Tensor:
-        ctx.save_for_backward(x, matrices)
-        ctx.uses = uses_of(matrices)
-        return torch.bmm(x, matrices)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
-        x, matrices = ctx.saved_tensors
-        ctx.uses[_matrices_gradient].append((x, gradient))
-        return torch.bmm(gradient, matrices.mT) if ctx.needs_input_grad[0] else None, None
 
 
 def _matrices_gradient(matrices: Tensor, uses: list[Use]) -> Tensor:
@@ -134,9 +117,18 @@ def _matrices_gradient(matrices: Tensor, uses: list[Use]) -> Tensor:
     return torch.bmm(inputs.mT, gradients)
 
 
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """Return x W^T for x (N, in) and W (out, in)."""
+    if uses_of(weight) is None:
+        return linear_layer(x, weight)
+    return _Product.apply(x, weight, linear_layer, torch.matmul, _weight_gradient)
+
+
 def matmul(x: Tensor, matrices: Tensor) -> Tensor:
     """Return the products (B, R, N) of x (B, R, K) and matrices (B, K, N), image by image."""
-    return torch.bmm(x, matrices) if uses_of(matrices) is None else _MatMul.apply(x, matrices)
+    if uses_of(matrices) is None:
+        return torch.bmm(x, matrices)
+    return _Product.apply(x, matrices, torch.bmm, lambda gradient, m: torch.bmm(gradient, m.mT), _matrices_gradient)
 
 
 class StepLinear(Linear):
@@ -159,10 +151,7 @@ def unrolled(module: nn.Module) -> Iterator[None]:
     layers = [layer for layer in module.modules() if isinstance(layer, StepLinear)]
     try:
         for layer in layers:
-            weight, device = layer.weight, layer.weight.device.type
-            if torch.is_autocast_enabled(device):
-                weight = weight.to(torch.get_autocast_dtype(device))
-            weight = collected(weight)
+            weight = collected(to_autocast(layer.weight))
             # Assigning a parameter would register it.
             layer._collected = None if isinstance(weight, nn.Parameter) else weight
         yield

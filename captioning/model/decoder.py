@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from captioning.attention import AnnotationLayer, Attended, Attention, Memory
 from captioning.component import Component
+from captioning.kernels.linear import to_autocast
 from captioning.kernels.packed import Packed
-from captioning.kernels.recurrence import to_autocast
 from captioning.trace import EXPECTATION, AttentionTrace, State
 
 

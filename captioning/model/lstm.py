@@ -154,7 +154,7 @@ class AttentionDecoder(Decoder):
         repeats = 1 if self.attention.deterministic else samples
         word_gates, lengths = repeat_rows(word_gates, repeats), repeat_rows(lengths, repeats)
         state = tuple(repeat_rows(tensor, len(word_gates) // B) for tensor in self.init_state(memory))
-        attended = run_recurrence(AttentionDecoder._recur, self, word_gates, state, memory, B, lengths)
+        attended = run_recurrence(self._recur, self, word_gates, state, memory, B, lengths)
         return attended.map(lambda field: repeat_rows(field, samples // repeats))
 
     def prepare_search(self, memory: Memory) -> Memory:

@@ -18,7 +18,7 @@ class Tokenizer(ABC):
 
     Attributes:
         description: How a text is split, for reports of scores.
-        english: Whether METEOR and SPICE, which know only English, can be computed.
+        english: Whether METEOR, which knows only English, can be computed.
     """
 
     description: str

@@ -63,8 +63,7 @@ def compare(
                 options = ["--ckpt_path", str(run.checkpoint), *(f"--import={module}" for module in IMPORTED)]
                 if subprocess.run([sys.executable, "-m", "captioning", "test", *options], check=False).returncode:
                     raise InputError(f"{run.name}: captioning test failed")
-        if test:
-            found = [read_run(run.folder) for run in found]
+        found = [read_run(run.folder) for run in found] if test else found
         name_runs(found)
         models, problems = load_models(found)
         comparison = comparison_of(found, metric=metric, resamples=resamples, seed=seed, images=images)

@@ -37,7 +37,7 @@ ROOMS = {
     "vocabulary",
     "cli": "checkpoint comparison data decoding encoders errors evaluation files inference kernels provenance "
     "run_folder tokenizers training views vocabulary",
-    "__main__": "cli errors",
+    "__main__": "cli errors files",
 }
 
 # Library -> the only places that may import it: modules or folders, named from captioning/, or scripts.<name>.

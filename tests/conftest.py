@@ -67,28 +67,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _seeded() -> None:
+def _alone(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seeds; and only this machine can be reached: whatever needs a download fails at once, by name."""
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - libraries draw from the global generator
     torch.manual_seed(0)
-
-
-@pytest.fixture(autouse=True)
-def _java(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.node.get_closest_marker("java"):
         monkeypatch.delenv("CAPTIONING_JAVA", raising=False)
-
-
-@pytest.fixture(autouse=True)
-def _own_wandb_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that a test forgets to place must not land in the checkout."""
+    # A run that a test forgets to place must not land in the checkout.
     monkeypatch.setenv("WANDB_DIR", str(tmp_path_factory.getbasetemp()))
-
-
-@pytest.fixture(autouse=True)
-def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only this machine can be reached: whatever needs a download fails at once, by name."""
-
     real_look_up, real_connect = socket.getaddrinfo, socket.socket.connect
 
     def look_up(host, *args, **kwargs):

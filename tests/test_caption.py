@@ -24,11 +24,7 @@ def make(text: str, seed: int) -> Caption:
     words = text.split()
     alphas = np.random.default_rng(seed).dirichlet(np.ones(CELLS), size=len(words)).astype(np.float32)
     return Caption(
-        text=text,
-        words=words,
-        log_probs=[-0.5] * (len(words) + 1),
-        log_prob=-0.5 * (len(words) + 1),
-        finished=True,
+        *(text, words, [-0.5] * (len(words) + 1), -0.5 * (len(words) + 1), True),
         trace=trace_of(alphas, np.linspace(0.25, 1, len(words))),
         cells=CellGrid((ROWS, COLUMNS), (3.5, 4.5), (8, 7.5), (24, 40)),
         view=Image.new("RGB", (40, 24), "gray"),

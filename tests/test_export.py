@@ -110,8 +110,6 @@ def test_a_weight_beyond_float16_is_refused_before_anything_is_written(run, tmp_
     with pytest.raises(InputError, match=r"--dtype float16: decoder.embedding.weight is beyond its range; take bf"):
         captioner.export(tmp_path / "new", dtype="float16")
     assert not (tmp_path / "new").exists()
-    captioner.export(tmp_path / "new", dtype="bfloat16")
-    assert load(tmp_path / "new").model.decoder.embedding.weight[2, 3] == -70144
 
 
 def test_folders_of_the_machine_are_not_passed_on(tmp_path):

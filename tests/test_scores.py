@@ -46,6 +46,11 @@ def test_general_score_is_bilinear_in_annotation_and_query():
     torch.testing.assert_close(logits, torch.einsum("brld,hd,brlh->brl", a, score.annotation_projection.weight, h))
 
 
+def test_scaled_dot_score_divides_by_the_root_of_the_size():
+    logits, a, h = logits_and_pairs(built(ScaledDotScore(), query_dim=D), query_dim=D)
+    torch.testing.assert_close(logits, (a * h).sum(-1) / D**0.5)
+
+
 def test_scaled_dot_score_with_a_size_compares_projections_of_that_size():
     score = built(ScaledDotScore(A))
     logits, a, h = logits_and_pairs(score)
@@ -62,3 +67,12 @@ def test_cosine_score_is_the_scaled_cosine_of_projections_and_does_not_depend_on
     torch.testing.assert_close(
         score(5 * query, score.project(3 * annotations)), score(query, score.project(annotations))
     )
+
+
+def test_spread_of_scaled_logits_does_not_grow_with_the_size():
+    def spread(score: Score, size: int) -> float:
+        score.build(size, size)
+        return float(score(torch.randn(4, 5, size), score.project(torch.randn(4, 6, size))).std())
+
+    assert spread(DotScore(), 1600) > 8 * spread(DotScore(), 16)
+    assert spread(ScaledDotScore(), 1600) < 1.5 * spread(ScaledDotScore(), 16)

@@ -60,12 +60,10 @@ def test_fused_additive_score_and_its_gradients_equal_the_formula(A, locations, 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradient_of_shared_projections_is_the_sum_over_steps(dtype, device):
-    P, _, v = inputs(70, dtype, device)
-    v = v.detach()
+    P, v = inputs(70, dtype, device)[0], torch.randn(70, device=device)
     steps = [(torch.randn(B, R, 70, device=device), torch.randn(B, R, L, device=device)) for _ in range(4)]
-    shared = collected(P)
+    shared, plain = collected(P), P.detach().float().requires_grad_()
     sum((additive_logits(shared, q, v) * g).sum() for q, g in steps).backward()
-    plain = P.detach().float().requires_grad_()
     sum((plain_additive_logits(plain, q, v) * g).sum() for q, g in steps).backward()
     torch.testing.assert_close(P.grad.float(), plain.grad, **tolerance(dtype))
 

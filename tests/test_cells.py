@@ -82,19 +82,17 @@ def test_what_knows_no_places_or_sees_nothing_is_evenly_divided():
     blind = OwnEncoder(nn.Conv2d(3, 4, 8, 8))
     nn.init.zeros_(blind.network[0].weight)
     assert blind.cells == CellGrid.regular((6, 6), (48, 48))
-    everywhere = OwnEncoder(nn.Conv2d(3, 4, 8, 8), Everywhere())
-    assert everywhere.cells.offset == pytest.approx((4, 4), abs=2)
+    assert OwnEncoder(nn.Conv2d(3, 4, 8, 8), Everywhere()).cells.offset == pytest.approx((4, 4), abs=2)
 
 
 def test_measuring_leaves_the_encoder_as_it_was():
     encoder = ConvEncoder((6, 8), (4, 2), image_size=48).train()
-    before = copy.deepcopy(encoder.state_dict())
-    modes, state = [module.training for module in encoder.modules()], torch.get_rng_state()
+    before, modes = copy.deepcopy(encoder.state_dict()), [module.training for module in encoder.modules()]
+    state = torch.get_rng_state()
     with torch.inference_mode():
         cells = encoder.cells
-    assert cells is encoder.cells
+    assert cells is encoder.cells and torch.equal(torch.get_rng_state(), state)
     assert [module.training for module in encoder.modules()] == modes and any(modes)
-    assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
     assert all(parameter.grad is None for parameter in encoder.parameters())
 
@@ -110,14 +108,8 @@ def test_cells_are_measured_when_they_are_asked_for_and_again_when_the_weights_h
     assert encoder.cells.offset == pytest.approx((6, 0), abs=0.5)
     encoder.cells = before  # as a model's file says
     assert encoder.cells is before
-
-
-def test_equal_encoders_have_equal_cells():
-    encoder = TorchvisionEncoder("resnet18", "layer2", weights=None, image_size=64)
-    clone = Encoder.from_config(encoder.to_config())
-    clone.load_state_dict(encoder.state_dict())
-    assert clone.cells == encoder.cells
-    assert CellGrid.from_dict(json.loads(json.dumps(dataclasses.asdict(encoder.cells)))) == encoder.cells
+    assert one_sided(slice(0, 2), slice(6, 8)).cells.near(before)
+    assert CellGrid.from_dict(json.loads(json.dumps(dataclasses.asdict(before)))) == before
 
 
 # Geometry
@@ -143,7 +135,6 @@ def test_regular_cells_cut_the_view_into_equal_parts(grid, size):
     for edges, count, side in zip(cells.edges(), grid, size, strict=True):
         np.testing.assert_array_equal(edges, (np.arange(count + 1) * (side / count)).clip(max=side))
     assert cells.offset == (size[0] / grid[0] / 2, size[1] / grid[1] / 2)
-    assert cells.scaled(size) == cells
 
 
 # Grounding
@@ -152,17 +143,13 @@ def test_regular_cells_cut_the_view_into_equal_parts(grid, size):
 def test_coverage_is_the_fraction_of_the_cells_square_in_view():
     mask = np.zeros((30, 32), dtype=bool)
     mask[5:12, 0:13] = True
-    rows, columns = [2 / 7, 5 / 10, 0], [1, 2 / 8, 0, 0]
-    np.testing.assert_allclose(cell_coverage(mask, SHIFTED), np.outer(rows, columns))
+    np.testing.assert_allclose(cell_coverage(mask, SHIFTED), np.outer([2 / 7, 5 / 10, 0], [1, 2 / 8, 0, 0]))
     mask[:] = False
     mask[27:, :] = mask[:, :3] = True  # no cell reaches there
     assert not cell_coverage(mask, SHIFTED).any()
     assert cell_coverage(np.ones((30, 32), dtype=bool), SHIFTED).tolist() == [[1.0] * 4] * 3
-
-
-def test_a_cell_out_of_view_covers_nothing():
-    cells = CellGrid((2, 2), (5, 5), (10, 10), (10, 20))
-    assert cell_coverage(np.ones((10, 20), dtype=bool), cells).tolist() == [[1, 1], [0, 0]]
+    out_of_view = CellGrid((2, 2), (5, 5), (10, 10), (10, 20))
+    assert cell_coverage(np.ones((10, 20), dtype=bool), out_of_view).tolist() == [[1, 1], [0, 0]]
 
 
 def test_attention_is_judged_where_the_cells_lie():

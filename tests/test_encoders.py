@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from captioning.data.transforms import Preprocessing
-from captioning.encoders import ConvEncoder, Encoder, TimmEncoder, TorchvisionEncoder
+from captioning.encoders import ConvEncoder, Encoder, MobileNetV1, TimmEncoder, TorchvisionEncoder
 from captioning.encoders.base import without_weights
 from captioning.errors import InputError
 
@@ -44,17 +46,20 @@ def small(node: str = "layer2", **options) -> TorchvisionEncoder:
     return TorchvisionEncoder("resnet18", node, **{"weights": None, "image_size": 48, **options})
 
 
+def as_trained(network: nn.Module, variances: tuple[float, float]) -> nn.Module:
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):  # trained ones are not 0 and 1
+            nn.init.normal_(module.running_mean, std=0.1)
+            nn.init.uniform_(module.running_var, *variances)
+    return network
+
+
 @pytest.fixture(scope="module")
 def resnet() -> nn.Module:
     from torchvision.models import resnet18
 
     torch.manual_seed(1)
-    network = resnet18(weights=None).eval()
-    for module in network.modules():
-        if isinstance(module, nn.BatchNorm2d):  # trained ones are not 0 and 1
-            nn.init.normal_(module.running_mean, std=0.1)
-            nn.init.uniform_(module.running_var, 0.5, 2.0)
-    return network
+    return as_trained(resnet18(weights=None).eval(), variances=(0.5, 2.0))
 
 
 @pytest.fixture(scope="module")
@@ -174,23 +179,20 @@ def test_a_frozen_encoder_stays_in_eval_mode_and_asks_for_no_gradient():
     assert encoder.frozen and encoder.parameter_groups() == []
     assert not any(module.training for module in encoder.network.modules())
     assert not any(parameter.requires_grad for parameter in encoder.parameters())
-    images, before = torch.randn(2, 3, 6, 6, requires_grad=True), copy.deepcopy(encoder.state_dict())
+    images = torch.randn(2, 3, 6, 6, requires_grad=True)
     annotations = encoder(images)
     assert not annotations.requires_grad and torch.equal(annotations, encoder(images))
-    assert all(torch.equal(before[name], value) for name, value in encoder.state_dict().items())
 
 
 def test_fine_tuning_trains_from_the_named_stage_to_the_end():
     encoder = small(trainable_from="layer2").train()
     trained = {name.split(".")[1] for name, p in encoder.named_parameters() if p.requires_grad}
-    kept = {name.split(".")[1] for name, p in encoder.named_parameters() if not p.requires_grad}
-    assert trained == {"layer2"} and kept == {"conv1", "bn1", "layer1"}
     before = copy.deepcopy(encoder.state_dict())
     optimizer = torch.optim.SGD(encoder.parameter_groups(), lr=9.0)
     encoder(torch.randn(2, 3, 48, 48)).sum().backward()
     optimizer.step()
     moved = {name.split(".")[1] for name, value in encoder.state_dict().items() if not torch.equal(before[name], value)}
-    assert moved == {"layer2"}
+    assert moved == trained == {"layer2"}
 
 
 def test_fine_tuning_keeps_batch_norm_statistics_and_uses_dropout():
@@ -204,21 +206,15 @@ def test_fine_tuning_keeps_batch_norm_statistics_and_uses_dropout():
     assert torch.equal(encoder(images), encoder(images))
 
 
-def test_an_encoder_can_be_thawed_later_in_the_same_optimizer():
-    encoder = small(trainable_from="layer2")
+def test_an_encoder_can_be_thawed_later_in_the_same_optimizer_at_its_own_rate():
+    encoder = small(trainable_from="layer2", learning_rate=0.02)
     encoder.set_trainable(False)
     assert encoder.frozen and not any(p.requires_grad for p in encoder.parameters())
-    (group,) = encoder.parameter_groups()
+    (group,), (shared,) = encoder.parameter_groups(), TinyEncoder(trainable_from="3").parameter_groups()
     encoder.set_trainable(True)
     assert not encoder.frozen
     assert {id(p) for p in group["params"]} == {id(p) for p in encoder.parameters() if p.requires_grad}
-
-
-def test_the_fine_tuned_part_has_its_own_learning_rate():
-    (own,) = TinyEncoder(trainable_from="3", learning_rate=0.02).parameter_groups()
-    (shared,) = TinyEncoder(trainable_from="3").parameter_groups()
-    optimizer = torch.optim.SGD([own, shared], lr=0.1)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.02, 0.1]
+    assert [group["lr"] for group in torch.optim.SGD([group, shared], lr=0.1).param_groups] == [0.02, 0.1]
 
 
 def test_unknown_stages_are_refused_with_the_known_ones():
@@ -244,10 +240,9 @@ def test_files_load_into_the_used_part(resnet, tmp_path, part, suffix):
     path = tmp_path / f"{part}{suffix}"
     if suffix == ".safetensors":
         save_file(state, path)
-    elif suffix == "-wrapped.pt":
-        torch.save({"model": state, "epoch": 3}, path)
     else:
-        torch.save(state, path, _use_new_zipfile_serialization=suffix == ".pth")
+        content = {"model": state, "epoch": 3} if suffix == "-wrapped.pt" else state
+        torch.save(content, path, _use_new_zipfile_serialization=suffix != "-old.pth")
     loaded = small("layer1", weights=str(path)).network.state_dict()
     assert all(torch.equal(loaded[name], resnet.state_dict()[name]) for name in loaded)
 
@@ -298,22 +293,6 @@ def test_damaged_files_are_named(file, tmp_path, name, content):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"name": "resnet19"}, r"torchvision has no 'resnet19'; did you mean resnet1.\?"),
-        ({"node": "layer7"}, "resnet18, layer7: .*layer7"),
-        ({"weights": "IMAGENET9"}, "resnet18 has no 'IMAGENET9', but IMAGENET1K_V1, DEFAULT; or give a file"),
-        ({"model_args": {"widthh": 2}}, "resnet18, layer1: .*widthh"),
-        ({"node": "flatten"}, "no grid of vectors; choose an earlier layer"),
-        ({"node": "x"}, "no layer with weights comes before its output"),
-    ],
-)
-def test_unknown_values_are_refused_with_what_there_is(options, message):
-    with pytest.raises(InputError, match=message):
-        TorchvisionEncoder(**{"name": "resnet18", "node": "layer1", "weights": None, **options})
-
-
 def test_a_failed_download_says_what_to_fetch_and_how_to_give_it(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     with pytest.raises(InputError) as caught:  # tests have no network
@@ -350,16 +329,12 @@ def test_every_encoder_is_rebuilt_by_its_public_name_and_downloads_nothing(monke
 # Fingerprints
 
 
-def test_equal_weights_have_equal_fingerprints_wherever_they_come_from(resnet, file, tmp_path):
-    used = {k: v for k, v in resnet.state_dict().items() if k.split(".")[0] in ("conv1", "bn1", "layer1")}
+def test_fingerprints_tell_weights_nodes_and_preprocessing_apart_but_not_files(resnet, file, tmp_path):
+    used = {k: v for k, v in resnet.state_dict().items() if k.startswith(("conv1.", "bn1.", "layer1."))}
     torch.save({k: v for k, v in used.items() if "num_batches" not in k}, tmp_path / "used.pth")
-    whole = small("layer1", weights=str(file)).fingerprint()
-    assert whole == small("layer1", weights=str(tmp_path / "used.pth")).fingerprint()
-    assert {"encoder", "name", "node", "weights", "preprocessing", "grid_size", "annotation_dim"} <= set(whole)
-
-
-def test_fingerprints_tell_weights_nodes_and_preprocessing_apart(file):
     base = small("layer1", weights=str(file)).fingerprint()
+    assert base == small("layer1", weights=str(tmp_path / "used.pth")).fingerprint()
+    assert {"encoder", "name", "node", "weights", "preprocessing", "grid_size", "annotation_dim"} <= set(base)
     others = {
         "weights": small("layer1").fingerprint(),
         "node": small("relu", weights=str(file)).fingerprint(),
@@ -429,28 +404,8 @@ def test_a_timm_block_in_the_middle_of_a_stage_gives_what_it_gives_in_the_whole_
     assert torch.equal(again(images), encoder(images)) and again.fingerprint() == encoder.fingerprint()
 
 
-@pytest.mark.parametrize(
-    ("name", "out_index", "options", "message"),
-    [
-        ("resnet18", "layer9.0", {}, r"out_index: resnet18 has no 'layer9.0' in its stages, act1, layer1"),
-        ("resnet18", "layer4.7", {}, r"resnet18 has no block 'layer4.7' in a sequence of blocks"),
-        ("mobilenetv1_10", 3, {}, r"timm has no .mobilenetv1_10.; did you mean mobilenetv1_100\?"),
-        ("resnet18.nope", 3, {}, r"Invalid pretrained tag \(nope\) for resnet18"),
-        ("resnet18", 3, {"image_size": 0}, "image_size must be at least 1, got 0"),
-        ("mobilenetv1_100", 9, {}, "TimmEncoder: mobilenetv1_100"),
-        ("mobilenetv1_100", 3, {"model_args": {"pad_tipe": "same"}}, "pad_tipe"),
-        ("lcnet_035", 3, {"weights": "DEFAULT"}, r"lcnet_035.*give a file with --.*weights PATH"),
-    ],
-)
-def test_timm_mistakes_are_named(name, out_index, options, message):
-    pytest.importorskip("timm")
-    with pytest.raises(InputError, match=message) as caught:
-        TimmEncoder(name, out_index, **{"weights": None, **options})
-    assert "\n" not in str(caught.value)
-
-
 def test_without_timm_the_message_says_how_to_get_it(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "timm", None)
+    monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(InputError, match=r"pip install -e '\.\[timm\]'"):
         TimmEncoder("mobilenetv1_100", weights=None)
 
@@ -458,17 +413,14 @@ def test_without_timm_the_message_says_how_to_get_it(monkeypatch):
 # ConvEncoder
 
 
-@pytest.mark.parametrize(("strides", "side"), [((2, 2, 2, 1), 4), ((2, 2, 2, 2), 2)])
-def test_conv_encoder_gives_the_grid_its_strides_make(strides, side):
-    assert ConvEncoder((4, 5, 6, 7), strides, image_size=32)(torch.randn(2, 3, 32, 32)).shape == (2, side * side, 7)
-
-
 def test_conv_encoder_trains_as_a_whole_with_its_own_statistics():
     encoder = ConvEncoder((4, 5), (2, 2), image_size=16).train()
     (group,) = encoder.parameter_groups()
     assert not encoder.frozen and len(group["params"]) == len(list(encoder.parameters()))
     before = [buffer.clone() for buffer in encoder.buffers()]
-    encoder(torch.randn(3, 3, 16, 16)).square().sum().backward()
+    annotations = encoder(torch.randn(3, 3, 16, 16))
+    annotations.square().sum().backward()
+    assert annotations.shape == (3, 4 * 4, 5)
     assert all(parameter.grad is not None for parameter in encoder.parameters())
     assert not any(torch.equal(a, b) for a, b in zip(before, encoder.buffers(), strict=True))
     encoder.set_trainable(False)
@@ -484,8 +436,59 @@ def test_positions_tell_equal_content_apart():
     assert torch.allclose(inner, inner[:1].expand_as(inner), atol=1e-6)
 
 
-def test_conv_encoder_refuses_strides_that_do_not_fit():
-    with pytest.raises(InputError, match=r"channels \[4, 5\] and strides \[2\]"):
-        ConvEncoder((4, 5), (2,))
-    with pytest.raises(InputError, match="must divide image_size 30"):
-        ConvEncoder((4, 5), (2, 2), image_size=30)
+# MobileNetV1
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize(("layers", "block", "dim"), [(11, 3, 512), (12, "blocks.4.0", 1024), (13, 4, 1024)])
+def test_annotations_of_mobilenet_equal_timms(layers, block, dim, same):
+    pytest.importorskip("timm")
+    torch.manual_seed(3)
+    options = {"weights": None, "image_size": 64, "crop": False, "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    model_args = {"pad_type": "same" if same else "", "output_stride": 16}
+    theirs = TimmEncoder("mobilenetv1_100", block, **options, model_args=model_args)
+    as_trained(theirs, variances=(0.01, 0.05))
+    ours = MobileNetV1(layers, weights=None, image_size=64, same_padding=same)
+    assert ours.preprocessing == theirs.preprocessing
+    state, images = theirs.state_dict(), torch.randn(6, 3, 64, 64)
+    ours.load_state_dict({name: state[name] for name in ours.state_dict()})
+    assert ours.grid_size == (4, 4) and ours.annotation_dim == dim
+    assert ours(images).std() > 0.1 and torch.equal(ours(images), theirs(images))
+    torch.testing.assert_close(ours(images), torch.cat([ours(image) for image in images.split(1)]))
+
+
+# Mistakes
+
+OF_TORCHVISION = functools.partial(TorchvisionEncoder, name="resnet18", node="layer1", weights=None)
+OF_TIMM = functools.partial(TimmEncoder, name="resnet18", weights=None)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "options", "message"),
+    [
+        (OF_TORCHVISION, {"name": "resnet19"}, r"torchvision has no 'resnet19'; did you mean resnet1.\?"),
+        (OF_TORCHVISION, {"node": "layer7"}, "resnet18, layer7: .*layer7"),
+        (OF_TORCHVISION, {"weights": "IMAGENET9"}, "resnet18 has no 'IMAGENET9', but IMAGENET1K_V1, DEFAULT; or"),
+        (OF_TORCHVISION, {"model_args": {"widthh": 2}}, "resnet18, layer1: .*widthh"),
+        (OF_TORCHVISION, {"node": "flatten"}, "no grid of vectors; choose an earlier layer"),
+        (OF_TORCHVISION, {"node": "x"}, "no layer with weights comes before its output"),
+        (OF_TIMM, {"out_index": "layer9.0"}, "out_index: resnet18 has no 'layer9.0' in its stages, act1, layer1"),
+        (OF_TIMM, {"out_index": "layer4.7"}, "resnet18 has no block 'layer4.7' in a sequence of blocks"),
+        (OF_TIMM, {"name": "mobilenetv1_10"}, r"timm has no .mobilenetv1_10.; did you mean mobilenetv1_100\?"),
+        (OF_TIMM, {"name": "resnet18.nope"}, r"Invalid pretrained tag \(nope\) for resnet18"),
+        (OF_TIMM, {"image_size": 0}, "image_size must be at least 1, got 0"),
+        (OF_TIMM, {"out_index": 9}, "TimmEncoder: resnet18"),
+        (OF_TIMM, {"model_args": {"pad_tipe": "same"}}, "pad_tipe"),
+        (OF_TIMM, {"name": "lcnet_035", "weights": "DEFAULT"}, r"lcnet_035.*give a file with --.*weights PATH"),
+        (ConvEncoder, {"channels": (4, 5), "strides": (2,)}, r"channels \[4, 5\] and strides \[2\]"),
+        (ConvEncoder, {"channels": (4, 5), "strides": (2, 2), "image_size": 30}, "must divide image_size 30"),
+        (MobileNetV1, {"weights": None, "layers": 14}, "layers"),
+        (MobileNetV1, {"weights": None, "image_size": 40}, "a multiple of 16, got 40"),
+    ],
+)
+def test_mistakes_are_named_with_what_there_is(encoder, options, message):
+    if encoder is OF_TIMM:
+        pytest.importorskip("timm")
+    with pytest.raises(InputError, match=message) as caught:
+        encoder(**options)
+    assert "\n" not in str(caught.value)

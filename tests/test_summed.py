@@ -9,13 +9,7 @@ import pytest
 import torch
 
 from captioning.kernels import summed
-from captioning.kernels.summed import (
-    locate,
-    plain_summed_log_probs,
-    summed_log_probs,
-    summed_posterior,
-    summed_step,
-)
+from captioning.kernels.summed import locate, plain_summed_log_probs, summed_log_probs, summed_posterior, summed_step
 
 B, L, V, R = 3, 5, 11, 4  # R: the rank of G
 INDEX = torch.tensor([0, 0, 1, 1, 1, 2])  # one image has more steps than another
@@ -86,13 +80,15 @@ def test_the_sum_runs_over_the_support_alone_and_is_exact(chunks):
     torch.testing.assert_close(posterior, joint / joint.sum(1, keepdim=True))
 
 
-def test_word_probabilities_are_the_sum_over_locations(chunks):
+def test_word_probabilities_are_the_sum_over_locations_and_the_posterior_is_bayes_rule(chunks):
     S, A, W, log_w = inputs()
-    log_w, _ = masked(log_w)
-    expected = enumerated(S, A, W, log_w).sum(1)
-    torch.testing.assert_close(expected.sum(1), torch.ones(M, dtype=torch.float64))
+    log_w, absent = masked(log_w)
+    joint, targets = enumerated(S, A, W, log_w), torch.randint(V, (M,))
     for log_probs in (plain, fast):
-        torch.testing.assert_close(log_probs(S, A, W, log_w), expected.log())
+        torch.testing.assert_close(log_probs(S, A, W, log_w), joint.sum(1).log())
+    posterior, of_targets = summed_posterior(S, A, W, log_w, INDEX, targets), joint[torch.arange(M), :, targets]
+    torch.testing.assert_close(posterior, of_targets / of_targets.sum(1, keepdim=True))
+    assert not posterior[absent].any()
 
 
 def test_gradients_equal_finite_differences(chunks):
@@ -134,8 +130,7 @@ def test_products_have_the_type_of_autocast():
 
     cast = with_gradients(autocast, given)
     explicit = with_gradients(lambda S, A, W, log_w: fast(S, A.bfloat16(), W.bfloat16(), log_w), given)
-    assert all(torch.equal(a, b) for a, b in zip(cast, explicit, strict=True))
-    assert all(x.dtype == torch.float32 for x in cast)
+    assert all(torch.equal(a, b) and a.dtype == torch.float32 for a, b in zip(cast, explicit, strict=True))
 
 
 def test_logits_that_underflow_are_summed_in_logarithms(chunks):
@@ -151,27 +146,13 @@ def test_logits_that_underflow_are_summed_in_logarithms(chunks):
     torch.testing.assert_close(posterior.double(), joint / joint.sum(1, keepdim=True), atol=1e-5, rtol=1e-3)
 
 
-def test_posterior_is_bayes_rule_and_sums_to_one(chunks):
-    S, A, W, log_w = inputs()
-    log_w, absent = masked(log_w)
-    targets = torch.randint(V, (M,))
-    joint = enumerated(S, A, W, log_w)[torch.arange(M), :, targets]
-    posterior = summed_posterior(S, A, W, log_w, INDEX, targets)
-    torch.testing.assert_close(posterior, joint / joint.sum(1, keepdim=True))
-    torch.testing.assert_close(posterior.sum(1), torch.ones(M, dtype=torch.float64))
-    assert not posterior[absent].any()
-
-
 def test_steps_of_a_search_have_the_distribution_of_teacher_forcing(chunks):
     S, A, W, log_w = inputs(steps=2 * B)
-    index = torch.arange(B).repeat_interleave(2)
     located = locate(A, W)
     step = summed_step(S, located, log_w)
-    torch.testing.assert_close(step, summed_log_probs(S, A, W, log_w, index))
-    some = torch.tensor([2, 0])
+    torch.testing.assert_close(step, summed_log_probs(S, A, W, log_w, torch.arange(B).repeat_interleave(2)))
     rows = torch.tensor([4, 5, 0, 1])
-    fewer = summed_step(S[rows], located.select(some), log_w[rows])
-    torch.testing.assert_close(fewer, step[rows])
+    torch.testing.assert_close(summed_step(S[rows], located.select(torch.tensor([2, 0])), log_w[rows]), step[rows])
 
 
 def test_largest_tensor_kept_is_that_of_all_locations_and_words():

@@ -9,7 +9,7 @@ from torch import nn
 from captioning.kernels.unroll import StepLinear, collected, linear, matmul, unrolled, uses_of
 
 T, N, IN, OUT = 4, 3, 5, 7
-B, R, L, D = 2, 3, 6, 4
+B, R, L = 2, 3, 6
 
 
 @pytest.fixture(autouse=True)
@@ -19,32 +19,25 @@ def _double():
     torch.set_default_dtype(torch.float32)
 
 
-def test_collected_weight_of_a_recurrence_gets_the_gradient_of_all_steps():
-    weight, start = torch.randn(IN, IN, requires_grad=True), torch.randn(N, IN, requires_grad=True)
+@pytest.mark.parametrize(
+    ("product", "start", "factor"),
+    [(linear, (N, IN), (IN, IN)), (matmul, (B, R, L), (B, L, L))],
+    ids=["linear", "matmul"],
+)
+def test_a_collected_factor_of_a_recurrence_gets_the_gradient_of_all_steps(product, start, factor):
+    given = torch.randn(start, requires_grad=True), torch.randn(factor, requires_grad=True)
 
-    def last(w):
-        x = start
+    def last(x, factor):
         for _ in range(T):
-            x = torch.tanh(linear(x, w))
+            x = torch.tanh(product(x, factor))
         return x.sum()
 
-    plain = torch.autograd.grad(last(weight), (weight, start))
-    torch.testing.assert_close(torch.autograd.grad(last(collected(weight)), (weight, start)), plain)
-
-
-def test_collected_matrices_get_the_gradient_of_all_steps():
-    matrices, x = torch.randn(B, L, D, requires_grad=True), torch.randn(T, B, R, L, requires_grad=True)
-
-    def total(m):
-        return sum((matmul(x[t], m) ** 2).sum() for t in range(T))
-
-    plain = torch.autograd.grad(total(matrices), (matrices, x))
-    torch.testing.assert_close(torch.autograd.grad(total(collected(matrices)), (matrices, x)), plain)
+    plain = torch.autograd.grad(last(*given), given)
+    torch.testing.assert_close(torch.autograd.grad(last(given[0], collected(given[1])), given), plain)
 
 
 def test_ordinary_uses_of_a_collected_tensor_count_too():
-    weight = torch.randn(OUT, IN, requires_grad=True)
-    x = torch.randn(N, IN)
+    weight, x = torch.randn(OUT, IN, requires_grad=True), torch.randn(N, IN)
     both = collected(weight)
     (linear(x, both).sum() + (both**2).sum()).backward()
     torch.testing.assert_close(weight.grad, x.sum(0).expand(OUT, IN) + 2 * weight.detach())
@@ -58,8 +51,7 @@ def test_nothing_is_collected_where_no_gradient_is_needed():
 
 
 def test_step_linear_is_a_linear_layer_within_and_without_a_recurrence():
-    layer = StepLinear(IN, OUT)
-    x = torch.randn(T, N, IN)
+    layer, x = StepLinear(IN, OUT), torch.randn(T, N, IN)
     outside = torch.stack([layer(step) for step in x])
     (plain,) = torch.autograd.grad((outside**2).sum(), layer.weight)
     with unrolled(nn.Sequential(layer)):
@@ -74,13 +66,13 @@ def test_an_error_within_a_recurrence_leaves_the_layers_as_they_were():
     layer = StepLinear(IN, OUT)
     with pytest.raises(RuntimeError), unrolled(layer):
         layer(torch.randn(N, IN + 1))
-    assert layer._collected is None
+    layer(torch.randn(N, IN)).sum().backward()
+    assert layer.weight.grad is not None
 
 
 def test_autocast_applies_within_a_recurrence():
     torch.set_default_dtype(torch.float32)
-    layer = StepLinear(IN, OUT)
-    x = torch.randn(N, IN)
+    layer, x = StepLinear(IN, OUT), torch.randn(N, IN)
     with torch.autocast("cpu", torch.bfloat16), unrolled(layer):
         y = layer(x)
     assert y.dtype == torch.bfloat16

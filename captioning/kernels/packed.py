@@ -19,6 +19,8 @@ class Packed:
     """
 
     def __init__(self, captions: Tensor, lengths: Tensor) -> None:
+        if captions.ndim != 2 or lengths.shape != captions.shape[:1]:
+            raise ValueError(f"captions must be (N, T+1), lengths (N,); got {captions.shape} and {lengths.shape}")
         self.mask = torch.arange(captions.shape[1] - 1, device=captions.device) < lengths.unsqueeze(1)
         self._index = self.mask.flatten().nonzero().squeeze(1)  # (M,), positions among all N * T
         self.targets = self.pack(captions[:, 1:])

@@ -112,6 +112,9 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
     Raises:
         InputError: One failed; the other is trained and tested then.
     """
+    from captioning.cli.build import build
+    from captioning.data import CaptionSource
+
     last = {name: RunFolder(runs / name).checkpoint("last") for name in RUNS}
     plan: Plan | None = None
     if overlay is None and not all(path.is_file() for path in last.values()):
@@ -120,6 +123,9 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
         print(f"{len(RUNS)} models, {plan.epochs} epochs{few * plan.small}")
         minutes = (expected + OTHER_SECONDS) / 60
         print(f"about {minutes:.0f} minutes on this machine, with drawing and scoring\n", flush=True)
+    configs = [REPOSITORY / "configs/shapes_soft.yaml", *([Path(overlay)] if overlay else [])]
+    (source,) = build({"data.source": CaptionSource}, map(read_config, configs))
+    source.prepare()  # once for both models
     commands = Commands(len(RUNS))
 
     def fit(name: str) -> float:

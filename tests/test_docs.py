@@ -152,7 +152,6 @@ def test_every_measurement_that_a_page_names_is_there(page):
         "test_metrics.json",
         "test_captions.json",
         "test_results.json",
-        "wandb_run.json",
         "summary.json",
         "predict_results.json",
     }

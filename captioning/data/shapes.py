@@ -6,7 +6,7 @@ with the parameters. Beyond what COCO has, an instance carries ``attributes``; m
 
 from __future__ import annotations
 
-import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +77,16 @@ class ShapesSource(CocoSource):
                 raise InputError(f"{path}: these shapes were made with {made}; {do}")
             return
         root = self.root.resolve()  # it may be a link to another disk
-        part = root.with_name(f"{root.name}.part")
-        shutil.rmtree(part, ignore_errors=True)  # of an interrupted run
-        (part / "annotations").mkdir(parents=True)
-        with Progress("drawing shapes", sum(self.images.values())) as progress:
-            for split in self.images:
-                self._generate(part, split, progress)
-        (part / "shapes.json").write_bytes(msgspec.json.encode(wanted))
-        part.replace(root)
+        root.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root.parent) as temporary:  # several runs may draw at once
+            part = Path(temporary, root.name)
+            (part / "annotations").mkdir(parents=True)
+            with Progress("drawing shapes", sum(self.images.values())) as progress:
+                for split in self.images:
+                    self._generate(part, split, progress)
+            (part / "shapes.json").write_bytes(msgspec.json.encode(wanted))
+            if not (root / "shapes.json").exists():
+                part.replace(root)
 
     def _generate(self, folder: Path, split: str, progress: Progress) -> None:
         (folder / split).mkdir()

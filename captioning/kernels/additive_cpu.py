@@ -116,7 +116,8 @@ def library() -> ctypes.CDLL | None:
     wide = ["-mprefer-vector-width=512"] if platform.machine() in ("x86_64", "AMD64") else []
     command = [compiler, *_FLAGS, *wide, *options]
     # The name depends on the processor, because of -march=native and home folders that several machines share.
-    instructions = sorted(name for name, has in torch.cpu.get_capabilities().items() if has is True)
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else [platform.processor()]
+    instructions = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
     texts = [path.read_text() for path in sorted(_FOLDER.glob("*.[ch]"))]
     build = hashlib.sha256("\n".join([*command, *instructions, *texts]).encode()).hexdigest()[:16]
     path = platformdirs.user_cache_path("captioning", appauthor=False) / f"kernels-{build}.so"

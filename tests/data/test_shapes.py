@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -103,12 +104,10 @@ def test_captions_name_the_objects_and_no_others(source):
 # Making it
 
 
-def test_what_an_interrupted_run_left_is_thrown_away(source, tmp_path):
-    (tmp_path / "shapes.part/train").mkdir(parents=True)
-    (tmp_path / "shapes.part/train/000001.png").touch()
-    again = make(tmp_path / "shapes")
-    again.prepare()
-    assert list(tmp_path.iterdir()) == [again.root] and files(again.root) == files(source.root)
+def test_two_runs_may_draw_the_same_shapes_at_once_and_leave_nothing_else(source, tmp_path):
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: make(tmp_path / "shapes").prepare(), range(2)))
+    assert list(tmp_path.iterdir()) == [tmp_path / "shapes"] and files(tmp_path / "shapes") == files(source.root)
 
 
 @pytest.mark.parametrize("other", [{"seed": 7}, {"image_size": 96}, {"train": 31}])

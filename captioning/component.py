@@ -82,11 +82,7 @@ def public_path(cls: type) -> str:
 
 
 def known_class(path: str, kind: type[T]) -> type[T]:
-    """Return the subclass of ``kind`` that a file names: of this package, or of a module that is imported already.
-
-    Raises:
-        InputError: There is none.
-    """
+    """Return the subclass of ``kind`` that a file names, of this package or already imported; or an InputError."""
     module = path.rpartition(".")[0]
     if module.split(".")[0] == __package__:
         with contextlib.suppress(ModuleNotFoundError):

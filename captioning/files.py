@@ -59,10 +59,9 @@ def read_json(path: Path, what_to_do: str = "") -> Any:
 
 
 def read_config(path: Path, option: str = "") -> dict[str, Any]:
-    """Read a YAML file of settings with jsonargparse's rules, by which 1e-3 is a number.
+    """Read a YAML file of settings, which ``option`` named, with jsonargparse's rules, by which 1e-3 is a number.
 
-    Raises:
-        InputError: The file, which ``option`` named, cannot be read, or is not a mapping of settings.
+    An InputError says that it cannot be read, or is not a mapping of settings.
     """
     import yaml
     from jsonargparse import get_loader

@@ -8,8 +8,6 @@ import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-import numpy as np
-
 
 class Tokenizer(ABC):
     """Splits captions into words, for the vocabulary and for scores, and joins words to a text.
@@ -27,10 +25,6 @@ class Tokenizer(ABC):
     @abstractmethod
     def tokenize(self, text: str) -> list[str]:
         """Return the words of a text. No word is empty or has white space in it."""
-
-    def tokenize_all(self, texts: Sequence[str]) -> list[str]:
-        """Return ``" ".join(tokenize(text))`` of every text."""
-        return [" ".join(self.tokenize(text)) for text in texts]
 
     def join(self, words: Sequence[str]) -> str:
         """Return the words as people write them."""
@@ -53,9 +47,6 @@ class PennTreebank(Tokenizer):
 
     def tokenize(self, text: str) -> list[str]:
         return tokenize(text)
-
-    def tokenize_all(self, texts: Sequence[str]) -> list[str]:
-        return tokenize_all(texts)
 
 
 class Whitespace(Tokenizer):
@@ -106,59 +97,6 @@ def tokenize(text: str) -> list[str]:
     # No rule crosses a space, so words can be split first and cached: nltk's rules would take minutes for the 592,000
     # captions of COCO.
     return [word for piece in text.lower().replace(".", " ").split() for word in _tokenize_piece(piece)]
-
-
-def tokenize_all(texts: Sequence[str]) -> list[str]:
-    """Return ``" ".join(tokenize(text))`` of every text. Fast for many texts, because rules change few of them."""
-    lines: list[str] = []
-    for start in range(0, len(texts), _CHUNK):
-        lines += _tokenize_chunk(texts[start : start + _CHUNK])
-    return lines
-
-
-_CHUNK = 1 << 14  # texts
-_GAP, _OTHER = 1, 2
-_KINDS = bytes(_GAP if byte in b" \n" else 0 if chr(byte).isalnum() and byte < 128 else _OTHER for byte in range(256))
-_LOWER = bytes(range(256)).lower()
-_CONTRACTION = re.compile("|".join(CONTRACTIONS).encode())
-
-
-class _Pieces(dict[str, str]):
-    """Caches the words, joined by spaces, of the text between two spaces; a line's end stays itself."""
-
-    def __missing__(self, piece: str) -> str:
-        if len(self) >= 1 << 16:
-            self.clear()
-        words = "\n" if piece == "\n" else " ".join(word for text in piece.split() for word in _tokenize_piece(text))
-        self[piece] = words
-        return words
-
-
-_pieces = _Pieces()
-
-
-def _tokenize_chunk(texts: Sequence[str]) -> list[str]:
-    """Return ``tokenize_all`` of texts, which are joined to lines and searched at once."""
-    joined = "\n".join(texts)
-    if joined.count("\n") != len(texts) - 1:
-        texts = [text.replace("\n", " ") for text in texts]
-        joined = "\n".join(texts)
-    content = (joined + "\n").encode("utf-8").replace(b".\n", b"\n").translate(_LOWER)
-    lines = content.decode("utf-8").split("\n")[:-1]
-    # A line of letters and digits with single spaces between them needs no change.
-    kinds = np.frombuffer(b"\x01" + content.translate(_KINDS), np.uint8)
-    unusual = np.flatnonzero(((kinds[1:] & kinds[:-1] & _GAP) | (kinds[1:] & _OTHER)) != 0)
-    contractions = [match.start() for match in _CONTRACTION.finditer(content)]
-    ends = np.flatnonzero(np.frombuffer(content, np.uint8) == ord("\n"))
-    # A gap is noticed at its second character, which at the end of a line still belongs to that line.
-    places = np.concatenate((unusual, np.array(contractions, np.int64)))
-    changed = np.unique(np.searchsorted(ends, places)).tolist()
-    if changed:
-        pieces = " \n ".join([texts[i] for i in changed]).lower().replace(".", " ").split(" ")
-        words = " ".join(filter(None, map(_pieces.__getitem__, pieces)))
-        for i, line in zip(changed, words.split("\n"), strict=True):
-            lines[i] = line.strip(" ")
-    return lines
 
 
 @functools.lru_cache(maxsize=1 << 16)

@@ -23,6 +23,7 @@ from captioning.evaluation.metrics import METRICS, caption_metrics
 from captioning.evaluation.records import read_captions, read_metrics, read_results, write_evaluation
 from captioning.model import AttentionDecoder, Output, SummedOutput
 from captioning.model.captioner import Captioner
+from captioning.model.ensemble import Ensemble
 from captioning.objective import reductions
 from captioning.vocabulary import Vocabulary
 
@@ -94,6 +95,20 @@ def test_a_model_is_evaluated_on_a_data_set_in_one_call(split, source):
     assert (metrics, images) == by_hand and set(metrics) <= set(METRICS)
     first = evaluate(split.captioner, split.vocabulary, source, search, split="val", limit_images=2)[1]
     assert first == images[:2]
+
+
+def test_an_ensemble_of_other_views_loads_its_images_itself(split, source):
+    decoder = AttentionDecoder(SoftAttention(AdditiveScore(10)), embedding_dim=9, hidden_dim=14)
+    other = Captioner(ConvEncoder((8, 12), (4, 2), image_size=32), decoder, vocabulary_size=len(split.vocabulary))
+    search = BeamOptions(beam_size=2, max_length=9)
+    members = [split.captioner, other.eval()]
+    found = evaluate(Ensemble(members), split.vocabulary, source, search, split="val", batch_size=2)
+
+    def load(rows, preprocessing):
+        return torch.stack([preprocessing(split.index.image(row, preprocessing)) for row in rows.tolist()])
+
+    split.captioner = Ensemble(members, load=load).eval()
+    assert found == split.evaluator(split.batch(0, 1), split.batch(2, 3), split.batch(4)).evaluated.finish()
 
 
 def test_the_example_of_evaluate_runs(tmp_path, monkeypatch):

@@ -58,13 +58,10 @@ def test_learning_rate_is_that_of_the_step(shapes, tmp_path):
     assert float(trainer.callback_metrics["train/learning_rate"]) == pytest.approx(0.005)  # of the third
 
 
-def test_an_epoch_of_few_batches_has_a_speed_too_and_words_count_steps_of_the_decoder(shapes, tmp_path):
+def test_an_epoch_of_few_batches_has_a_speed_too(shapes, tmp_path):
     trainer = make_trainer(tmp_path, callbacks=[Throughput()], max_epochs=1, log_every_n_steps=10_000)
     trainer.fit(make_module(), make_data(shapes))
-    index = shapes.index("train")
-    words = sum(map(len, map(str.split, index.captions))) + len(index.captions)
-    logged = {name: float(trainer.callback_metrics[f"train/{name}_per_second"]) for name in ("captions", "words")}
-    assert logged["words"] / logged["captions"] == pytest.approx(words / len(index.captions))
+    assert float(trainer.callback_metrics["train/captions_per_second"]) > 0
 
 
 def test_a_run_of_a_sweep_has_the_sweeps_seed_and_a_folder_that_names_it(tmp_path, monkeypatch):
@@ -76,7 +73,7 @@ def test_a_run_of_a_sweep_has_the_sweeps_seed_and_a_folder_that_names_it(tmp_pat
     assert yaml.safe_load(Path("sweep/tiny_2/config.yaml").read_text())["seed_everything"] == 2
     with Path("sweep/tiny_2/metrics/version_0/metrics.csv").open() as file:
         columns = set(next(csv.reader(file)))
-    wanted = {"train/gradient_norm", "train/learning_rate", "train/captions_per_second", "train/words_per_second"}
+    wanted = {"train/gradient_norm", "train/learning_rate", "train/captions_per_second"}
     assert wanted <= columns
     sweep = yaml.safe_load((ROOT / "configs/sweeps/soft_hard.yaml").read_text())  # the one that is shipped
     assert sweep["method"] == "grid" and "fit" in sweep["command"]

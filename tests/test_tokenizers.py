@@ -45,7 +45,6 @@ def test_characters_are_words_and_words_of_alphabets_stay_whole(text, words, wri
     assert tokenizer.tokenize(text) == words.split()
     assert tokenizer.join(words.split()) == written
     assert tokenizer.tokenize(written) == words.split()
-    assert tokenizer.tokenize_all([text, text]) == [words, words]
 
 
 def test_white_space_changes_nothing():

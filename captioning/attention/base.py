@@ -83,8 +83,7 @@ class Score(Component):
     def project(self, annotations: Tensor) -> Tensor:
         """Return everything that does not depend on the query, computed once per image: (B, L, A), or (B, A, L).
 
-        Raises:
-            ValueError: The score knows the grid, and it has another number of locations.
+        A ValueError says that the score knows the grid, and it has another number of locations.
         """
 
     @abstractmethod
@@ -186,11 +185,7 @@ class Attention(Component):
         self.score.build(annotation_dim, query_dim, grid_size)
 
     def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
-        """Return the memory of annotations (B, L, D) with an optional bool mask (B, L).
-
-        Raises:
-            ValueError: A mask of another shape, or an image without a single location.
-        """
+        """Return the memory of annotations (B, L, D) with an optional bool mask (B, L), as ``check_mask`` takes it."""
         check_mask(annotations, mask)
         return Memory(annotations, self.score.project(annotations), mask)
 
@@ -222,39 +217,23 @@ class Attention(Component):
         """Form contexts from alphas and log_alphas (B, R, L): 0 and -inf where masked and outside the support."""
 
 
-def check_grid(score: Score, grid_size: tuple[int, int] | None, instead: str = "another score") -> tuple[int, int]:
-    """Return ``grid_size``, or fail if there is none and the score needs it.
-
-    Args:
-        instead: The score to use where there is no grid.
-
-    Raises:
-        InputError: The locations form no grid.
-    """
+def check_grid(score: Score, grid_size: tuple[int, int] | None) -> tuple[int, int]:
+    """Return ``grid_size``; an InputError if the locations form no grid, which the score needs."""
     if grid_size is None:
-        raise InputError(
-            f"{type(score).__name__} needs locations on a grid, and the encoder's grid_size is None; use {instead}"
-        )
+        name = type(score).__name__
+        raise InputError(f"{name} needs locations on a grid, and the encoder's grid_size is None; use another score")
     return grid_size
 
 
 def check_locations(annotations: Tensor, grid_size: tuple[int, int]) -> None:
-    """Refuse annotations (B, L, D) whose number of locations differs from the grid's.
-
-    Raises:
-        ValueError: There are more or fewer.
-    """
+    """Raise a ValueError if annotations (B, L, D) have more or fewer locations than the grid."""
     height, width = grid_size
     if annotations.shape[1] != height * width:
         raise ValueError(f"a grid of {height} x {width} has {height * width} locations, got {annotations.shape[1]}")
 
 
 def check_mask(annotations: Tensor, mask: Tensor | None) -> None:
-    """Refuse a mask that does not fit annotations (B, L, D).
-
-    Raises:
-        ValueError: A mask of another shape, or an image without a single location.
-    """
+    """Raise a ValueError if a mask has not the shape (B, L) of annotations (B, L, D), or hides a whole image."""
     if mask is not None:
         if mask.shape != annotations.shape[:2]:
             raise ValueError(f"annotation mask must be {tuple(annotations.shape[:2])}, got {tuple(mask.shape)}")

@@ -59,7 +59,7 @@ class LocalScore(Score):
         self.position_dim = position_dim
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
-        grid_size = check_grid(self, grid_size, "its inner score alone")
+        grid_size = check_grid(self, grid_size)
         self.score.build(annotation_dim, query_dim, grid_size)
         hidden_dim = self.position_dim or query_dim
         self.position_hidden = StepLinear(query_dim, hidden_dim, bias=False)

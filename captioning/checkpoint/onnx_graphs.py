@@ -31,8 +31,7 @@ ENCODER, STEP = "encoder.onnx", "step.onnx"
 def write_onnx(model: CaptionModel, folder: Path) -> None:
     """Write both graphs, and compare them with the model on noise.
 
-    Raises:
-        InputError: onnx is not installed, the model cannot be exported, or a file cannot be written.
+    An InputError says that onnx is not installed, the model cannot be exported, or a file cannot be written.
     """
     if missing := [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]:
         raise InputError(f"--onnx: needs {', '.join(missing)}; pip install -e '.[onnx]'")
@@ -93,11 +92,7 @@ class _Step(nn.Module):
 
 
 def _export(module: nn.Module, path: Path, given: tuple[Tensor, ...], names: list[str], results: list[str]) -> None:
-    """Write one graph of any batch size, and compare it with its module.
-
-    Raises:
-        InputError: ONNX lacks an operation, or the graph computes something else.
-    """
+    """Write one graph of any batch size; an InputError if ONNX lacks an operation, or the graph is wrong."""
     first, *others = [{0: torch.export.Dim("batch", min=1, max=1 << 16)}] * len(given)
     try:
         with warnings.catch_warnings():

@@ -18,21 +18,13 @@ CORRECTED = (
 
 
 class Cell(NamedTuple):
-    """A number as it is shown.
+    """A number as it is shown."""
 
-    Attributes:
-        text: The number; "" if it is missing.
-        detail: Its interval, its step and the like.
-        change: The difference from the first run.
-        clear: Interval and test agree that there is a difference.
-        value: The number itself; None for a text.
-    """
-
-    text: str = ""
-    detail: str = ""
-    change: str = ""
-    clear: bool = False
-    value: float | None = None
+    text: str = ""  # "" if it is missing
+    detail: str = ""  # its interval, its step and the like
+    change: str = ""  # the difference from the first run
+    clear: bool = False  # whether interval and test agree that there is a difference
+    value: float | None = None  # the number itself; None for a text
 
     @classmethod
     def plain(cls, value: Any, shape: str = "{}") -> Cell:
@@ -75,19 +67,12 @@ class Table(NamedTuple):
 
 @dataclass
 class Group:
-    """Runs that differ in their seed alone: one variant.
+    """Runs that differ in their seed alone: one variant."""
 
-    Attributes:
-        name: Not the name of a run, unless it is the only run of the group.
-        runs: The names of the runs.
-        seeds: Their seeds as text; "" for an unknown seed.
-        scores: By measure, the values of the runs.
-    """
-
-    name: str
+    name: str  # not the name of a run, unless it is the only run of the group
     runs: list[str]
-    seeds: list[str]
-    scores: dict[str, list[float]] = field(default_factory=dict)
+    seeds: list[str]  # as text; "" for an unknown seed
+    scores: dict[str, list[float]] = field(default_factory=dict)  # by measure, the values of the runs
 
     def mean(self, measure: str) -> float:
         return statistics.fmean(self.scores[measure])
@@ -120,37 +105,23 @@ class Disagreement:
 
 @dataclass
 class Comparison:
-    """The result of ``captioning.comparison.compare.compare``.
+    """The result of ``captioning.comparison.compare.compare``."""
 
-    Attributes:
-        runs: Names of the runs, those of one variant together. All are compared with the first.
-        metric: The metric of verdicts, and of the scores of single images.
-        variants: The names of the runs, one list for each variant.
-        verdicts: By run or by group of several seeds, sentences on how it differs from the first.
-        notices: Sentences on what limits the comparison.
-        tables: The tables, the most important first.
-        scores: By run and measure, the score with its interval.
-        tests: By run and measure, the difference from the first run, corrected for the tests of its table.
-        groups: The variants; empty if every run is a variant of its own.
-        group_tests: As ``tests``, by group: the difference of the means over seeds, tested over images and seeds.
-        curves: By log key and run, the curves.
-        disagreements: The images where the runs' scores differ most.
-        images: The number of images that all runs captioned.
-    """
-
-    runs: list[str]
-    metric: str
-    variants: list[list[str]] = field(default_factory=list)
-    verdicts: dict[str, str] = field(default_factory=dict)
-    notices: list[str] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
-    scores: dict[str, dict[str, Interval]] = field(default_factory=dict)
+    runs: list[str]  # names, those of one variant together; all are compared with the first
+    metric: str  # of verdicts, and of the scores of single images
+    variants: list[list[str]] = field(default_factory=list)  # the names of the runs, one list for each variant
+    verdicts: dict[str, str] = field(default_factory=dict)  # by run or group, a sentence: how it differs from the first
+    notices: list[str] = field(default_factory=list)  # sentences on what limits the comparison
+    tables: list[Table] = field(default_factory=list)  # the most important first
+    scores: dict[str, dict[str, Interval]] = field(default_factory=dict)  # by run and measure
     tests: dict[str, dict[str, Difference]] = field(default_factory=dict)
-    groups: list[Group] = field(default_factory=list)
+    """By run and measure, the difference from the first run, corrected for the tests of its table."""
+    groups: list[Group] = field(default_factory=list)  # the variants; empty if every run is a variant of its own
     group_tests: dict[str, dict[str, Difference]] = field(default_factory=dict)
-    curves: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)
-    disagreements: list[Disagreement] = field(default_factory=list)
-    images: int = 0
+    """As ``tests``, by group: the difference of the means over seeds, tested over images and seeds."""
+    curves: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)  # by log key and run
+    disagreements: list[Disagreement] = field(default_factory=list)  # where the runs' scores differ most
+    images: int = 0  # that all runs captioned
 
     def columns(self, table: Table) -> list[str]:
         return self.runs if table.columns is None else table.columns

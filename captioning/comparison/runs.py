@@ -24,29 +24,17 @@ _SIGNS = ("config.yaml", "metrics", "checkpoints", "test_metrics.json")  # any o
 
 @dataclass
 class Run:
-    """One run. What is unknown is empty or None.
+    """One run. What is unknown is empty or None."""
 
-    Attributes:
-        name: Name in tables, unique among the compared runs.
-        folder: RUNS/NAME.
-        settings: The full configuration, nested.
-        curves: By log key, (optimizer step, value) in the order of the steps.
-        scores: Metrics of the test split, without their prefix ("bleu4": percent).
-        search: Decoding options of the test, such as beam_size and inference.
-        captions: By image id; None if the run was not tested.
-        checkpoint: The checkpoint that was tested, else the best.
-        parameters: Numbers of parameters of "encoder" and "decoder".
-    """
-
-    name: str
-    folder: Path = Path()
-    settings: dict[str, Any] = field(default_factory=dict)
-    curves: dict[str, Curve] = field(default_factory=dict)
-    scores: dict[str, float] = field(default_factory=dict)
-    search: dict[str, Any] = field(default_factory=dict)
-    captions: dict[int, CaptionedImage] | None = None
-    checkpoint: Path | None = None
-    parameters: dict[str, int] = field(default_factory=dict)
+    name: str  # in tables, unique among the compared runs
+    folder: Path = Path()  # RUNS/NAME
+    settings: dict[str, Any] = field(default_factory=dict)  # the full configuration, nested
+    curves: dict[str, Curve] = field(default_factory=dict)  # by log key, (optimizer step, value) in order
+    scores: dict[str, float] = field(default_factory=dict)  # of the test split, without prefix ("bleu4": percent)
+    search: dict[str, Any] = field(default_factory=dict)  # decoding options of the test, such as beam_size
+    captions: dict[int, CaptionedImage] | None = None  # by image id; None if the run was not tested
+    checkpoint: Path | None = None  # the one that was tested, else the best
+    parameters: dict[str, int] = field(default_factory=dict)  # numbers, of "encoder" and "decoder"
 
     @property
     def captions_per_second(self) -> float | None:
@@ -67,11 +55,7 @@ def find_runs(folder: str | Path) -> list[Run]:
 
 
 def read_run(folder: Path) -> Run:
-    """Read RUNS/NAME: config.yaml, metrics/, and what `captioning test` left.
-
-    Raises:
-        InputError: The folder is not a run, or a file in it is damaged.
-    """
+    """Read RUNS/NAME: config.yaml, metrics/, and what `captioning test` left; an InputError if one is damaged."""
     if not is_run_folder(folder):
         raise InputError(f"{folder}: not a run; it has none of {', '.join(_SIGNS)}")
     layout, run = RunFolder(folder), Run(folder.resolve().name, folder)

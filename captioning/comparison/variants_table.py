@@ -20,9 +20,8 @@ _LOGGED = ("nll", "bound", "iwae_bound")  # by training and testing themselves, 
 class VariantTest(NamedTuple):
     """How much higher the mean of a variant is than that of a reference, tested over images and seeds.
 
-    Attributes:
-        paired: Whether each run of the variant is compared with one run of the reference. One of the two started from
-            the other, or is a mean that contains it.
+    If paired, each run of the variant is compared with the run of the reference that it started from or is a mean of,
+    or that started from it.
     """
 
     variant: str

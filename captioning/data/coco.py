@@ -69,7 +69,7 @@ class CocoSource(CaptionSource):
         if split == "test" and path == self.files("val")[0]:
             logger.warning("%s: COCO has no test captions, the validation split stands in for them", self.root)
         content = read_annotations(path, _File, "COCO annotation file", self.remedy())
-        texts = self.tokenizer.tokenize_all([annotation.caption for annotation in content.annotations])
+        texts = [" ".join(self.tokenizer.tokenize(annotation.caption)) for annotation in content.annotations]
         captions: dict[int, list[str]] = {image.id: [] for image in content.images}
         for annotation, text in zip(content.annotations, texts, strict=True):
             if annotation.image_id not in captions:

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from captioning.data.features import description, seen
+from captioning.data.features import features_key, read_features_json
 from captioning.data.loading import batch_loader
 from captioning.data.records import CaptionIndex
 from captioning.data.transforms import Preprocessing
@@ -42,11 +42,11 @@ def extract_features(
     """
     for split, mirrored in [(split, False) for split in indices] + [(split, True) for split in flipped]:
         index = indices[split]
-        name, fingerprint = seen(split, encoder.fingerprint(), upright=index.upright, flipped=mirrored)
+        name, fingerprint = features_key(split, encoder.fingerprint(), upright=index.upright, flipped=mirrored)
         shape = encoder.grid_size[0] * encoder.grid_size[1], encoder.annotation_dim
         about, file = output / f"{name}.json", output / f"{name}.npy"
         if about.exists() and file.exists():
-            content = description(about, fingerprint)
+            content = read_features_json(about, fingerprint)
             if content["paths"] != index.paths:
                 raise InputError(f"{about}: made from other images; give another --output or delete the folder")
             rows = np.lib.format.open_memmap(file, "r+")

@@ -19,7 +19,7 @@ from captioning.errors import InputError, one_line
 from captioning.files import read_json
 
 
-def seen(
+def features_key(
     split: str, fingerprint: dict[str, Any], *, upright: bool = False, flipped: bool = False
 ) -> tuple[str, dict[str, Any]]:
     """Return the name that a split's features are kept by, and an encoder's fingerprint with how it saw the images."""
@@ -30,7 +30,7 @@ def seen(
 class Features:
     """Cached annotations of one split's images, mapped from the disk.
 
-    ``split`` and ``fingerprint`` are those of ``seen``, ``paths`` are the ``CaptionIndex.paths`` of the N images.
+    ``split`` and ``fingerprint`` are those of ``features_key``, ``paths`` the ``CaptionIndex.paths`` of the N images.
 
     Raises:
         InputError: The features are missing or incomplete, or were made by another encoder, other weights or another
@@ -43,7 +43,7 @@ class Features:
         if not about.exists():
             command = f"captioning extract with --split {split.replace('_flipped', ' --flipped')}"
             raise InputError(f"{about}: no features; run {command}, or give --data.features null to do without")
-        content = description(about, fingerprint)
+        content = read_features_json(about, fingerprint)
         if (done := content["done"]) < (images := len(content["paths"])):
             raise InputError(f"{about}: only {done:,} of {images:,} images are done; finish captioning extract")
         row_of = {path: row for row, path in enumerate(content["paths"])}
@@ -63,7 +63,7 @@ class Features:
         return torch.from_numpy(self._annotations[self._rows[images]])
 
 
-def description(about: Path, fingerprint: dict[str, Any]) -> dict[str, Any]:
+def read_features_json(about: Path, fingerprint: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON beside features; an InputError if they are those of another encoder."""
     content: dict[str, Any] = read_json(about, "delete the folder and extract again")
     there, here = content.get("fingerprint", {}), json.loads(json.dumps(fingerprint))  # tuples become lists

@@ -116,12 +116,12 @@ class CaptionIndex:
         ids, paths, first = self.image_ids[:limit], self.paths[:limit], self.first_caption[: limit + 1]
         return CaptionIndex(self.root, ids, paths, self.captions[: first[-1]], first, self.origin, self.upright)
 
-    def check_images(self, sample: int = 64) -> None:
-        """Check that the files of ``sample`` images exist, spread evenly over the split, or raise an InputError.
+    def check_images(self) -> None:
+        """Check that the files of 64 images exist, spread evenly over the split, or raise an InputError.
 
         All 120,000 images of COCO take long on a network disk; ``captioning prepare`` checks every file.
         """
-        rows = np.linspace(0, len(self) - 1, min(sample, len(self))).astype(int).tolist()
+        rows = np.linspace(0, len(self) - 1, min(64, len(self))).astype(int).tolist()
         missing = [i for i in rows if not self.image_path(i).is_file()]
         if missing:
             what = f"image {self.image_ids[missing[0]]} has no file: {self.image_path(missing[0])} is missing"

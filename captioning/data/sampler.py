@@ -12,7 +12,7 @@ from torch.utils.data import Sampler
 from captioning.errors import InputError
 
 
-class Numbers(list[int]):
+class PlacedBatch(list[int]):
     """The numbers of a batch's captions; ``place`` is its (epoch, step), the same on all ranks."""
 
     place = 0, 0
@@ -89,7 +89,7 @@ class CaptionBatches(Sampler[list[int]]):
         steps = np.split(units, np.cumsum(sizes)[:-1])
         order = random.permutation(len(self)).tolist()
         for number, step in enumerate(order[first:], first):
-            captions = Numbers(self._captions(steps[step], epoch))
+            captions = PlacedBatch(self._captions(steps[step], epoch))
             captions.place = epoch, number
             yield captions
 

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from captioning.data.images import load_image, rgb
-from captioning.errors import InputError, check_range, check_whole
+from captioning.errors import InputError, check_whole
 
 _FILTERS = {name: Image.Resampling[name.upper()] for name in ("nearest", "bilinear", "bicubic", "lanczos")}
 
@@ -119,15 +119,12 @@ class TrainingTransform:
 
     Attributes:
         random_crop: Whether to cut the square from anywhere in the resized image instead of its centre.
-        flip: Probability of mirroring (InputError). Captions say "left" and "right", which mirroring makes wrong.
+        flip: Probability of mirroring. Captions say "left" and "right", which mirroring makes wrong.
     """
 
     preprocessing: Preprocessing
     random_crop: bool = True
     flip: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_range(0, 1, flip=self.flip)
 
     def __call__(self, image: Image.Image, random: torch.Generator | None = None) -> Tensor:
         """Return the training input, (3, height, width) float32, by random numbers of this generator or torch's own."""

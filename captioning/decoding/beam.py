@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from captioning.decoding.constraints import Constraints
-from captioning.decoding.search import Beams, Search
+from captioning.decoding.search import Choices, Search
 from captioning.decoding.step import Hypothesis, StepFunction
 from captioning.errors import InputError
 from captioning.trace import State
@@ -70,7 +70,7 @@ def beam_search(
         total, parent, word, log_prob, alive = _continued(out.log_probs, total, W - count, W, diversity)  # (B, G, W)
         last = words == max_length - 1
         leaves = alive if last else alive & (word == END)
-        chosen = Beams(word.flatten(1), log_prob.flatten(1), parent.flatten(1), leaves.flatten(1), out.trace)
+        chosen = Choices(word.flatten(1), log_prob.flatten(1), parent.flatten(1), leaves.flatten(1), out.trace)
         search.history.append(chosen)
         if last:
             break

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from captioning.decoding.beam import beam_search
 from captioning.decoding.constraints import Constraints
-from captioning.decoding.search import Beams, Search
+from captioning.decoding.search import Choices, Search
 from captioning.decoding.step import Hypothesis, ImageStepFunction, StepFunction
 from captioning.errors import InputError
 from captioning.trace import State
@@ -83,7 +83,7 @@ def sample(
         log_prob = out.log_probs.gather(1, word.view(-1, 1)).view_as(ended)
         last = words == max_length - 1
         leaves = ~ended if last else (word == END) & ~ended
-        search.history.append(Beams(word, log_prob, slots[: len(word)], leaves, out.trace))
+        search.history.append(Choices(word, log_prob, slots[: len(word)], leaves, out.trace))
         if last:
             break
         ended = ended | leaves

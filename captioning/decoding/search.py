@@ -14,7 +14,7 @@ from captioning.trace import AttentionTrace, State
 from captioning.vocabulary import END
 
 
-class Beams(NamedTuple):
+class Choices(NamedTuple):
     """One step of B images: the choices for K slots, and the trace of the ``width`` beams before them.
 
     Attributes:
@@ -31,11 +31,11 @@ class Beams(NamedTuple):
     leaves: Tensor
     trace: AttentionTrace
 
-    def select(self, images: Tensor) -> Beams:
+    def select(self, images: Tensor) -> Choices:
         shape = (len(self.word), -1)
         word, log_prob, parent, leaves = (field[images] for field in self[:4])
         trace = self.trace.map(lambda field: field.unflatten(0, shape)[images].flatten(0, 1))
-        return Beams(word, log_prob, parent, leaves, trace)
+        return Choices(word, log_prob, parent, leaves, trace)
 
 
 class Search:
@@ -59,7 +59,7 @@ class Search:
     ) -> None:
         self.step = step
         self._masks = Masks(constraints, device)
-        self.history: list[Beams] = []
+        self.history: list[Choices] = []
         self._images = torch.arange(images, device=device)
         self._assembled: list[tuple[Tensor, list[list[Hypothesis]]]] = []
         self._length_normalization = length_normalization
@@ -112,7 +112,7 @@ class Search:
         return [by_image[image] for image in range(len(by_image))]
 
 
-def assembled(history: list[Beams], length_normalization: float) -> list[list[Hypothesis]]:
+def assembled(history: list[Choices], length_normalization: float) -> list[list[Hypothesis]]:
     """Return up to K hypotheses of each of B images after T steps, ordered by slot and then by step."""
     word, log_prob, parent, leaves = (
         torch.stack(fields, 2) for fields in zip(*(beams[:4] for beams in history), strict=True)
@@ -148,7 +148,7 @@ def _on_cpu(field: Tensor) -> Tensor:
     return (field.float() if field.is_floating_point() else field).flatten(0, 1).cpu()
 
 
-def _traces(history: list[Beams], rows: Tensor) -> AttentionTrace:
+def _traces(history: list[Choices], rows: Tensor) -> AttentionTrace:
     """Return the trace of the given rows (B, K, T); a row is counted within its image and step."""
     B, device = len(rows), rows.device
     counts = torch.tensor([len(beams.trace.alphas) for beams in history], device=device)  # B * width

@@ -63,10 +63,9 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class BeamOptions:
-    """Options of the search in evaluation; see ``beam_search``. A beam of 1 is greedy decoding.
+    """Options of the search in evaluation (see ``beam_search``); a beam of 1 is greedy decoding.
 
-    Raises:
-        InputError: An option is out of its range.
+    An InputError names an option that is out of its range.
     """
 
     beam_size: int = 3

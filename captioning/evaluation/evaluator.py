@@ -9,16 +9,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from captioning.data.batch import CaptionBatch
 from captioning.data.loading import CaptionDataset, batch_loader
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.sampler import image_batches
+from captioning.data.transforms import Preprocessing
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.evaluation.grounding import ObjectCells, ObjectsInView, grounding_metrics, noun_hits
 from captioning.evaluation.metrics import METRICS, caption_metrics
 from captioning.evaluation.records import CaptionedImage, NounHit
 from captioning.model.captioner import Captioner, CaptionModel
+from captioning.model.ensemble import Ensemble
 from captioning.objective.bounds import sampled_bounds
 from captioning.objective.reductions import token_log_probs
 from captioning.vocabulary import Vocabulary
@@ -182,6 +185,12 @@ def evaluate(
     index = source.index(split) if limit_images is None else source.index(split).take(limit_images)
     index.check_images()
     captioner.eval()
+    if isinstance(captioner, Ensemble):  # its members may have other views of an image than the batch
+
+        def load(rows: Tensor, preprocessing: Preprocessing) -> Tensor:
+            return torch.stack([preprocessing(index.image(row, preprocessing)) for row in rows.tolist()])
+
+        captioner = Ensemble(captioner.captioners, load=load).eval()
     encoder, device = captioner.encoder, next(captioner.parameters()).device
     objects = ObjectsInView(source.objects(split), index, encoder)
     evaluator = Evaluator(captioner, vocabulary, index, objects, search)

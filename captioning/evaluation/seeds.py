@@ -13,11 +13,10 @@ S_g^2 holds the seeds' own variance and what a seed does to single images. The l
 single images, the same with every seed. An image that is hard for all runs cancels. J and E_g come from the jackknife,
 which leaves out one image at a time, so that any metric of summed counts has them, corpus BLEU included.
 
-The sources are known with very different certainty: a variance of m seeds has m - 1 degrees of freedom, the images'
-hundreds. The critical value is the mean of the critical values of Student's t with these degrees of freedom, weighted
-by the sources' shares of the variance (Cochran 1964, Biometrics 20). Satterthwaite's single number of degrees of
-freedom in its place is too large where one of few seeds' variances is small by chance, so that 5 % of false positives
-become up to 12 %. An interval is no narrower than the one over images alone.
+A variance of m seeds has m - 1 degrees of freedom, the images' hundreds. The critical value is the mean of Student's t
+critical values with these, weighted by the sources' shares of the variance (Cochran 1964, Biometrics 20).
+Satterthwaite's single number of degrees of freedom would give up to 12 % of false positives in place of 5 % where a
+variance of few seeds is small by chance. An interval is no narrower than the one over images alone.
 
 Where run s of the second group goes on from run s of the first, the differences of the pairs are one group, and there
 is one S^2. docs/statistics.md has the simulated coverage. An exact permutation test cannot take this place: three seeds

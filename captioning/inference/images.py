@@ -41,11 +41,7 @@ def photo_of(source: ImageSource, preprocessing: Preprocessing) -> Photo:
 
 
 def is_one(images: ImageSource | Iterable[ImageSource]) -> bool:
-    """Return whether this is a single image. An array or a tensor with four dimensions is a batch of images.
-
-    Raises:
-        InputError: This is neither one image nor several.
-    """
+    """Return whether this is one image, False for several, also in one array; an InputError if it is neither."""
     if isinstance(images, (np.ndarray, Tensor)):
         return images.ndim != 4
     if isinstance(images, (str, os.PathLike, Image.Image, bytes)):
@@ -56,11 +52,7 @@ def is_one(images: ImageSource | Iterable[ImageSource]) -> bool:
 
 
 def open_image(source: ImageSource, minimum_side: int) -> Image.Image:
-    """Return an image upright in RGB; a large file is decoded at a reduced size (see ``load_image``).
-
-    Raises:
-        InputError: The source is not an image.
-    """
+    """Return an image upright in RGB, a large file at a reduced size (``load_image``); an InputError if it is none."""
     if isinstance(source, str) and source.startswith(("https://", "http://")):
         raise InputError(f"{source}: is an address; download the image and give its file")
     if isinstance(source, (str, os.PathLike)):

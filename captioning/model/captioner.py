@@ -77,8 +77,7 @@ class CaptionModel(nn.Module):
     def inferring(self, mode: str | None) -> AbstractContextManager[None]:
         """Form contexts by an inference mode of attention within the context; None leaves the mode as it is.
 
-        Raises:
-            InputError: The attention does not know the mode.
+        An InputError says that the attention does not know the mode.
         """
 
     @abstractmethod
@@ -148,8 +147,7 @@ class Captioner(CaptionModel):
     ) -> Memory:
         """Return the decoder's memory of images (B, 3, height, width) or of their annotations (B, L, D).
 
-        Raises:
-            ValueError: Neither is given, or annotations have another size than the encoder's.
+        A ValueError says that neither is given, or annotations have another size than the encoder's.
         """
         if annotations is None:
             if images is None:

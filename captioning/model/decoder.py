@@ -66,7 +66,6 @@ class Decoder(Component):
 
     attention: Attention
     embedding: nn.Embedding
-    vocabulary_size: int
     annotation_dim: int
 
     def __init__(
@@ -99,11 +98,8 @@ class Decoder(Component):
     def build(self, vocabulary_size: int, annotation_dim: int, grid_size: tuple[int, int] | None = None) -> None:
         """Create the parameters for V words and annotations of size D on a grid of ``grid_size`` (height, width)."""
 
-    def _build_for_annotations(
-        self, vocabulary_size: int, annotation_dim: int, grid_size: tuple[int, int] | None
-    ) -> int:
+    def _build_for_annotations(self, annotation_dim: int, grid_size: tuple[int, int] | None) -> int:
         """Create the layers before attention; returns the size of the annotations that attention sees."""
-        self.vocabulary_size = vocabulary_size
         self.annotation_dim = annotation_dim
         # affine=False: the layers after it can learn scale and shift.
         self.standardize = nn.BatchNorm1d(annotation_dim, affine=False) if self.standardize_annotations else None

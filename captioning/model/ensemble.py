@@ -37,8 +37,6 @@ class Ensemble(CaptionModel):
             batches, if a member's encoder differs from the first one's.
     """
 
-    encoder: Encoder
-
     def __init__(
         self, members: Sequence[Captioner], *, load: Callable[[Tensor, Preprocessing], Tensor] | None = None
     ) -> None:

@@ -88,7 +88,7 @@ class AttentionDecoder(Decoder):
 
     def build(self, vocabulary_size: int, annotation_dim: int, grid_size: tuple[int, int] | None = None) -> None:
         E, H = self.embedding_dim, self.hidden_dim
-        D = self._build_for_annotations(vocabulary_size, annotation_dim, grid_size)
+        D = self._build_for_annotations(annotation_dim, grid_size)
         self.attention.build(D, H, grid_size)
         self.init_h = InitialMLP(D, H, self.init_layers, self.dropout)
         self.init_c = InitialMLP(D, H, self.init_layers, self.dropout)

@@ -22,11 +22,7 @@ class Output(Component):
     has_posterior = False
 
     def check(self, attention: Attention) -> None:
-        """Check that this output works with ``attention``.
-
-        Raises:
-            InputError: It does not.
-        """
+        """Raise an InputError if this output does not work with ``attention``."""
 
     def build(
         self,

@@ -52,8 +52,7 @@ class Objective(Component):
     def connect(self, attention: Attention) -> Self:
         """Prepare for a decoder's attention; called once, when the model is put together.
 
-        Raises:
-            InputError: An option has no effect on this attention, or does not work with it.
+        An InputError says that an option has no effect on this attention, or does not work with it.
         """
         return self
 

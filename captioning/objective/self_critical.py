@@ -82,8 +82,7 @@ class SelfCriticalTraining(Objective):
     def begin(self, attention: Attention, reward_of: Callable[[Any], Reward], search: BeamOptions) -> None:
         """Set the reward of captions, and the search that limits their lengths.
 
-        Raises:
-            InputError: The attention draws locations while captions are drawn: the gradient would ignore those draws.
+        An InputError says that the attention draws locations too: the gradient would ignore those draws.
         """
         if attention.inference == "sample":
             raise InputError("objective: captions are drawn with the attention's inference expected or argmax")

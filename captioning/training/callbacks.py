@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.utilities.exceptions import SIGTERMException
-from torch import Tensor
 
 from captioning.data.batch import CaptionBatch
 from captioning.errors import check_range
@@ -88,15 +88,13 @@ class LogLines(Callback):
 
 
 class Throughput(Callback):
-    """Logs ``train/captions_per_second`` and ``train/words_per_second`` of this process.
+    """Logs ``train/captions_per_second`` of this process, over ``log_every_n_steps`` batches or an epoch.
 
-    A word is a step of the decoder, so the end of a caption counts as one. Lightning's ``ThroughputMonitor`` waits for
-    the device in every step and has other names. Here a figure covers ``log_every_n_steps`` batches or an epoch.
+    Lightning's ``ThroughputMonitor`` waits for the device in every step and has other names.
     """
 
     def on_train_start(self, *_: Any) -> None:
         self._since, self._captions = time.perf_counter(), 0
-        self._words: Tensor | int = 0
 
     on_train_epoch_start = on_train_start  # type: ignore[assignment]
 
@@ -104,12 +102,10 @@ class Throughput(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: CaptionBatch, batch_idx: int
     ) -> None:
         self._captions += len(batch.captions)
-        self._words += batch.lengths.sum()  # stays on the device, which need not be waited for
         if (batch_idx + 1) % max(1, trainer.log_every_n_steps) == 0 or trainer.is_last_batch:  # type: ignore[attr-defined]
-            words = int(self._words)  # waits for the device, so that the time is that of the steps
-            seconds = time.perf_counter() - self._since
-            pl_module.log("train/captions_per_second", self._captions / seconds)
-            pl_module.log("train/words_per_second", words / seconds)
+            if pl_module.device.type == "cuda":
+                torch.cuda.synchronize(pl_module.device)  # so that the time is that of the steps
+            pl_module.log("train/captions_per_second", self._captions / (time.perf_counter() - self._since))
             self.on_train_start()
 
 

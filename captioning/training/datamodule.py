@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from captioning.checkpoint.load import check_tokenizer, read_model
 from captioning.data.batch import CaptionBatch
-from captioning.data.features import Features, seen
+from captioning.data.features import Features, features_key
 from captioning.data.loading import CaptionDataset, batch_loader, processors
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.sampler import CaptionBatches, image_batches
@@ -190,8 +190,9 @@ class CaptionDataModule(pl.LightningDataModule):
             if random_crop:
                 raise InputError("data.augmentation.random_crop: cached features are of one fixed view; unset one")
             for kind in ("features", "flipped") if flip else ("features",):
-                name, fingerprint = seen(split, encoder.fingerprint(), upright=index.upright, flipped=kind == "flipped")
-                features[kind] = Features(self.features, name, fingerprint, index.paths)
+                how = {"upright": index.upright, "flipped": kind == "flipped"}
+                key = features_key(split, encoder.fingerprint(), **how)
+                features[kind] = Features(self.features, *key, index.paths)
         options: dict[str, Any] = {"transform": transform, "seed": self.seed, "flip": flip, "by_image": by_image}
         dataset = CaptionDataset(index, self.vocabulary, encoder.preprocessing, **options, **features)
         on_gpu, workers = torch.cuda.is_available(), self.num_workers

@@ -230,11 +230,9 @@ class CaptioningModule(pl.LightningModule):
     def validation_step(self, batch: CaptionBatch, batch_idx: int) -> None:
         self.evaluator.update(batch)
 
-    def predict_step(self, batch: CaptionBatch, batch_idx: int) -> list[dict[str, Any]]:
-        """Return ``{"image_id", "caption", "log_prob"}`` of every image."""
+    def predict_step(self, batch: CaptionBatch, batch_idx: int) -> list[str]:
         self.evaluator.update(batch)
-        images = [self.evaluator.evaluated.images[row] for row in batch.rows.tolist()]
-        return [{"image_id": image.image_id, "caption": image.text, "log_prob": image.log_prob} for image in images]
+        return [self.evaluator.evaluated.images[row].text for row in batch.rows.tolist()]
 
     def on_validation_epoch_end(self) -> None:
         """Log the metrics of what all processes have evaluated, and write the files of a test or of predictions."""

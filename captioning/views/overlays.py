@@ -128,11 +128,7 @@ def attention_figure(
 
 
 def _named_maps(trace: AttentionTrace, *, heads: bool, details: bool) -> dict[str, NDArray[np.float32]]:
-    """Return the maps of every word by name, each (T, L).
-
-    Raises:
-        ValueError: There are no heads to show.
-    """
+    """Return the maps of every word by name, each (T, L); a ValueError if there are no heads to show."""
     if heads:
         if trace.heads is None:
             raise ValueError("the trace has no heads")

@@ -8,7 +8,7 @@ import torch
 from helpers import write_features
 
 from captioning.data.batch import CaptionBatch
-from captioning.data.features import Features, seen
+from captioning.data.features import Features, features_key
 from captioning.data.loading import CaptionDataset, batch_loader
 from captioning.data.records import CaptionIndex
 from captioning.data.sampler import CaptionBatches, image_batches
@@ -85,7 +85,7 @@ def sides(index, tmp_path_factory) -> tuple[Features, Features]:
     folder = tmp_path_factory.mktemp("features")
     numbers, sides = np.arange(6, 0, -1).reshape(6, 1, 1), []
     for flipped in (False, True):
-        name, fingerprint = seen("train", {"encoder": "x"}, flipped=flipped)
+        name, fingerprint = features_key("train", {"encoder": "x"}, flipped=flipped)
         values = np.broadcast_to(-numbers if flipped else numbers, (6, 2, 3))
         write_features(folder, name, fingerprint, index.paths[::-1], values)
         sides.append(Features(folder, name, fingerprint, index.paths))

@@ -55,10 +55,7 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
         """Rebuild what ``to_config`` described.
 
         The file cannot choose which code runs: only subclasses of ``cls`` are constructed that are in this package or
-        that the caller has imported already.
-
-        Raises:
-            InputError: The class is unknown or no subclass of ``cls``, or its arguments do not fit.
+        that the caller has imported already. An InputError names another class, or arguments that do not fit.
         """
         kind = known_class(config["class_path"], cls)
         init_args = _revive(config["init_args"])

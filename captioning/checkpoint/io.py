@@ -18,9 +18,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """Return what `captioning fit` saved, on the CPU. No code in the file is run.
 
     The tensors are read when they are used, so that the optimizer's state, two thirds of the file, stays on the disk.
-
-    Raises:
-        InputError: The file is missing, damaged, or of another project.
+    An InputError says that the file is missing, damaged, or of another project.
     """
     if path.is_dir():
         best = RunFolder(path).checkpoint("best")

@@ -42,10 +42,8 @@ class SavedModel(NamedTuple):
     def load_into(self, captioner: Captioner, vocabulary: Vocabulary) -> None:
         """Copy these weights into a captioner that is to be trained; its training batches count from 0.
 
-        Its ``vocabulary`` has this model's words, and possibly further ones, which begin with the weights of <unk>.
-
-        Raises:
-            InputError: The weights belong to another vocabulary or to another model.
+        Its ``vocabulary`` has this model's words, and possibly further ones, which begin with the weights of <unk>. An
+        InputError says that the weights belong to another vocabulary or to another model.
         """
         if vocabulary.words[: len(self.vocabulary.words)] != self.vocabulary.words:
             check_vocabulary(f"{self.path}: its", self.vocabulary.words, vocabulary, ", or data.vocabulary.extend")

@@ -99,6 +99,27 @@ def test_second_run_gets_a_folder_of_its_own_and_a_resumed_one_keeps_its_folder(
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
+@pytest.mark.parametrize(
+    ("place", "folder"),
+    [([], "runs/tiny-2"), (["--name", "tiny-4"], "runs/tiny-4"), (["--runs", "elsewhere"], "elsewhere/tiny-2")],
+)
+def test_a_resumed_run_stays_with_its_checkpoint_whatever_its_config_is_called(trained, place, folder):
+    shutil.copytree("runs/tiny", "runs/tiny-2")
+    before = {path: path.read_bytes() for path in Path("runs/tiny").rglob("*") if path.is_file()}
+    last = "runs/tiny-2/checkpoints/last.ckpt"
+    cli = command("fit", "--config", "tiny.yaml", "--ckpt_path", last, "--trainer.max_epochs", "2", *place)
+    assert cli.folder == Path(folder) and step_of(f"{folder}/checkpoints/last.ckpt") == 4
+    assert {path: path.read_bytes() for path in Path("runs/tiny").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_a_checkpoint_that_lies_in_no_run_goes_on_in_a_new_folder(trained):
+    shutil.copy(LAST, "loose.ckpt")
+    cli = command("fit", "--config", "tiny.yaml", "--ckpt_path", "loose.ckpt", "--trainer.max_epochs", "2")
+    assert cli.folder == Path("runs/tiny-2") and step_of(LAST) == 2
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
 def test_a_run_that_was_moved_goes_on_where_it_is(trained):
     shutil.move("runs", "elsewhere")
     cli = command("fit", "--ckpt_path", "elsewhere/tiny/checkpoints/last.ckpt", "--trainer.max_epochs", "2")
@@ -198,6 +219,22 @@ def test_a_signal_to_all_processes_of_a_run_ends_it_after_its_step(workdir, numb
     assert "Traceback" not in log and "was raised with message" not in log
     assert log.splitlines()[-1] == "to go on: captioning fit --ckpt_path runs/tiny/checkpoints/last.ckpt"
     assert step_of(LAST) >= 4
+
+
+def test_runs_of_one_name_that_start_together_get_folders_of_their_own(workdir):
+    """A start that fails, or a process that is killed before it has saved anything, takes no name."""
+    words = ["fit", "--config", "tiny.yaml"]
+    assert start(*words, "--data.source.init_args.train", "0").wait(timeout=120) == 2, Path("log").read_text()
+    for folders in (["runs/tiny", "runs/tiny-2"], ["runs/tiny"]):
+        runs = []
+        for folder in folders:
+            runs.append(start(*words))
+            wait_until(lambda: "run folder: " in Path("log").read_text(), runs[-1])
+            runs[-1].send_signal(signal.SIGSTOP)
+            assert f"run folder: {folder}\n" in Path("log").read_text()
+        for run in runs:
+            run.kill()
+            run.wait()
 
 
 def test_a_run_logs_to_wandb_offline_without_an_account_or_a_question(workdir):

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -170,3 +171,20 @@ def test_an_untested_run_is_named_with_its_command_and_tested_if_that_is_asked_f
     compare_command(*map(str, tested_pair), resamples=9, images=0, test=True)
     assert commands == [["-m", "captioning", "test", "--ckpt_path", best]]
     assert "has no captions" not in capsys.readouterr().out
+
+
+def test_json_alone_is_printed_also_if_runs_are_tested_first(tested_pair, monkeypatch, capfd):
+    captions, real = tested_pair[1] / "test_captions.json", subprocess.run
+    content = captions.read_text()
+    captions.unlink()
+
+    def run(command, **options):
+        if "captioning" not in command:
+            return real(command, **options)
+        captions.write_text(content)
+        return real(["echo", "printed by the test"], **options)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    compare_command(*map(str, tested_pair), resamples=9, images=0, test=True, json=Path("-"))
+    printed = capfd.readouterr()
+    assert json.loads(printed.out)["runs"] and "printed by the test" in printed.err

@@ -61,7 +61,9 @@ def compare(
         for run in found if test else ():
             if run.captions is None and run.checkpoint is not None:
                 options = ["--ckpt_path", str(run.checkpoint), *(f"--import={module}" for module in IMPORTED)]
-                if subprocess.run([sys.executable, "-m", "captioning", "test", *options], check=False).returncode:
+                test_command = [sys.executable, "-m", "captioning", "test", *options]
+                stdout = 2 if str(json) == "-" else None  # standard error, so that only the JSON is printed
+                if subprocess.run(test_command, stdout=stdout, check=False).returncode:
                     raise InputError(f"{run.name}: captioning test failed")
         found = [read_run(run.folder) for run in found] if test else found
         name_runs(found)

@@ -41,6 +41,7 @@ from captioning.run_folder import RunFolder
 from captioning.training import CaptionDataModule, CaptioningModule, CaptionSamples, LogLines, StopOnRequest, Throughput
 
 _FOLDER = "CAPTIONING_RUN_FOLDER"  # an environment variable, by which the first process tells the others the folder
+_BY_NAME = ("best", "last")  # checkpoints that are named by their run
 
 
 def run(name: str, args: list[str]) -> LightningCLI:
@@ -53,7 +54,7 @@ def run(name: str, args: list[str]) -> LightningCLI:
     restrict_imports()
     _quieten()
     try:
-        cli = Fit(args) if name == "fit" else Score(name, args)
+        cli = Fit(args) if name == "fit" else ScoreCommand(name, args)
         cli.start()
     except (MisconfigurationException, yaml.YAMLError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not str(error).startswith("Error(s) in loading state_dict"):
@@ -118,9 +119,9 @@ class CommandLine(LightningCLI):
     def instantiate_classes(self) -> None:
         try:
             super().instantiate_classes()
+        except InputError:
+            raise
         except (ValueError, TypeError, ImportError) as error:  # an argument that a class refuses, an unknown strategy
-            if isinstance(error, InputError):
-                raise
             raise InputError(one_line(error, 400)) from error
         self.datamodule.seed = int(self.config.seed_everything or 0)
         self._dump_config()
@@ -144,43 +145,62 @@ class Fit(CommandLine):
     def __init__(self, args: list[str]) -> None:
         if "WANDB_SWEEP_ID" in os.environ:  # wandb does not promise the order in which its agent passes parameters
             args = sorted(args, key=lambda arg: not arg.startswith("--config="))
-        words, _, run = _words(args)
-        if run is not None and not words.config:  # a resumed run has its own config, and stays where it is
-            place = ["--runs", str(run.path.parent), "--name", run.path.name]
-            args = ["--config", str(run.config), *place, *args]
+        words, _ = _parse_place(args)
+        run = _run_of(words)
+        if run is not None and not (words.config and words.ckpt_path in _BY_NAME):
+            # A resumed run stays where its checkpoint lies, whatever the config is called.
+            if words.runs is None:
+                args = [*args, "--runs", str(run.path.parent)]
+            if words.name is None:
+                args = [*args, "--name", run.path.name]
+            if not words.config:  # it has its own
+                args = ["--config", str(run.config), *args]
         super().__init__("fit", CaptioningModule, args)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        for name, default, sentence in (
-            ("name", None, "The run's name; default: the config's."),
-            ("runs", "runs", "Folder of all runs; a run's folder is RUNS/NAME."),
-            ("ckpt_path", None, "Checkpoint to resume: a file, or best or last of NAME."),
-            ("init_from", None, "Begin with the weights of this model, and a new optimizer. --ckpt_path wins."),
-        ):
-            parser.add_argument(f"--{name}", type=str if default else str | None, default=default, help=sentence)
+        parser.add_argument("--name", type=str | None, help="The run's name; default: the config's.")
+        parser.add_argument("--runs", type=str, default="runs", help="Folder of all runs; a run's folder is RUNS/NAME.")
+        parser.add_argument("--ckpt_path", type=str | None, help="Checkpoint to resume: a file, best or last of NAME.")
+        parser.add_argument(
+            "--init_from",
+            type=str | None,
+            help="Begin with the weights of this model, and a new optimizer. --ckpt_path wins.",
+        )
         # Two checkpoints: after an exception, that of the best would be written over.
-        chosen = {"monitor": "val/bleu4", "mode": "max"}
-        best = {"filename": "best", "auto_insert_metric_name": False, "enable_version_counter": False}
-        last = {"filename": "last", "every_n_epochs": 1, "save_on_train_epoch_end": True, "save_on_exception": True}
-        stop = {"patience": 5, "strict": False}  # a run of a few steps reaches no validation
-        for option, kind, defaults in (
-            ("checkpoint", callbacks.ModelCheckpoint, chosen | best),
-            ("last", callbacks.ModelCheckpoint, last | {"enable_version_counter": False}),
-            ("early_stopping", callbacks.EarlyStopping, chosen | stop),
-        ):
-            parser.add_lightning_class_args(kind, option)
-            parser.set_defaults({f"{option}.{name}": value for name, value in defaults.items()})
-        parser.set_defaults({"trainer.num_sanity_val_steps": 0})
+        parser.add_lightning_class_args(callbacks.ModelCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(callbacks.ModelCheckpoint, "last")
+        parser.add_lightning_class_args(callbacks.EarlyStopping, "early_stopping")
+        parser.set_defaults(
+            {
+                "checkpoint.monitor": "val/bleu4",
+                "checkpoint.mode": "max",
+                "checkpoint.filename": "best",
+                "checkpoint.auto_insert_metric_name": False,
+                "checkpoint.enable_version_counter": False,
+                "last.filename": "last",
+                "last.every_n_epochs": 1,
+                "last.save_on_train_epoch_end": True,
+                "last.save_on_exception": True,
+                "last.enable_version_counter": False,
+                "early_stopping.monitor": "val/bleu4",
+                "early_stopping.mode": "max",
+                "early_stopping.patience": 5,
+                "early_stopping.strict": False,  # a run of a few steps reaches no validation
+                "trainer.num_sanity_val_steps": 0,
+            }
+        )
 
     def before_instantiate_classes(self) -> None:
         """Choose the folder of the run: that of the resumed one, or the first free one of NAME, NAME-2 .."""
         self.is_first = getattr(pl.utilities.rank_zero_only, "rank", 0) == 0  # no trainer yet that knows its rank
         self.stop, config = StopOnRequest(), self.config
+        in_place = config.ckpt_path is not None and (config.name is not None or config.ckpt_path in _BY_NAME)
         name = config.name or (_stems(config.config) or ["run"])[0]
         if config.name is None and "WANDB_SWEEP_ID" in os.environ:
             name = f"{name}_{config.seed_everything}"
         folders = (Path(config.runs, name if n == 1 else f"{name}-{n}") for n in itertools.count(1))
-        self.folder = next(path for path in folders if config.ckpt_path or not RunFolder(path).is_trained())
+        claims = self.is_first and not in_place
+        self.folder = next(path for path in folders if in_place or RunFolder(path).is_free(claim=claims))
         if self.is_first:
             print(f"run folder: {self.folder}", flush=True)
         elif _FOLDER in os.environ:
@@ -189,7 +209,7 @@ class Fit(CommandLine):
         super().before_instantiate_classes()
         rich = callbacks.RichProgressBar(), callbacks.RichModelSummary(max_depth=3)
         self.own_callbacks = [*rich, CaptionSamples(), Throughput(), LogLines(), self.stop]
-        if config.ckpt_path in ("best", "last"):
+        if config.ckpt_path in _BY_NAME:
             config.ckpt_path = str(RunFolder(self.folder).checkpoint(config.ckpt_path))
         config.checkpoint.dirpath = config.last.dirpath = str(RunFolder(self.folder).checkpoints)
         config.name, config.runs = self.folder.name, str(self.folder.parent)
@@ -238,20 +258,22 @@ class Fit(CommandLine):
                 print(f"wandb ran offline; to upload: wandb sync {self.folder}/wandb/offline-run-*")
 
 
-def _words(args: list[str]) -> tuple[argparse.Namespace, list[str], RunFolder | None]:
-    """Return what a command line says about its place, its other words, and the run that its checkpoint lies in."""
+def _parse_place(args: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return what a command line says about configs, checkpoint, and the run's folder, and its other words."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-c", "--config", action="append", default=[])
-    parser.add_argument("--runs", default="runs")
+    parser.add_argument("--runs")
     parser.add_argument("--ckpt_path")
-    parser.add_argument("--name", default="run")
-    words, others = parser.parse_known_args(args)
-    if words.ckpt_path in ("best", "last"):
-        folder = RunFolder(Path(words.runs, words.name))
-        words.ckpt_path = str(folder.checkpoint(words.ckpt_path))
-        return words, others, folder
+    parser.add_argument("--name")
+    return parser.parse_known_args(args)
+
+
+def _run_of(words: argparse.Namespace) -> RunFolder | None:
+    """Return the run that the checkpoint of a command line lies in; None if it lies in none."""
+    if words.ckpt_path in _BY_NAME:
+        return RunFolder(Path(words.runs or "runs", words.name or "run"))
     run = RunFolder.of(words.ckpt_path) if words.ckpt_path else None
-    return words, others, run if run is not None and run.config.is_file() else None
+    return run if run is not None and run.config.is_file() else None
 
 
 def _stems(configs: Any) -> list[str]:
@@ -282,7 +304,7 @@ def _loggers(config: Any, folder: Path) -> list[Namespace]:
     return [*loggers, Namespace(class_path="pytorch_lightning.loggers.CSVLogger", init_args=csv)]
 
 
-class Score(CommandLine):
+class ScoreCommand(CommandLine):
     """``captioning validate``, ``test`` and ``predict`` of any model: a checkpoint, an exported folder, or of the hub.
 
     The model comes from the file that ``--ckpt_path`` names, and brings its vocabulary and its search. The data come
@@ -290,10 +312,14 @@ class Score(CommandLine):
     """
 
     def __init__(self, stage: str, args: list[str]) -> None:
-        self.words, args, self.run = _words(args)
-        self.stage, path = stage, self.words.ckpt_path
+        self.stage = stage
+        self.words, args = _parse_place(args)
+        self.run = _run_of(self.words)
+        path = self.words.ckpt_path
         if path is None:
             raise InputError(f"captioning {stage}: name a model with --ckpt_path")
+        if path in _BY_NAME and self.run is not None:
+            path = str(self.run.checkpoint(path))
         configs = [Path(config) for config in self.words.config] or ([self.run.config] if self.run else [])
         self.saved = saved = read_model(path)
         if not configs and not any(arg.startswith("--data.source") for arg in args):
@@ -340,9 +366,12 @@ class Score(CommandLine):
         """Choose the folder for the results: the run's, with one of its own for an ensemble and for other data."""
         words, run = self.words, self.run
         stem = Path(self.saved.path.rpartition("/")[2] or "model").stem
-        folder = run.path if run is not None else Path(words.runs, "scored", stem)
-        ensemble, other_data = self.config.model.ensemble, Path(words.config[-1]).stem if words.config else ""
-        self.folder = Path(self.config.results or folder / ("ensemble" if ensemble else "") / other_data)
+        folder = run.path if run is not None else Path(words.runs or "runs", "scored", stem)
+        if self.config.model.ensemble:
+            folder /= "ensemble"
+        if words.config:
+            folder /= Path(words.config[-1]).stem
+        self.folder = Path(self.config.results or folder)
         super().before_instantiate_classes()
         logger = self.config.trainer.logger
         if logger is None and self.stage == "test" and run is not None and not words.config:

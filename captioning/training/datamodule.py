@@ -111,7 +111,7 @@ class CaptionDataModule(pl.LightningDataModule):
         check_range(1, batch_size=batch_size, captions_per_image=captions_per_image)
         check_range(1, eval_batch_size=eval_batch_size, limit_images=limit_images)
         check_range(0, 1024, num_workers=num_workers)
-        self.source, self._words = source, vocabulary
+        self.source, self._vocabulary_options = source, vocabulary
         source.tokenizer = vocabulary.tokenizer or PennTreebank()
         self.batch_size, self.group, self.captions_per_image = batch_size, group, captions_per_image
         self.eval_batch_size, self.num_workers = eval_batch_size, num_workers
@@ -152,7 +152,7 @@ class CaptionDataModule(pl.LightningDataModule):
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
         """That of the training captions, of the file, or of the model and the training captions."""
-        words, tokenizer = self._words, self.source.tokenizer
+        words, tokenizer = self._vocabulary_options, self.source.tokenizer
         if words.file is not None:
             return Vocabulary(Vocabulary.load(words.file).words, tokenizer)
         index, least = self.index("train"), words.min_count

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
-
-if sys.platform != "win32":
-    import fcntl
 
 
 class RunFolder:
@@ -34,19 +30,6 @@ class RunFolder:
         """Return the file of the ``best`` or the ``last`` checkpoint."""
         return self.checkpoints / f"{name}.ckpt"
 
-    def is_free(self, *, claim: bool) -> bool:
-        """Return whether no run has saved something here, and with ``claim`` keep other processes away.
-
-        The claim is a lock on the folder, which ends with this process, so that a start that fails takes no name.
-        """
-        if self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
-            return False
-        if claim and sys.platform != "win32":
-            self.path.mkdir(parents=True, exist_ok=True)
-            try:
-                fcntl.flock(os.open(self.path, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            except OSError:  # a file system without locks
-                pass
-        return True
+    def is_trained(self) -> bool:
+        """Return whether a run has saved something here."""
+        return self.checkpoints.is_dir() and any(self.checkpoints.iterdir())

@@ -221,22 +221,6 @@ def test_a_signal_to_all_processes_of_a_run_ends_it_after_its_step(workdir, numb
     assert step_of(LAST) >= 4
 
 
-def test_runs_of_one_name_that_start_together_get_folders_of_their_own(workdir):
-    """A start that fails, or a process that is killed before it has saved anything, takes no name."""
-    words = ["fit", "--config", "tiny.yaml"]
-    assert start(*words, "--data.source.init_args.train", "0").wait(timeout=120) == 2, Path("log").read_text()
-    for folders in (["runs/tiny", "runs/tiny-2"], ["runs/tiny"]):
-        runs = []
-        for folder in folders:
-            runs.append(start(*words))
-            wait_until(lambda: "run folder: " in Path("log").read_text(), runs[-1])
-            runs[-1].send_signal(signal.SIGSTOP)
-            assert f"run folder: {folder}\n" in Path("log").read_text()
-        for run in runs:
-            run.kill()
-            run.wait()
-
-
 def test_a_run_logs_to_wandb_offline_without_an_account_or_a_question(workdir):
     config = tiny_config(workdir / "shapes")
     del config["trainer"]["logger"]

@@ -199,8 +199,7 @@ class Fit(CommandLine):
         if config.name is None and "WANDB_SWEEP_ID" in os.environ:
             name = f"{name}_{config.seed_everything}"
         folders = (Path(config.runs, name if n == 1 else f"{name}-{n}") for n in itertools.count(1))
-        claims = self.is_first and not in_place
-        self.folder = next(path for path in folders if in_place or RunFolder(path).is_free(claim=claims))
+        self.folder = next(path for path in folders if in_place or not RunFolder(path).is_trained())
         if self.is_first:
             print(f"run folder: {self.folder}", flush=True)
         elif _FOLDER in os.environ:

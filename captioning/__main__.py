@@ -11,7 +11,7 @@ from pathlib import Path
 from captioning import __version__
 from captioning.cli import COMMANDS, HELP, IMPORTED, TRAINING, announce, near, training_help
 from captioning.cli.parser import Parser, call
-from captioning.errors import InputError, check_range, did_you_mean, exits_on_input_error
+from captioning.errors import InputError, did_you_mean, exits_on_input_error
 from captioning.files import read_config
 
 _FILES = ("--config", "-c", "--ckpt_path", "--model", "--init_from", "--captions", "--references")
@@ -47,8 +47,6 @@ def _run(name: str, words: list[str]) -> None:
         if is_path and option in ("--config", "-c"):
             read_config(Path(value), option)  # names the file
             folders.append(Path(value).parent)
-        if option == "--seed_everything" and value.lstrip("-").isdecimal():
-            check_range(0, 2**32 - 1, seed_everything=int(value))
     if options.imports:
         sys.path[:0] = [str(folder.resolve()) for folder in folders]
     IMPORTED[:] = options.imports

@@ -12,6 +12,7 @@ import torch
 
 from captioning.kernels import additive_cpu
 from captioning.kernels.additive import additive_logits, plain_additive_logits
+from captioning.kernels.additive_cpu import library
 from captioning.kernels.unroll import collected, leading
 
 # In bfloat16 the largest error of the rational function of 5/4 degrees that these kernels replaced; in float32, where
@@ -37,11 +38,11 @@ def processor(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CC", os.environ.get("CC", "cc") + PROCESSORS[request.param])
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp(request.param)))
-        additive_cpu.library.cache_clear()
+        library.cache_clear()
         if not additive_cpu.usable(torch.zeros(1)):
             pytest.skip("needs a C compiler that knows the processor")
         yield request.param
-    additive_cpu.library.cache_clear()
+    library.cache_clear()
 
 
 @DTYPES
@@ -130,9 +131,9 @@ def test_nan_stays_nan(processor, width, dtype):
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    additive_cpu.library.cache_clear()
+    library.cache_clear()
     yield tmp_path / "captioning"
-    additive_cpu.library.cache_clear()
+    library.cache_clear()
 
 
 @pytest.mark.parametrize("reason", ["no-such-compiler", "disk full"])
@@ -154,10 +155,10 @@ def test_without_a_compiler_the_formula_is_used_and_the_reason_logged_once(
 @needs_compiler
 def test_the_library_is_compiled_once_and_leaves_tiny_numbers_alone(own_cache):
     assert additive_cpu.usable(torch.zeros(1))
-    (library,) = own_cache.iterdir()
-    written = library.stat().st_mtime_ns
-    additive_cpu.library.cache_clear()
-    assert additive_cpu.usable(torch.zeros(1)) and library.stat().st_mtime_ns == written
+    (compiled,) = own_cache.iterdir()
+    written = compiled.stat().st_mtime_ns
+    library.cache_clear()
+    assert additive_cpu.usable(torch.zeros(1)) and compiled.stat().st_mtime_ns == written
     assert torch.tensor(1e-310, dtype=torch.float64) / 2 > 0  # fast-math of a linked library would round it to 0
 
 

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -151,19 +150,25 @@ def test_what_cannot_be_compared_is_named(tested_pair, names, message):
         compare_command(*(str(tested_pair[0].parent / name) for name in names))
 
 
-def test_an_untested_run_is_named_with_its_command_and_tested_if_that_is_asked_for(tested_pair, monkeypatch, capsys):
-    captions, real, commands = tested_pair[1] / "test_captions.json", subprocess.run, []
+@pytest.fixture
+def commands(tested_pair, monkeypatch) -> list[list[str]]:
+    """The commands of `captioning` that were started. The second run has no captions before one has tested it."""
+    captions, real, started = tested_pair[1] / "test_captions.json", subprocess.run, []
     content = captions.read_text()
     captions.unlink()
 
     def run(command, **options):
         if "captioning" not in command:
             return real(command, **options)
-        commands.append(command[1:])
+        started.append(command[1:])
         captions.write_text(content)
-        return SimpleNamespace(returncode=0)
+        return real(["echo", "printed by the test"], **options)
 
     monkeypatch.setattr(subprocess, "run", run)
+    return started
+
+
+def test_an_untested_run_is_named_with_its_command_and_tested_if_that_is_asked_for(tested_pair, commands, capsys):
     best = str(tested_pair[1] / "checkpoints" / "best.ckpt")
     missing = f"hard has no captions of its test split; to make them: captioning test --ckpt_path {best}"
     compare_command(*map(str, tested_pair), resamples=9, images=0)
@@ -173,18 +178,7 @@ def test_an_untested_run_is_named_with_its_command_and_tested_if_that_is_asked_f
     assert "has no captions" not in capsys.readouterr().out
 
 
-def test_json_alone_is_printed_also_if_runs_are_tested_first(tested_pair, monkeypatch, capfd):
-    captions, real = tested_pair[1] / "test_captions.json", subprocess.run
-    content = captions.read_text()
-    captions.unlink()
-
-    def run(command, **options):
-        if "captioning" not in command:
-            return real(command, **options)
-        captions.write_text(content)
-        return real(["echo", "printed by the test"], **options)
-
-    monkeypatch.setattr(subprocess, "run", run)
+def test_json_alone_is_printed_also_if_runs_are_tested_first(tested_pair, commands, capfd):
     compare_command(*map(str, tested_pair), resamples=9, images=0, test=True, json=Path("-"))
     printed = capfd.readouterr()
     assert json.loads(printed.out)["runs"] and "printed by the test" in printed.err

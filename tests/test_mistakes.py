@@ -24,6 +24,7 @@ def workdir(tmp_path_factory) -> Iterator[Path]:
     (folder / "tiny.yaml").write_text(yaml.safe_dump(tiny_config(folder / "shapes")))
     (folder / "bad.yaml").write_text("model: 1\n  data: [\n")
     (folder / "list.yaml").write_text("- a\n")
+    (folder / "seed.yaml").write_text("seed_everything: -1\n")
     (folder / "section.yaml").write_text("modle: {bound_samples: 3}\n")
     (folder / "argument.yaml").write_text("model: {encoder: {class_path: ConvEncoder, init_args: {chanels: [4]}}}\n")
     (folder / "notes.txt").write_text("not a model\n")
@@ -62,6 +63,7 @@ MISTAKES = {
     FIT + "--model.search.beam_size 0": "beam_size must be in 1 .. 1000, got 0",
     FIT + "--model.decoder.dropout 1.5": "dropout must be in 0 .. 0.99, got 1.5",
     FIT + "--seed_everything -1": "seed_everything must be in 0 .. 4294967295, got -1",
+    FIT + "--config seed.yaml": "seed_everything must be in 0 .. 4294967295, got -1",
     FIT + "--trainer.accelerator toaster": "invalid accelerator name",
     FIT + "--early_stopping.monitor val/bleu5": "val/bleu5: no validation logs that; did you mean val/bleu4?",
     FIT + "--data.source.root nowhere --data.source KarpathySource --data.source.json_path no.json "

@@ -96,6 +96,17 @@ def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.de
     return SavedModel(str(path), captioner.to(target), vocabulary, settings)
 
 
+def read_members(
+    first: SavedModel, paths: Sequence[str | os.PathLike[str]], device: str | torch.device = "cpu"
+) -> list[SavedModel]:
+    """Return further members of an ensemble, as ``read_model`` does; an InputError if their vocabulary is another."""
+    others = [read_model(path, device) for path in paths]
+    for other in others:
+        if other.vocabulary != first.vocabulary:
+            raise InputError(f"{other.path}: has another vocabulary than {first.path}; an ensemble needs one")
+    return others
+
+
 def _download(name: str) -> Path:
     """Return the folder of "hf:owner/name" or "hf:owner/name@revision", downloaded where the hub's cache lacks it.
 

@@ -25,14 +25,14 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from captioning.checkpoint.io import read_checkpoint
-from captioning.checkpoint.load import read_model
+from captioning.checkpoint.load import read_members, read_model
 from captioning.cli import IMPORTED
 from captioning.cli.build import build, restrict_imports
 from captioning.cli.parser import OneLineErrors
 from captioning.data import CaptionSource
 from captioning.decoding import BeamOptions
 from captioning.encoders.base import without_weights
-from captioning.errors import InputError, did_you_mean, one_line
+from captioning.errors import InputError, check_range, did_you_mean, one_line
 from captioning.evaluation.metrics import METRICS
 from captioning.files import read_config, write_text
 from captioning.kernels.machine import best_precision
@@ -88,6 +88,11 @@ def _quieten() -> None:
 
 class Parser(OneLineErrors, LightningArgumentParser):
     """Lightning's parser, whose errors are one line."""
+
+    def parse_args(self, *args: Any, **kwargs: Any) -> Namespace:  # type: ignore[override]
+        settings = super().parse_args(*args, **kwargs)
+        check_range(0, 2**32 - 1, seed_everything=int(settings.seed_everything or 0))
+        return settings
 
 
 class CommandLine(LightningCLI):
@@ -323,9 +328,6 @@ class ScoreCommand(CommandLine):
         self.saved = saved = read_model(path)
         if not configs and not any(arg.startswith("--data.source") for arg in args):
             raise InputError(f"{path}: is in no run's folder; name a configuration with its data by --config")
-        search = (saved.settings.get("model") or {}).get("search") or {}  # possibly a stranger's
-        known = vars(BeamOptions())
-        search = {name: value for name, value in search.items() if name in known and isinstance(value, (int, float))}
 
         def scored_model(
             search: BeamOptions = BeamOptions(),  # noqa: B008 - frozen
@@ -346,15 +348,13 @@ class ScoreCommand(CommandLine):
                 model.decoder.attention.inference = inference  # refuses a mode that it does not have
             module = CaptioningModule(model.encoder, model.decoder, search=search, bound_samples=bound_samples)
             module.captioner, module.scored = model, {"checkpoint": Path(path).name}
-            for other in map(read_model, ensemble or ()):
-                if other.vocabulary.words != saved.vocabulary.words:
-                    raise InputError(f"{other.path}: its vocabulary differs from that of {saved.path}")
+            for other in read_members(saved, ensemble or ()):
                 module.others += (other.captioner,)
                 module.scored["ensemble"] = 1 + len(module.others)
             return module
 
         scored_model.__qualname__ += secrets.token_hex(4)  # jsonargparse keeps a function of a name for the process
-        settings = [{"model": {"search": search}}, *map(_data_of, configs)]
+        settings = [{"model": {"search": vars(BeamOptions.of_settings(saved.settings))}}, *map(_data_of, configs)]
         options = [f"--config={json.dumps(content)}" for content in settings]
         super().__init__(stage, scored_model, [*options, *args])
 

@@ -109,6 +109,11 @@ class CaptionDataset(Dataset[CaptionBatch]):
         return self.transform(image, torch.Generator().manual_seed(int(stream[0])))
 
 
+def load_images(index: CaptionIndex, rows: Tensor, preprocessing: Preprocessing) -> Tensor:
+    """Return the images of rows (B,) as input (B, 3, height, width) of an encoder with this preprocessing."""
+    return torch.stack([preprocessing(index.image(row, preprocessing)) for row in rows.tolist()])
+
+
 def processors() -> int:
     """Return how many this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

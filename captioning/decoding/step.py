@@ -7,9 +7,10 @@ whose captions have all ended leave the batch if the step function is an ``Image
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -78,6 +79,13 @@ class BeamOptions:
         check_whole(0, min_length=self.min_length)
         check_range(-10, 10, length_normalization=self.length_normalization)
         check_lengths(self.min_length, self.max_length)
+
+    @classmethod
+    def of_settings(cls, settings: Mapping[str, Any]) -> BeamOptions:
+        """Return the options of the validations in the configuration of a training; defaults where it has none."""
+        search = (settings.get("model") or {}).get("search") or {}
+        names = [field.name for field in dataclasses.fields(BeamOptions)]
+        return BeamOptions(**{name: search[name] for name in names if search.get(name) is not None})
 
 
 def check_lengths(min_length: int, max_length: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,13 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from captioning.data.batch import CaptionBatch
-from captioning.data.loading import CaptionDataset, batch_loader
+from captioning.data.loading import CaptionDataset, batch_loader, load_images
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.sampler import image_batches
-from captioning.data.transforms import Preprocessing
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.evaluation.grounding import ObjectCells, ObjectsInView, grounding_metrics, noun_hits
 from captioning.evaluation.metrics import METRICS, caption_metrics
@@ -85,6 +84,7 @@ class Evaluator:
     """Times that each reference is decoded to estimate the bounds of stochastic attention; 0, or an ensemble: none."""
     seed: int = 0
     keep: int = 0  # images at the beginning of the split whose hypotheses are kept
+    references: bool = True  # whether they are teacher-forced; without, there are no metrics
     kept: dict[int, tuple[CaptionedImage, Hypothesis]] = field(default_factory=dict)  # by row of the split
     evaluated: Evaluated = field(default_factory=Evaluated)  # all batches so far
 
@@ -96,7 +96,7 @@ class Evaluator:
             torch.manual_seed(int(stream[0]))
             memory = self.captioner.encode_batch(batch)
             objects = [self.objects(row) for row in rows]
-            of_references = self._references(batch, memory, objects)
+            of_references = self._references(batch, memory, objects) if self.references else [{}] * len(rows)
             found = [[best] for best, *_ in self.captioner.search(memory, self.search)]
             if any(objects) or any(row < self.keep for row in rows):
                 found = self.captioner.with_posterior(memory, found)
@@ -186,11 +186,7 @@ def evaluate(
     index.check_images()
     captioner.eval()
     if isinstance(captioner, Ensemble):  # its members may have other views of an image than the batch
-
-        def load(rows: Tensor, preprocessing: Preprocessing) -> Tensor:
-            return torch.stack([preprocessing(index.image(row, preprocessing)) for row in rows.tolist()])
-
-        captioner = Ensemble(captioner.captioners, load=load).eval()
+        captioner = Ensemble(captioner.captioners, load=functools.partial(load_images, index)).eval()
     encoder, device = captioner.encoder, next(captioner.parameters()).device
     objects = ObjectsInView(source.objects(split), index, encoder)
     evaluator = Evaluator(captioner, vocabulary, index, objects, search)

@@ -16,7 +16,7 @@ from PIL import Image
 
 from captioning import decoding
 from captioning.checkpoint.export import StoredType, write_export
-from captioning.checkpoint.load import PRETRAINED, read_model
+from captioning.checkpoint.load import PRETRAINED, read_members, read_model
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_whole
@@ -47,10 +47,8 @@ def load(path: _Place | Sequence[_Place] = PRETRAINED, device: str | torch.devic
     paths = [path] if isinstance(path, (str, os.PathLike)) else path
     if not paths:
         raise InputError("an ensemble needs at least one checkpoint")
-    first, *others = (read_model(name, device) for name in paths)
-    for other in others:
-        if other.vocabulary != first.vocabulary:
-            raise InputError(f"{other.path}: has another vocabulary than {first.path}; an ensemble needs one")
+    first = read_model(paths[0], device)
+    others = read_members(first, paths[1:], device)
     model = Ensemble([first.captioner, *(other.captioner for other in others)]) if others else first.captioner
     return ImageCaptioner(model, first.vocabulary, first.settings)
 
@@ -69,9 +67,7 @@ class ImageCaptioner(Generic[Model]):
         self.model: Model = model.eval().requires_grad_(False)
         self.vocabulary = vocabulary
         self.settings = settings or {}
-        search = (self.settings.get("model") or {}).get("search") or {}
-        names = [field.name for field in dataclasses.fields(BeamOptions)]
-        self.options = DecodingOptions(**{name: search[name] for name in names if search.get(name) is not None})
+        self.options = DecodingOptions(**vars(BeamOptions.of_settings(self.settings)))
 
     @property
     def encoder(self) -> Encoder:

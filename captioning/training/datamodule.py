@@ -10,7 +10,6 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 import torch
 from PIL.Image import Image
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from captioning.checkpoint.load import check_tokenizer, read_model
@@ -19,7 +18,7 @@ from captioning.data.features import Features, features_key
 from captioning.data.loading import CaptionDataset, batch_loader, processors
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.sampler import CaptionBatches, image_batches
-from captioning.data.transforms import Preprocessing, TrainingTransform
+from captioning.data.transforms import TrainingTransform
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_range
 from captioning.tokenizers import PennTreebank, Tokenizer
@@ -212,10 +211,6 @@ class CaptionDataModule(pl.LightningDataModule):
         """Return an image of the evaluated split before preprocessing; None if its image file is missing."""
         there = self.evaluated.image_path(row).is_file()
         return self.evaluated.image(row, self.encoder.preprocessing) if there else None
-
-    def load(self, rows: Tensor, preprocessing: Preprocessing) -> Tensor:
-        """Return images (B, 3, height, width) of the evaluated split, for an encoder with this preprocessing."""
-        return torch.stack([preprocessing(self.evaluated.image(row, preprocessing)) for row in rows.tolist()])
 
     def transfer_batch_to_device(self, batch: CaptionBatch, device: torch.device, dataloader_idx: int) -> CaptionBatch:
         """Return the batch on the device; from page-locked memory, the copy overlaps with computing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from captioning.attention import Attention
 from captioning.checkpoint.format import describe
 from captioning.checkpoint.load import SavedModel, check_tokenizer, check_vocabulary
 from captioning.data.batch import CaptionBatch
+from captioning.data.loading import load_images
 from captioning.decoding import BeamOptions
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_range, one_line
@@ -210,10 +212,10 @@ class CaptioningModule(pl.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         captioner: CaptionModel = self.captioner
+        index = self.data.evaluated
         if self.others:
             others = [other.to(self.captioner.decoder.embedding.weight) for other in self.others]
-            captioner = Ensemble([self.captioner, *others], load=self.data.load).eval()
-        index = self.data.evaluated
+            captioner = Ensemble([self.captioner, *others], load=functools.partial(load_images, index)).eval()
         if self._objects is None or self._objects.index is not index:  # laid out once for all validations
             self._objects = ObjectsInView(self.data.source.objects(self.data.evaluated_split), index, self.encoder)
         self.evaluator = Evaluator(
@@ -225,6 +227,7 @@ class CaptioningModule(pl.LightningModule):
             bound_samples=0 if self.trainer.state.fn in ("fit", "predict") else self.bound_samples,
             seed=self.data.seed,
             keep=self.samples,
+            references=self.trainer.state.fn != "predict",
         )
 
     def validation_step(self, batch: CaptionBatch, batch_idx: int) -> None:
@@ -234,21 +237,26 @@ class CaptioningModule(pl.LightningModule):
         self.evaluator.update(batch)
         return [self.evaluator.evaluated.images[row].text for row in batch.rows.tolist()]
 
-    def on_validation_epoch_end(self) -> None:
-        """Log the metrics of what all processes have evaluated, and write the files of a test or of predictions."""
-        evaluated, data, command = self.evaluator.evaluated, self.data, self.trainer.state.fn
-        if self.trainer.world_size > 1:
-            parts: list[Any] = [None] * self.trainer.world_size
-            torch.distributed.all_gather_object(parts, evaluated)
-            evaluated = Evaluated.merge(parts)
-        folder = Path(self.trainer.default_root_dir)
-        writes = command != "fit" and self.trainer.is_global_zero
-        if command == "predict":
-            rows = sorted(evaluated.images)
-            paths, images = [data.evaluated.image_path(row) for row in rows], [evaluated.images[row] for row in rows]
-            for path in write_predictions(folder, paths, images) if writes else ():
+    def _gathered(self) -> Evaluated:
+        """Return what all processes have evaluated; all of them must call this."""
+        evaluated = self.evaluator.evaluated
+        if self.trainer.world_size == 1:
+            return evaluated
+        parts: list[Any] = [None] * self.trainer.world_size
+        torch.distributed.all_gather_object(parts, evaluated)
+        return Evaluated.merge(parts)
+
+    def on_predict_epoch_end(self) -> None:
+        images = dict(sorted(self._gathered().images.items()))
+        if self.trainer.is_global_zero:
+            paths = [self.data.evaluated.image_path(row) for row in images]
+            for path in write_predictions(Path(self.trainer.default_root_dir), paths, list(images.values())):
                 print(f"written to {path}", flush=True)
-            return
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the metrics of what all processes have evaluated, and write the files of a validation or a test."""
+        evaluated, data, command = self._gathered(), self.data, self.trainer.state.fn
+        writes = command != "fit" and self.trainer.is_global_zero
         tokenizer, stage = data.vocabulary.tokenizer, "test" if command == "test" else "val"
         # METEOR alone takes seconds: not after every epoch, and not on every process.
         metrics, self.results = evaluated.finish(java=writes and tokenizer.english)
@@ -267,10 +275,12 @@ class CaptioningModule(pl.LightningModule):
             search["tokenizer"] = type(tokenizer).__name__
         pointed = any(image.hits or image.reference_hits for image in self.results)
         about = {"search": search, "tokens": data.source.tokens, "cells": vars(self.encoder.cells) if pointed else None}
-        write_evaluation(folder, stage, metrics, self.results, **about, provenance=self.provenance)
+        write_evaluation(
+            Path(self.trainer.default_root_dir), stage, metrics, self.results, **about, provenance=self.provenance
+        )
 
     on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
-    on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
+    on_test_epoch_end = on_validation_epoch_end
     test_step = validation_step
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

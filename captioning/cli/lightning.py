@@ -89,11 +89,6 @@ def _quieten() -> None:
 class Parser(OneLineErrors, LightningArgumentParser):
     """Lightning's parser, whose errors are one line."""
 
-    def parse_args(self, *args: Any, **kwargs: Any) -> Namespace:  # type: ignore[override]
-        settings = super().parse_args(*args, **kwargs)
-        check_range(0, 2**32 - 1, seed_everything=int(settings.seed_everything or 0))
-        return settings
-
 
 class CommandLine(LightningCLI):
     """What the four commands share: the parser, the precision, and the callbacks that every run has."""
@@ -111,6 +106,10 @@ class CommandLine(LightningCLI):
             parser_kwargs={"prog": f"captioning {name}", "allow_abbrev": False},
             args=list(args),
         )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        super().parse_arguments(parser, args)
+        check_range(0, 2**32 - 1, seed_everything=int(self.config.seed_everything or 0))
 
     folder: Path  # where the command writes
     own_callbacks: list[Any]  # of every run, which the configuration may replace by others of their kind

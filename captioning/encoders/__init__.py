@@ -6,7 +6,8 @@ needs neither library. ``ConvEncoder`` is a small one trained from scratch.
 
 from captioning.encoders.base import Encoder
 from captioning.encoders.conv import ConvEncoder
+from captioning.encoders.efficientnet import EfficientNetLite2
 from captioning.encoders.mobilenet import MobileNetV1
 from captioning.encoders.published import TimmEncoder, TorchvisionEncoder
 
-__all__ = ["ConvEncoder", "Encoder", "MobileNetV1", "TimmEncoder", "TorchvisionEncoder"]
+__all__ = ["ConvEncoder", "EfficientNetLite2", "Encoder", "MobileNetV1", "TimmEncoder", "TorchvisionEncoder"]

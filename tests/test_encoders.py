@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from captioning.data.transforms import Preprocessing
-from captioning.encoders import ConvEncoder, Encoder, MobileNetV1, TimmEncoder, TorchvisionEncoder
-from captioning.encoders.base import without_weights
+from captioning.encoders import ConvEncoder, EfficientNetLite2, Encoder, MobileNetV1, TimmEncoder, TorchvisionEncoder
+from captioning.encoders.base import whole_name, without_weights
 from captioning.errors import InputError
+
+LITE2 = "tf_efficientnet_lite2"
 
 
 class TinyEncoder(Encoder):
@@ -378,30 +380,55 @@ def test_timm_files_load_strictly(tmp_path, part, name, index):
 
 
 @pytest.mark.parametrize(
-    ("name", "block", "options"),
+    ("name", "index", "module", "options"),
     [
-        ("resnet18", "layer4.0", {}),
-        ("convnext_atto", "stages.3.blocks.0", {}),
-        ("mobilenetv1_100", "blocks.4.0", {"pad_type": "same"}),
-        ("mobilenetv1_100", "blocks.4.0", {"pad_type": "same", "output_stride": 16}),  # a stride of 2 less
+        ("resnet18", "layer4.0", "layer4.0", {}),
+        ("convnext_atto", "stages.3.blocks.0", "stages.3.blocks.0", {}),
+        ("mobilenetv1_100", "blocks.4.0", "blocks.4.0", {"pad_type": "same"}),
+        (
+            "mobilenetv1_100",
+            "blocks.4.0",
+            "blocks.4.0",
+            {"pad_type": "same", "output_stride": 16},
+        ),  # a stride of 2 less
+        (LITE2, 3, "blocks.4.3.bn2", {"feature_location": "expansion"}),  # within the last inverted residual
+        (LITE2, 4, "blocks.6.0.bn2", {"feature_location": "expansion"}),
     ],
 )
-def test_a_timm_block_in_the_middle_of_a_stage_gives_what_it_gives_in_the_whole_network(tmp_path, name, block, options):
+def test_a_place_in_a_timm_network_gives_what_it_gives_in_the_whole_network(tmp_path, name, index, module, options):
     timm = pytest.importorskip("timm")
     from safetensors.torch import save_file
 
-    whole = timm.create_model(name, **options).eval()
+    whole = timm.create_model(name, **{key: options[key] for key in options if key != "feature_location"}).eval()
     outputs = []
-    whole.get_submodule(block).register_forward_hook(lambda _module, _images, maps: outputs.append(maps))
+    whole.get_submodule(module).register_forward_hook(lambda _module, _images, maps: outputs.append(maps))
     save_file(whole.state_dict(), tmp_path / "whole.safetensors")
     file = str(tmp_path / "whole.safetensors")
-    encoder = TimmEncoder(name, block, weights=file, image_size=64, model_args=options)
+    encoder = TimmEncoder(name, index, weights=file, image_size=64, model_args=options)
     images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         whole(images)
     torch.testing.assert_close(encoder(images), outputs[0].flatten(2).transpose(1, 2))
+    assert whole_name([*encoder.network.state_dict()][-1]).startswith(module.removesuffix(".bn2"))  # nothing after it
     again = rebuilt(encoder)
     assert torch.equal(again(images), encoder(images)) and again.fingerprint() == encoder.fingerprint()
+
+
+@pytest.mark.parametrize(("name", "stride"), [(LITE2, 32), (LITE2, 16), ("resnet18", 16)])
+def test_a_timm_networks_head_is_what_its_classifier_gets_the_mean_of(tmp_path, name, stride):
+    timm = pytest.importorskip("timm")
+    from safetensors.torch import save_file
+
+    torch.manual_seed(3)
+    whole, images = as_trained(timm.create_model(name, output_stride=stride), (0.5, 2.0)), torch.randn(2, 3, 64, 64)
+    save_file(whole.state_dict(), tmp_path / "whole.safetensors")
+    options = {"weights": str(tmp_path / "whole.safetensors"), "image_size": 64}
+    encoder = TimmEncoder(name, "head", **options, model_args={"output_stride": stride})
+    annotations = encoder(images)
+    assert encoder.grid_size == (64 // stride, 64 // stride) and annotations.std() > 0.1
+    torch.testing.assert_close(whole.get_classifier()(annotations.mean(dim=1)), whole.eval()(images))
+    again = rebuilt(encoder)
+    assert torch.equal(again(images), annotations) and again.fingerprint() == encoder.fingerprint()
 
 
 def test_without_timm_the_message_says_how_to_get_it(monkeypatch):
@@ -434,6 +461,42 @@ def test_positions_tell_equal_content_apart():
     assert (torch.cdist(told, told) + 9 * torch.eye(64)).min() > 0.05
     inner = untold.view(8, 8, 8)[2:-2, 2:-2].flatten(0, 1)
     assert torch.allclose(inner, inner[:1].expand_as(inner), atol=1e-6)
+
+
+# EfficientNetLite2
+
+
+def test_annotations_of_efficientnet_lite2_and_the_names_of_its_tensors_equal_timms():
+    pytest.importorskip("timm")
+    torch.manual_seed(3)
+    options = {"weights": None, "image_size": 96, "crop": False}
+    theirs, ours = TimmEncoder(LITE2, "head", **options), EfficientNetLite2(weights=None, image_size=96)
+    as_trained(theirs, variances=(0.5, 2.0))
+    assert ours.preprocessing == theirs.preprocessing and ours.grid_size == (3, 3) and ours.annotation_dim == 1280
+    ours.load_state_dict(theirs.state_dict())  # strict
+    assert [name for name, _ in ours.named_parameters()] == [name for name, _ in theirs.named_parameters()]
+    images = torch.randn(6, 3, 96, 96)
+    annotations = ours(images)
+    assert annotations.std() > 0.1
+    torch.testing.assert_close(annotations, theirs(images), atol=2e-5, rtol=0)
+    torch.testing.assert_close(annotations, torch.cat([ours(image) for image in images.split(1)]))
+
+
+def test_efficientnet_lite2_is_fine_tuned_from_a_stage_to_its_head():
+    encoder = EfficientNetLite2(weights=None, image_size=32, trainable_from="blocks.6").train()
+    encoder(torch.randn(2, 3, 32, 32)).sum().backward()
+    trained = {name for name, parameter in encoder.network.named_parameters() if parameter.grad is not None}
+    assert {name.split(".")[0] for name in trained} == {"blocks", "conv_head", "bn2"}
+    assert {name.split(".")[1] for name in trained if name.startswith("blocks.")} == {"6"}
+
+
+WEIGHTS = sorted((Path(__file__).parent.parent / "data/weights").glob(f"{LITE2}*.safetensors"))
+
+
+@pytest.mark.skipif(len(WEIGHTS) < 2, reason="needs two files of its weights in data/weights")
+def test_files_of_efficientnet_lite2s_weights_from_several_places_are_equal():
+    first, *others = (EfficientNetLite2(weights=str(path)).identity() for path in WEIGHTS)
+    assert all(other["weights"] == first["weights"] for other in others)
 
 
 # MobileNetV1
@@ -472,7 +535,11 @@ OF_TIMM = functools.partial(TimmEncoder, name="resnet18", weights=None)
         (OF_TORCHVISION, {"model_args": {"widthh": 2}}, "resnet18, layer1: .*widthh"),
         (OF_TORCHVISION, {"node": "flatten"}, "no grid of vectors; choose an earlier layer"),
         (OF_TORCHVISION, {"node": "x"}, "no layer with weights comes before its output"),
-        (OF_TIMM, {"out_index": "layer9.0"}, "out_index: resnet18 has no 'layer9.0' in its stages, act1, layer1"),
+        (
+            OF_TIMM,
+            {"out_index": "layer9.0"},
+            "out_index: resnet18 has no 'layer9.0' in its stages, act1, layer1, .*; or head",
+        ),
         (OF_TIMM, {"out_index": "layer4.7"}, "resnet18 has no block 'layer4.7' in a sequence of blocks"),
         (OF_TIMM, {"name": "mobilenetv1_10"}, r"timm has no .mobilenetv1_10.; did you mean mobilenetv1_100\?"),
         (OF_TIMM, {"name": "resnet18.nope"}, r"Invalid pretrained tag \(nope\) for resnet18"),
@@ -482,6 +549,8 @@ OF_TIMM = functools.partial(TimmEncoder, name="resnet18", weights=None)
         (OF_TIMM, {"name": "lcnet_035", "weights": "DEFAULT"}, r"lcnet_035.*give a file with --.*weights PATH"),
         (ConvEncoder, {"channels": (4, 5), "strides": (2,)}, r"channels \[4, 5\] and strides \[2\]"),
         (ConvEncoder, {"channels": (4, 5), "strides": (2, 2), "image_size": 30}, "must divide image_size 30"),
+        (EfficientNetLite2, {"weights": None, "image_size": 80}, "image_size must be a multiple of 32, got 80"),
+        (EfficientNetLite2, {"weights": None, "image_size": 0}, "image_size must be in 32 .. 4096, got 0"),
         (MobileNetV1, {"weights": None, "layers": 14}, "layers"),
         (MobileNetV1, {"weights": None, "image_size": 40}, "a multiple of 16, got 40"),
     ],

@@ -1,6 +1,8 @@
-"""EfficientNet-Lite2 (Tan & Le 2019, without squeeze and excitation) up to its head convolution. Needs no other package."""
+"""EfficientNet-Lite2 (Tan & Le 2019, without squeeze and excitation) with its head convolution. Needs no timm."""
 
 from __future__ import annotations
+
+import functools
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,16 +12,10 @@ from captioning.encoders.base import Encoder
 from captioning.errors import InputError, check_range
 
 # Blocks, channels, side of the kernel and stride of every stage.
-_STAGES = (
-    (1, 16, 3, 1),
-    (3, 24, 3, 2),
-    (3, 48, 5, 2),
-    (4, 88, 3, 2),
-    (4, 120, 5, 1),
-    (5, 208, 5, 2),
-    (1, 352, 3, 1),
-)
+_STAGES = ((1, 16, 3, 1), (3, 24, 3, 2), (3, 48, 5, 2), (4, 88, 3, 2), (4, 120, 5, 1), (5, 208, 5, 2), (1, 352, 3, 1))
 _EXPANSION = 6  # of the channels within a block
+
+_norm = functools.partial(nn.BatchNorm2d, eps=1e-3)
 
 
 class EfficientNetLite2(Encoder):
@@ -121,7 +117,3 @@ class _Convolution(nn.Conv2d):
 
     def forward(self, maps: Tensor) -> Tensor:
         return super().forward(maps if self.stride == (1, 1) else F.pad(maps, self.uneven))
-
-
-def _norm(channels: int) -> nn.BatchNorm2d:
-    return nn.BatchNorm2d(channels, eps=1e-3)

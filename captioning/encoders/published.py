@@ -99,19 +99,21 @@ class TorchvisionEncoder(Encoder):
 
 
 class TimmEncoder(Encoder):
-    """A timm network (the ``timm`` extra) up to one of its feature maps (``features_only=True``).
+    """A timm network (the ``timm`` extra) up to one of its feature maps (``features_only=True``) or to its head.
 
     Args:
         name: The network's name in timm, with or without the tag of its published weights.
         out_index: Index of the feature map; for most networks 3 is at 1/16 of the input's side, 4 at 1/32. Or the name
-            of a block in the middle of a stage, such as ``blocks.4.0``, whose output is taken.
+            of a block in the middle of a stage, such as ``blocks.4.0``, whose output is taken. Or ``head``: the whole
+            network without pooling and classifier, with its head convolution if it has one.
         weights: "DEFAULT" downloads the published weights. A path reads a ``.pth`` or ``.safetensors`` file with the
             state dict of the whole network or of the used part. None initialises them at random.
         image_size: Side of the square input in pixels; None takes the published one.
         crop: True crops the published fraction of the image; False squashes the whole image into the square.
         mean: Mean of RGB in 0..1; None takes the published one.
         std: Standard deviation of RGB in 0..1; None takes the published one.
-        model_args: Further arguments of ``timm.create_model``, such as ``{"pad_type": "same"}``.
+        model_args: Further arguments of ``timm.create_model``, such as ``{"pad_type": "same"}``, ``{"output_stride":
+            16}``, or ``{"feature_location": "expansion"}`` for the maps within the last inverted residual of a stage.
         trainable_from: First stage that is fine-tuned, such as ``blocks.3``; None freezes everything.
         learning_rate: Learning rate of the fine-tuned part; None uses the decoder's.
     """
@@ -144,29 +146,33 @@ class TimmEncoder(Encoder):
         super().__init__(network, preprocessing, file, trainable_from=trainable_from, learning_rate=learning_rate)
 
     def _maps(self, images: Tensor) -> Tensor:
-        return self.network(images)[0]
+        maps = self.network(images)
+        return maps if isinstance(maps, Tensor) else maps[0]
 
 
 def _up_to(name: str, out_index: int | str, args: dict[str, Any], image_size: int | None) -> Any:
-    """Return the network up to a feature map, or up to a block in the middle of a stage."""
-    block, index = str(out_index), out_index
+    """Return the network up to a feature map, to a block in the middle of a stage, or to its head."""
+    if out_index == "head":
+        return _create(name, {**args, "num_classes": 0, "global_pool": ""}, image_size)
+    args, block, index = {**args, "features_only": True}, str(out_index), out_index
     if isinstance(index, str):
         stages = _create(name, {**args, "pretrained": False}, image_size).feature_info.module_name()
         index = next((i for i, stage in enumerate(stages) if f"{block}.".startswith(f"{stage}.")), -1)
         if index < 0:
-            raise InputError(f"out_index: {name} has no {block!r} in its stages, {', '.join(stages)}")
+            raise InputError(f"out_index: {name} has no {block!r} in its stages, {', '.join(stages)}; or head")
     network = _create(name, {**args, "out_indices": (index,)}, image_size)
     stage = network.feature_info.module_name()[-1]
     last = stage if isinstance(out_index, int) else block
     paths = {whole_name(f"{path}.")[:-1]: path for path, _ in network.named_modules()}
     parent, _, child = paths.get(last, "").rpartition(".")
-    sequence = network.get_submodule(parent)
-    children = [child for child, _ in sequence.named_children()]
-    if isinstance(sequence, nn.Sequential) and child in children:
-        for later in children[children.index(child) + 1 :]:  # some networks compute all of their stages
-            delattr(sequence, later)
-    elif block not in (str(index), stage):
+    if block not in (str(index), stage) and not isinstance(network.get_submodule(parent), nn.Sequential):
         raise InputError(f"out_index: {name} has no block {block!r} in a sequence of blocks")
+    while child:  # some networks compute all of their stages
+        sequence = network.get_submodule(parent)
+        children = [each for each, _ in sequence.named_children()]
+        for later in children[children.index(child) + 1 :] if isinstance(sequence, nn.Sequential) else ():
+            delattr(sequence, later)
+        parent, _, child = parent.rpartition(".")
     return network
 
 
@@ -181,7 +187,7 @@ def _create(name: str, args: dict[str, Any], image_size: int | None) -> Any:
         published = timm.models.get_pretrained_cfg(name)
         if image_size is not None and published is not None and published.fixed_input_size:
             args = {**args, "img_size": image_size}
-        return timm.create_model(name, features_only=True, **args)
+        return timm.create_model(name, **args)
     except Exception as error:  # of many types: wrong arguments, downloads that fail
         by_hand = f"; {_BY_HAND}" if args["pretrained"] else ""
         raise InputError(f"TimmEncoder: {name}: {one_line(error)}{by_hand}") from error

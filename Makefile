@@ -30,10 +30,10 @@ pretrained: $(STAMP)  ## make the pretrained captioner again from Flickr8k (some
 # STUDY="--jobs 2" trains two runs at once, STUDIES=flickr8k_deeper runs one study. An interrupted study resumes.
 STUDIES ?= flickr8k flickr8k_hard flickr8k_decoders flickr8k_deeper flickr8k_second_stage
 
-reproduce-flickr8k: $(STAMP)  ## train and score the Flickr8k studies, write their tables (days on two cores)
+reproduce-flickr8k: $(STAMP)  ## train and score the Flickr8k studies, write their tables into runs/reproduced (days on two cores)
 	@for study in $(STUDIES); do \
 	    $(BIN)/python scripts/study.py configs/studies/$$study.yaml --measurements runs/reproduced $(STUDY) || exit; \
-	    $(BIN)/python scripts/study.py configs/studies/$$study.yaml --measurements runs/reproduced --report docs/results.md || exit; \
+	    $(BIN)/python scripts/study.py configs/studies/$$study.yaml --measurements runs/reproduced --report runs/reproduced/$$study.md || exit; \
 	done
 
 bench: $(STAMP)  ## measure speed beside the common port (BENCH="--only train")

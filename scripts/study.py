@@ -9,7 +9,7 @@ page from the scores and captions of the runs.
 examples:
   python scripts/study.py configs/studies/flickr8k.yaml --jobs 2
   python scripts/study.py configs/studies/flickr8k.yaml --only soft summed_blocks --seeds 1 --dry_run
-  python scripts/study.py configs/studies/flickr8k.yaml --report docs/results.md
+  python scripts/study.py configs/studies/flickr8k.yaml --report table.md
 """
 
 from __future__ import annotations
@@ -283,7 +283,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="train only with these seeds (default: all)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs side by side (default: %(default)s)")
     parser.add_argument("--dry_run", action="store_true", help="only list what is done and what is left")
-    parser.add_argument("--report", type=Path, metavar="PAGE.md", help="make the study's tables in this page")
+    parser.add_argument("--report", type=Path, metavar="PAGE.md", help="write the study's tables into this page")
     parser.add_argument("--runs", type=Path, default="runs", metavar="DIR", help="all runs (default: %(default)s)")
     parser.add_argument("--measurements", type=Path, default="docs/measurements", metavar="DIR", help="of the scores")
     args = parser.parse_args(argv)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from measurements import Scores, read_scores, score_name, write_measurements
-from study import SPEED, TRAINING, Study
+from study import TRAINING, Study
 
 from captioning.comparison.measures import Measure
 from captioning.comparison.result import Group, change_text
@@ -30,7 +30,7 @@ COLUMNS = {  # score -> title and decimals; a column is left out if no variant h
     "nll": ("NLL", 3),
     "pointing_accuracy": ("pointing", 1),
 }
-_SHOWN_TENTHS = (0, 4, 9)  # of the training
+_SHOWN_TENTHS = (0, 9)  # of the training
 _ROUNDING = 0.01  # scores that differ by less are the same
 
 
@@ -85,8 +85,8 @@ def _by_seed(study: Study, scores: Mapping[str, Scores], variant: str, evaluatio
 def _group(study: Study, variant: str, scores: Mapping[str, Scores]) -> Group:
     """Return the runs of a variant that are measured, with the scores that all of them have."""
     entries = _by_seed(study, scores, variant)
-    values = [entry["values"] | entry.get("training", {}) for entry in entries.values()]
-    common = [key for key in (*COLUMNS, SPEED) if values and all(key in run for run in values)]
+    values = [entry["values"] for entry in entries.values()]
+    common = [key for key in COLUMNS if values and all(key in run for run in values)]
     runs = [f"{study.name}_{variant}_{seed}" for seed in entries]
     return Group(variant, runs, list(map(str, entries)), {key: [run[key] for run in values] for key in common})
 
@@ -145,13 +145,12 @@ def _tables(
     shown = {(test.variant, test.reference): _difference(test) for test in tests}
     measured = [entry for group in groups for entry in _by_seed(study, scores, group.name).values()]
     corner = "; ".join(dict.fromkeys(f"{entry['split']}, {entry['images']:,} images" for entry in measured))
-    rows = [[corner, "seeds", *(title for title, _ in columns.values()), "captions/s"]]
+    rows = [[corner, "seeds", *(title for title, _ in columns.values())]]
     rows[0] += [f"BLEU-4, difference from {study.label(name)}" for name in references]
     for group in groups:
         cells = [_spread(group.scores.get(key, []), places) for key, (_, places) in columns.items()]
-        speed = f"{statistics.median(group.scores[SPEED]):.0f}" if SPEED in group.scores else ""
         differences = [shown.get((group.name, name), "") for name in references]
-        rows.append([study.label(group.name), ", ".join(group.seeds), *cells, speed, *differences])
+        rows.append([study.label(group.name), ",".join(group.seeds), *cells, *differences])
     yield f"{_markdown(rows)}\n\n{_note(groups, tests)}"
     yield from _over_training(study, scores)
     names = list(dict.fromkeys(name for variant in study.variants.values() for name in variant.evaluations))
@@ -179,26 +178,23 @@ def _over_training(study: Study, scores: Mapping[str, Scores]) -> Iterator[str]:
     if any(row[1 + list(TRAINING).index("baseline")] for row in rows[1:]):
         logged = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
         note = (
-            "Means over seeds in the first, fifth and last tenth of the training, a dash where nothing was logged. The "
-            "return is that of the whole caption with a moving average, and of the words from the draw on otherwise."
+            "Means over seeds in the first and last tenth of the training. The return is that of the whole caption "
+            "with a moving average, and of the words from the draw on otherwise."
         )
         yield f"{_markdown([[row[column] for column in logged] for row in rows])}\n\n{note}"
 
 
 def _note(groups: Sequence[Group], tests: Sequence[VariantTest]) -> str:
-    note = "Mean (standard deviation) over seeds. Captions/s: median of what training logged; other programs ran, too."
+    note = "Mean (standard deviation) over seeds."
     if any(len(group.runs) == 1 for group in groups):
         note += f" Rows without a deviation have {ONE_SEED}."
     if tests:
         note += (
-            " Differences: 95 % interval over images and seeds (`captioning/evaluation/seeds.py`), p-values corrected "
-            f"for the {len(tests)} tests of the table (Holm). Bold: interval and test agree that there is a difference."
+            " Differences: 95 % intervals over images and seeds, p-values corrected for the "
+            f"{len(tests)} tests of the table (Holm). Bold: interval and test agree that there is a difference."
         )
     if any(test.paired for test in tests):
-        note += (
-            " *Paired*: each run is compared with the run of the same seed, because one of the two started from the "
-            "other or is a mean that contains it."
-        )
+        note += " *Paired*: the runs of a seed are compared, because one of the two started from the other."
     return note
 
 
@@ -231,13 +227,14 @@ def _markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _insert(page: Path, name: str, text: str) -> None:
-    """Replace what stands in a page between the study's two comments.
+    """Replace what stands in a page, which is made if it is not there, between the study's two comments.
 
     Raises:
         InputError: The page has no place for the study.
     """
     begin, end = f"<!-- study {name} -->", "<!-- end -->"
-    before, begun, rest = page.read_text(encoding="utf-8").partition(begin)
+    content = page.read_text(encoding="utf-8") if page.exists() else f"{begin}\n{end}\n"
+    before, begun, rest = content.partition(begin)
     _, ended, after = rest.partition(end)
     if not begun or not ended:
         raise InputError(f"--report {page}: has no place for the study; add two lines, {begin} and {end}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -95,13 +94,6 @@ def test_the_demo_ends_with_the_comparison_of_its_runs_and_says_where_it_is(test
     assert re.search(r": hard has .* and soft .* BLEU-4|Equal: hard and soft both have", out)
     assert "hard: two cats\n  expected    a cat left of a dog   (one of five references)" in out
     assert "explorer-data" in (runs / "comparison.html").read_text()
-
-
-def test_the_readme_shows_the_captions_of_the_measured_demo():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    examples = json.loads((ROOT / "docs/measurements/demo.json").read_text())["soft"]["examples"]
-    shown = re.findall(r"caption(?:_image\.py)? (data/shapes/\S+) \\\n.*--model runs/demo/soft/.*\n(.*)\n", readme)
-    assert shown and all(examples[image]["caption"] == caption for image, caption in shown)
 
 
 # Commands side by side

@@ -8,6 +8,7 @@ import json
 import re
 import runpy
 import shlex
+import statistics
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -159,6 +160,28 @@ def test_every_measurement_that_a_page_names_is_there(page):
         if file not in elsewhere:
             content = json.loads((DOCS / "measurements" / file).read_text(encoding="utf-8"))
             assert not name or name in content["scores"] or name in content["comparisons"], f"{file}: {name}"
+
+
+def means_over_seeds(metrics: tuple[str, ...] = ("bleu4", "cider_d", "pointing_accuracy")) -> set[str]:
+    """Return the mean and the standard deviation over seeds of every measured variant, as pages write them."""
+    shown = set()
+    for file in (DOCS / "measurements").glob("*.json"):
+        runs: dict[tuple[str, str, str], list[float]] = {}
+        for name, entry in json.loads(file.read_text(encoding="utf-8")).get("scores", {}).items():
+            variant, evaluation = re.fullmatch(r"(.+?)(?:_\d+(?:_([a-z]\w*))?)?", name).groups(default="")
+            for metric in metrics:
+                if metric in entry["values"]:
+                    runs.setdefault((variant, evaluation, metric), []).append(entry["values"][metric])
+        several = [values for values in runs.values() if len(values) > 1]
+        shown |= {f"{statistics.fmean(values):.1f} ({statistics.stdev(values):.1f})" for values in several}
+    return shown
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md"], ids=name_of)
+def test_every_mean_with_a_deviation_in_a_table_is_one_of_measured_seeds(page):
+    tables = "".join(line for line in page.read_text(encoding="utf-8").splitlines(True) if line.startswith("|"))
+    named = set(re.findall(r"(?<=\| )\d+\.\d \(\d+\.\d\)(?= \|)", tables))
+    assert len(named) > 6 and named <= means_over_seeds()
 
 
 def options_named() -> set[tuple[str, str]]:

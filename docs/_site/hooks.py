@@ -1,12 +1,14 @@
-"""What the site has beyond the pages in docs/: pages made of files elsewhere (PAGES), the API reference, the notebook.
+"""What the site has beyond the pages in docs/: pages made of files elsewhere (PAGES), reference, notebook, formulas.
 
 Pages link each other as files of the repository, so that they read the same without the site. Here a link out of docs/
-becomes one to the page made of that file: a module's to its reference, any other file's to a copy of it.
+becomes one to the page made of that file: a module's to its reference, any other file's to a copy of it. A formula
+between dollar signs, or in a block of ``math``, which GitHub renders, becomes an outline drawn by matplotlib.
 """
 
 from __future__ import annotations
 
 import base64
+import html
 import json
 import posixpath
 import re
@@ -14,6 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from matplotlib.font_manager import FontProperties
+from matplotlib.mathtext import MathTextParser
+from matplotlib.path import Path as Outline
+from matplotlib.textpath import TextPath
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,6 +32,12 @@ PAGES = {
 }
 NOTEBOOK = "notebooks/caption_and_look.ipynb"
 _LINK = re.compile(r"(?<=\]\()([^)\s#]+)")
+_COMMANDS = dict(zip((Outline.MOVETO, Outline.LINETO, Outline.CURVE3, Outline.CURVE4), "MLQC", strict=True))
+_FORMULA = re.compile(  # a block of math; code, which stays; a formula within a line
+    r"^```math\n(?P<block>.*?)\n```$|^ *```.*?^ *```$|`[^`\n]+`|"
+    r"(?<![\\\w$])\$(?P<inline>[^\s$](?:[^$\n]*[^\s$])?)\$(?!\w)",
+    re.DOTALL | re.MULTILINE,
+)
 
 
 def on_files(files: Files, *, config: Any) -> Files:
@@ -53,7 +65,29 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         target = _target(here, link[1])
         return link[1] if target is None else posixpath.relpath(_site_path(target), posixpath.dirname(here) or ".")
 
-    return _LINK.sub(moved, markdown)
+    return _LINK.sub(moved, _FORMULA.sub(_with_picture, markdown))
+
+
+def _with_picture(found: re.Match[str]) -> str:
+    """Return the picture of a formula, as high as the text around it; code as it is."""
+    if found["inline"]:
+        return _picture(found["inline"])
+    return f'<p class="formula">{_picture(found["block"])}</p>' if found["block"] else found[0]
+
+
+def _picture(formula: str) -> str:
+    size, text = FontProperties(size=100, math_fontfamily="cm"), f"${formula}$"
+    width, height, depth, *_ = MathTextParser("path").parse(text, dpi=72, prop=size)
+    outline = "".join(
+        _COMMANDS[code] + " ".join(f"{number:.0f}" for number in points)
+        for points, code in TextPath((0, 0), text, prop=size).iter_segments(simplify=False)
+        if code in _COMMANDS  # a fill closes itself
+    )
+    style = f"width: {width / 100}em; height: {height / 100}em; vertical-align: {-depth / 100}em"
+    return (
+        f'<svg role="img" aria-label="{html.escape(formula)}" style="{style}" viewBox="0 0 {width:.0f} {height:.0f}">'
+        f'<path fill="currentColor" transform="matrix(1 0 0 -1 0 {height - depth:.0f})" d="{outline}"/></svg>'
+    )
 
 
 def notebook_page(notebook: dict[str, Any]) -> tuple[str, dict[str, bytes]]:

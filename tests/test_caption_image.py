@@ -103,7 +103,7 @@ def test_the_style_of_an_overlay_can_be_the_papers(capsys, checkpoint, folder, t
 
 
 def test_a_summed_outputs_posterior_is_drawn_and_explored(capsys, folder, tmp_path):
-    checkpoint = save_checkpoint(tmp_path / "marginal.ckpt", output=SummedOutput(), search={"max_length": 4})
+    checkpoint = save_checkpoint(tmp_path / "summed.ckpt", output=SummedOutput(), search={"max_length": 4})
     targets = {name: tmp_path / f"x.{name}" for name in ("png", "svg", "html", "json")}
     for name in ("png", "svg"):
         run(capsys, folder / "b.png", "--model", checkpoint, "--overlay", targets[name])

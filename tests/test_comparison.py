@@ -167,10 +167,9 @@ def test_best_and_final_validation_scores_have_their_step():
     assert list(found.curves) == ["val/bleu4", "val/nll"] and list(found.curves["val/nll"]) == ["soft", "hard"]
 
 
-@pytest.mark.parametrize("output", ["SummedOutput", "MarginalOutput"])  # of today, and of earlier versions
-def test_speed_size_and_decoding_stand_side_by_side(output):
+def test_speed_size_and_decoding_stand_side_by_side():
     attention = {"class_path": "x.HardAttention", "init_args": {"score": {"class_path": "x.DotScore"}}}
-    arguments = {"attention": attention, "output": {"class_path": f"x.{output}"}}
+    arguments = {"attention": attention, "output": {"class_path": "x.SummedOutput"}}
     hard = run_of(
         "hard",
         settings={"model": {"decoder": {"class_path": "x.D", "init_args": arguments}}},
@@ -187,7 +186,7 @@ def test_speed_size_and_decoding_stand_side_by_side(output):
     }.items():
         soft, cell = cells(found, "Speed", row)
         assert (soft.text, cell.text) == ("", text)
-    assert cells(found, "Speed", "Attention")[1].detail == f"HardAttention, DotScore, {output}"
+    assert cells(found, "Speed", "Attention")[1].detail == "HardAttention, DotScore, SummedOutput"
 
 
 def test_only_settings_that_differ_are_shown_and_not_where_a_run_lies():

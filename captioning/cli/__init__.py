@@ -85,7 +85,7 @@ _FIT = """usage: captioning fit --config CONFIG.yaml [--config OVERLAY.yaml ...]
   --help_all                    every option with its meaning and default (a thousand lines)
 
 examples:
-  captioning fit --config configs/shapes_soft.yaml --model.decoder.attention HardAttention
+  captioning fit --config configs/shapes_hard.yaml --seed_everything 2
   captioning fit --ckpt_path runs/shapes_soft/checkpoints/last.ckpt     (resume)"""
 
 _SCORE = """usage: captioning {command} --ckpt_path MODEL [--config DATA.yaml] [options]

@@ -15,7 +15,6 @@ _SEARCH = {
     "Tokenizer, if not English": "tokenizer",
     "Beam size in the test": "beam_size",
 }
-_SUMMED_OUTPUTS = ("SummedOutput", "MarginalOutput")  # today, and in runs of earlier versions
 # Settings that make no variant: where a run is stored and logged, what it is tested on (a row of its own), and what the
 # run folders of earlier versions repeat.
 _ELSEWHERE = (
@@ -63,7 +62,7 @@ def _point(point: tuple[int, float] | None) -> Cell:
 def _attention(run: Run) -> Cell:
     settings = flat(run.settings)
     names = [settings.get(f"model.decoder.{key}") for key in ("attention", "attention.score", "output")]
-    kind, *parts = [*["summed"] * (names[-1] in _SUMMED_OUTPUTS), *(str(name) for name in names if name), ""]
+    kind, *parts = [*["summed"] * ((names[-1] == "SummedOutput")), *(str(name) for name in names if name), ""]
     return Cell(kind, detail=", ".join(filter(None, parts)))
 
 

@@ -25,7 +25,7 @@ class LocatedMemory(Memory):
 
 
 class SummedOutput(Output):
-    """The word's likelihood summed over locations, exactly (Deng et al. 2018): hard attention without draws.
+    """The word's likelihood summed over locations, exactly (Deng et al. 2018); no location is drawn.
 
     p(y_t) = sum_i w_ti softmax(L_o(E y_{t-1} + L_h h_t + L_z a_i))[y_t] with w_ti = beta_t alpha_ti, and one more
     component without L_z a_i for a step that does not look at the image, of weight w_t0 = 1 - beta_t. The LSTM is fed

@@ -35,14 +35,13 @@ from captioning.objective import (
     LeaveOneOut,
     MovingAverage,
     NoBaseline,
-    RewardToGo,
 )
 from captioning.provenance import provenance
 
 ESTIMATORS: dict[str, Estimator] = {
     "none": NoBaseline(),
-    "moving average (the paper's)": MovingAverage(),
-    "reward to go": RewardToGo(),
+    "moving average (the paper's)": MovingAverage(per_step=False, to_go=False),
+    "moving average per step": MovingAverage(),
     "self-critical, caption": ArgmaxBaseline(to_go=False),
     "self-critical, to go": ArgmaxBaseline(),
     "expected context, to go": ExpectedContextBaseline(),

@@ -95,7 +95,7 @@ def test_gradient_is_the_authors_with_their_injected_gradient_of_the_alphas(upda
     objective = make_objective(captioner)
     for _ in range(updates):
         objective(captioner, batch)
-    baseline = -float(objective.estimator.average)  # theirs averages costs, ours log-probabilities
+    baseline = -float(objective.estimator.averages)  # theirs averages costs, ours log-probabilities
     assert (baseline == 0.0) == (updates == 0)  # theirs starts at 0
     loss, _, output = run(captioner, objective, batch)
     assert_same_gradients(captioner, loss, authors_gradient(captioner, output, baseline))
@@ -123,7 +123,7 @@ def test_baseline_follows_the_mean_cost_of_a_word_and_keeps_nine_tenths():
     objective = make_objective(captioner)
     _, terms, output = run(captioner, objective, batch)
     mean = reductions.token_log_probs(output.logits, output.targets).mean()
-    assert float(objective.estimator.average) == pytest.approx(0.1 * float(mean.detach()))
+    assert float(objective.estimator.averages) == pytest.approx(0.1 * float(mean.detach()))
     assert float(terms["baseline"]) == 0.0 and float(terms["reward"]) == pytest.approx(float(mean.detach()))
 
 
@@ -134,7 +134,7 @@ def test_baseline_also_follows_batches_whose_coin_says_expectation(monkeypatch):
     _, _, output = run(captioner, objective, batch)
     assert not output.log_prob.any()
     mean = reductions.token_log_probs(output.logits, output.targets).mean()
-    assert float(objective.estimator.average) == pytest.approx(0.1 * float(mean.detach()))
+    assert float(objective.estimator.averages) == pytest.approx(0.1 * float(mean.detach()))
 
 
 def test_reinforce_and_entropy_grow_with_the_batch_and_ours_do_not():

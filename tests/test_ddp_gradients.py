@@ -32,7 +32,6 @@ from captioning.objective import (
     Likelihood,
     MovingAverage,
     NoBaseline,
-    RewardToGo,
 )
 
 V = 11
@@ -50,18 +49,22 @@ def hard(score: AdditiveScore) -> HardAttention:
     return HardAttention(score, sample_probability=1.0)
 
 
+def paper(**options) -> MovingAverage:
+    return MovingAverage(per_step=False, to_go=False, **options)
+
+
 CASES = {
     "soft": Case(SoftAttention, {"label_smoothing": 0.1}),
     "soft, the authors' reduction": Case(SoftAttention, {"reduction": ArcticReduction()}),
     "soft, two samples": Case(SoftAttention, {"samples": 2}),
     "transformer": Case(MultiHeadAttention, {"samples": 2}, transformer=True),
     "Gumbel": Case(GumbelAttention, {"entropy_weight": 0.1}),
-    "moving average": Case(hard, {"estimator": MovingAverage(initial=-9.0)}),
+    "moving average": Case(hard, {"estimator": MovingAverage()}),
     "moving average, the authors' reduction": Case(
-        hard, {"estimator": MovingAverage(per_word=True, all_captions=True), "reduction": ArcticReduction()}
+        hard, {"estimator": paper(per_word=True, all_captions=True), "reduction": ArcticReduction()}
     ),
     "no baseline": Case(hard, {"estimator": NoBaseline()}),
-    "reward to go": Case(hard, {"estimator": RewardToGo()}),
+    "the paper's moving average": Case(hard, {"estimator": paper(initial=-9.0)}),
     "leave one out": Case(hard, {"estimator": LeaveOneOut(2)}),
     "leave one out, the authors' reduction": Case(hard, {"estimator": LeaveOneOut(2), "reduction": ArcticReduction()}),
     "argmax baseline": Case(hard, {"estimator": ArgmaxBaseline()}),

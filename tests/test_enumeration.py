@@ -29,7 +29,6 @@ from captioning.objective.estimators import (
     LeaveOneOut,
     MovingAverage,
     NoBaseline,
-    RewardToGo,
 )
 
 L, D, A, E, H, V = 3, 2, 3, 4, 5, 8
@@ -162,17 +161,16 @@ def test_no_baseline_gradient_matches_enumeration():
     assert_agrees(sampled_gradients(captioner, NoBaseline()), exact_gradient(captioner))
 
 
-def test_moving_average_gradient_matches_enumeration():
+FORMS = {"per step": {}, "per step, whole caption": {"to_go": False}, "paper": {"per_step": False, "to_go": False}}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_moving_average_gradient_matches_enumeration(form):
     captioner = make_captioner()
-    assert_agrees(sampled_gradients(captioner, MovingAverage()), exact_gradient(captioner))
+    assert_agrees(sampled_gradients(captioner, MovingAverage(**FORMS[form])), exact_gradient(captioner))
 
 
-def test_reward_to_go_gradient_matches_enumeration():
-    captioner = make_captioner()
-    assert_agrees(sampled_gradients(captioner, RewardToGo()), exact_gradient(captioner))
-
-
-@pytest.mark.parametrize("make", [MovingAverage, RewardToGo])
+@pytest.mark.parametrize("make", [lambda options=options: MovingAverage(**options) for options in FORMS.values()])
 def test_expected_gradient_of_the_first_batch_is_exact(make, monkeypatch):
     """Before an average exists, a baseline must not be made of the batch's own draws."""
     monkeypatch.setattr(sys.modules[__name__], "CAPTIONS", ([4], [5]))
@@ -187,7 +185,7 @@ def test_expected_gradient_over_the_support_of_sparse_alphas_is_exact(monkeypatc
     monkeypatch.setattr(sys.modules[__name__], "WORDS", 4)
     captioner = make_captioner(normaliser=Sparsemax())
     assert any(every_path(captioner, image)[1].isneginf().any() for image in range(2))
-    expected, exact = expected_gradient(captioner, RewardToGo), exact_gradient(captioner)
+    expected, exact = expected_gradient(captioner, MovingAverage), exact_gradient(captioner)
     torch.testing.assert_close(expected, exact, atol=1e-12, rtol=1e-9)
 
 
@@ -208,9 +206,10 @@ def test_expected_context_gradient_matches_enumeration():
     assert_agrees(sampled_gradients(captioner, ExpectedContextBaseline()), exact_gradient(captioner))
 
 
-def test_semi_sampling_gradient_matches_enumeration():
+@pytest.mark.parametrize("form", FORMS)
+def test_semi_sampling_gradient_matches_enumeration(form):
     captioner = make_captioner(sample_probability=0.4)
-    assert_agrees(sampled_gradients(captioner, MovingAverage()), exact_gradient(captioner, sampled=0.4))
+    assert_agrees(sampled_gradients(captioner, MovingAverage(**FORMS[form])), exact_gradient(captioner, sampled=0.4))
 
 
 @pytest.mark.parametrize("estimator", [MovingAverage(), LeaveOneOut(2)])
@@ -222,7 +221,7 @@ def test_gradient_of_captions_that_share_an_image_matches_enumeration(estimator,
 
 def test_entropy_gradient_matches_enumeration():
     captioner = make_captioner(sample_probability=0.6)
-    gradients = sampled_gradients(captioner, RewardToGo(), entropy_weight=0.7)
+    gradients = sampled_gradients(captioner, MovingAverage(), entropy_weight=0.7)
     assert_agrees(gradients, exact_gradient(captioner, sampled=0.6, entropy=0.7))
 
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 import torch.multiprocessing
 
+from captioning.errors import InputError
 from captioning.objective.estimators import (
     ArgmaxBaseline,
     ExpectedContextBaseline,
     LeaveOneOut,
     MovingAverage,
     NoBaseline,
-    RewardToGo,
 )
 
 N, T = 4, 3
@@ -22,11 +22,13 @@ TOTALS = torch.tensor([-6.0, -9, -21, -9])
 ALL = torch.ones(N, dtype=torch.bool)
 SOME = torch.tensor([True, True, False, False])
 
+PAPER = {"per_step": False, "to_go": False}
+
 ESTIMATORS = [
     NoBaseline(),
     MovingAverage(),
-    MovingAverage(per_word=True),
-    RewardToGo(),
+    MovingAverage(to_go=False),
+    MovingAverage(per_word=True, **PAPER),
     LeaveOneOut(2),
     LeaveOneOut(2, to_go=False),
     ArgmaxBaseline(),
@@ -59,27 +61,27 @@ def test_without_a_baseline_every_step_gets_the_captions_log_probability():
     torch.testing.assert_close(signal.advantages, TOTALS.unsqueeze(1) * MASK)
 
 
-def test_moving_average_starts_with_the_first_batch_and_keeps_nine_tenths():
-    estimator = MovingAverage()
+def test_the_papers_moving_average_starts_with_the_first_batch_and_keeps_nine_tenths():
+    estimator = MovingAverage(**PAPER)
     first = estimator(REWARDS, MASK, ALL)
     mean = float(TOTALS.mean())
     torch.testing.assert_close(first.baseline, torch.zeros(N, T))  # the mean would depend on the draws
-    assert float(estimator.average) == pytest.approx(mean)
+    assert float(estimator.averages) == pytest.approx(mean)
     second = estimator(2 * REWARDS, MASK, SOME)
     torch.testing.assert_close(second.baseline, torch.full((N, T), mean))  # b_{k-1}: it must not know the draws
-    assert float(estimator.average) == pytest.approx(0.9 * mean + 0.1 * 2 * float(TOTALS[SOME].mean()))
+    assert float(estimator.averages) == pytest.approx(0.9 * mean + 0.1 * 2 * float(TOTALS[SOME].mean()))
 
 
 def test_moving_average_of_the_authors_starts_at_zero_and_rewards_the_mean_word():
-    estimator = MovingAverage(initial=0.0, per_word=True)
+    estimator = MovingAverage(initial=0.0, per_word=True, **PAPER)
     signal = estimator(REWARDS, MASK, ALL)
     means = TOTALS / MASK.sum(1)
     torch.testing.assert_close(signal.advantages, means.unsqueeze(1) * MASK)
-    assert float(estimator.average) == pytest.approx(0.1 * float(means.mean()))
+    assert float(estimator.averages) == pytest.approx(0.1 * float(means.mean()))
 
 
-def test_reward_to_go_leaves_out_earlier_words():
-    estimator = RewardToGo()
+def test_an_average_per_step_leaves_out_earlier_words():
+    estimator = MovingAverage()
     assert not estimator(REWARDS, MASK, ALL).baseline.any()  # an average of this batch would depend on the draws
     signal = estimator(REWARDS, MASK, ALL)
     torch.testing.assert_close(signal.returns, -torch.tensor([[6.0, 5, 3], [9, 5, 0], [21, 15, 8], [9, 0, 0]]))
@@ -88,14 +90,30 @@ def test_reward_to_go_leaves_out_earlier_words():
     torch.testing.assert_close(signal.baseline[3], torch.tensor([averages[0], 0, 0]))
 
 
-def test_reward_to_go_averages_each_step_separately():
-    estimator = RewardToGo(max_steps=2)  # the third step shares the second one's average
+def test_every_step_has_an_average_of_its_own_and_the_steps_from_the_fiftieth_on_share_one():
+    estimator = MovingAverage()
     estimator(REWARDS, MASK, ALL)
-    torch.testing.assert_close(estimator.averages, -torch.tensor([20 / 4, 25 / 5]))
+    torch.testing.assert_close(estimator.averages[:T], -torch.tensor([20 / 4, 14 / 3, 11 / 2]))
     estimator(REWARDS, MASK & torch.tensor([True, False, False]), ALL)
-    torch.testing.assert_close(estimator.averages, -torch.tensor([20 / 4, 25 / 5]))
+    torch.testing.assert_close(estimator.averages[:T], -torch.tensor([20 / 4, 14 / 3, 11 / 2]))
     estimator(3 * REWARDS, MASK, SOME)
-    torch.testing.assert_close(estimator.averages, -torch.tensor([0.9 * 5 + 0.1 * 7.5, 0.9 * 5 + 0.1 * 30 / 3]))
+    kept = torch.tensor([20 / 4, 14 / 3, 11 / 2])
+    torch.testing.assert_close(estimator.averages[:T], -(0.9 * kept + 0.1 * torch.tensor([7.5, 10.5, 9])))
+    estimator(-torch.arange(1.0, 53).unsqueeze(0), torch.ones(1, 52, dtype=torch.bool), ALL[:1])
+    assert float(estimator.averages[-1]) == pytest.approx(-(50 + 51 + 52) / 3)
+
+
+def test_an_average_per_step_of_whole_captions_knows_how_long_each_is():
+    estimator = MovingAverage(to_go=False)
+    estimator(REWARDS, MASK, ALL)
+    signal = estimator(REWARDS, MASK, ALL)
+    torch.testing.assert_close(signal.returns, TOTALS.unsqueeze(1).expand(N, T))
+    torch.testing.assert_close(signal.baseline[1], torch.full((T,), -(20 / 4 + 14 / 3)))
+
+
+def test_one_number_does_not_follow_returns_that_shrink():
+    with pytest.raises(InputError, match="per_step: false needs to_go: false"):
+        MovingAverage(per_step=False)
 
 
 def test_leave_one_out_compares_with_the_other_draws_of_the_same_caption():
@@ -121,21 +139,21 @@ def test_argmax_baseline_compares_with_the_most_probable_locations():
 def follow(rank: int, folder: str) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     half = slice(2 * rank, 2 * rank + 2)
-    for estimator in (MovingAverage(), RewardToGo()):
+    for estimator in (MovingAverage(), MovingAverage(**PAPER)):
         for factor in (1, 2):
             signal = estimator(factor * REWARDS[half], MASK[half], ALL[half])
-        torch.save((estimator.state_dict(), signal.baseline), f"{folder}/{type(estimator).__name__}{rank}")
+        torch.save((estimator.state_dict(), signal.baseline), f"{folder}/{len(estimator.averages)}-{rank}")
     torch.distributed.destroy_process_group()
 
 
 @pytest.mark.slow
 def test_every_process_follows_the_mean_over_all_of_them(tmp_path):
     torch.multiprocessing.spawn(follow, (str(tmp_path),), nprocs=2)
-    for whole in (MovingAverage(), RewardToGo()):
+    for whole in (MovingAverage(), MovingAverage(**PAPER)):
         for factor in (1, 2):
             signal = whole(factor * REWARDS, MASK, ALL)
         for rank in range(2):
-            state, baseline = torch.load(tmp_path / f"{type(whole).__name__}{rank}")
+            state, baseline = torch.load(tmp_path / f"{len(whole.averages)}-{rank}")
             for name, value in whole.state_dict().items():
                 torch.testing.assert_close(state[name], value, equal_nan=True)
             torch.testing.assert_close(baseline, signal.baseline[2 * rank : 2 * rank + 2])

@@ -62,7 +62,7 @@ def _point(point: tuple[int, float] | None) -> Cell:
 def _attention(run: Run) -> Cell:
     settings = flat(run.settings)
     names = [settings.get(f"model.decoder.{key}") for key in ("attention", "attention.score", "output")]
-    kind, *parts = [*["summed"] * ((names[-1] == "SummedOutput")), *(str(name) for name in names if name), ""]
+    kind, *parts = [*["summed"] * (names[-1] == "SummedOutput"), *(str(name) for name in names if name), ""]
     return Cell(kind, detail=", ".join(filter(None, parts)))
 
 

@@ -7,7 +7,6 @@ from captioning.objective.estimators import (
     LeaveOneOut,
     MovingAverage,
     NoBaseline,
-    RewardToGo,
 )
 from captioning.objective.objective import Likelihood, Objective
 from captioning.objective.reductions import ArcticReduction, Reduction
@@ -26,7 +25,6 @@ __all__ = [
     "NoBaseline",
     "Objective",
     "Reduction",
-    "RewardToGo",
     "SelfCriticalTraining",
     "Term",
 ]

@@ -23,6 +23,8 @@ from captioning.component import Component
 from captioning.errors import InputError, check_range
 from captioning.objective.processes import sum_over_processes
 
+_STEPS = 50  # that have an average of their own
+
 
 class Signal(NamedTuple):
     """The factors of d log p(s_t | a) in REINFORCE. All (N, T), without gradient, in nats.
@@ -98,63 +100,67 @@ class NoBaseline(Estimator):
 
 
 class MovingAverage(Estimator):
-    """b_k = decay b_{k-1} + (1 - decay) mean log p(y | s_k, a), one number for all captions and steps (Sec. 4.1).
+    """b_k = decay b_{k-1} + (1 - decay) times the mean of batch k (Sec. 4.1), of the drawn captions alone.
+
+    By default R_t sums the rewards from step t on, every step has an average of its rewards, and b_t sums the averages
+    of the caption's steps from t on. With ``per_step`` and ``to_go`` false, R_t and b_t are the paper's: R_t is
+    log p(y | s, a), and b_t its average, one number for all captions and steps.
 
     Args:
-        decay: Fraction of the old baseline that is kept at each training batch.
-        initial: b_0. By default the first batch has the baseline 0, and the average starts with that batch's mean.
-        per_word: Whether a caption's return is the mean over its words instead of their sum, as in the authors' code.
+        decay: Fraction of the old averages that is kept at each training batch.
+        per_step: Whether every step has an average; those from the fiftieth on share one.
+        to_go: Whether R_t sums the rewards from step t on instead of all rewards of the caption.
+        initial: b_0. By default the first batch has the baseline 0, because its own mean depends on its draws, and the
+            averages start with that mean.
+        per_word: Whether R_t is divided by the number of the caption's words, as in the authors' code.
         all_captions: Whether captions with an expected context count too, as in the authors' code.
+
+    Raises:
+        InputError: An option is out of its range, or a single number is to follow returns that shrink with every step.
     """
 
-    average: Tensor
+    averages: Tensor
 
     def __init__(
-        self, decay: float = 0.9, *, initial: float | None = None, per_word: bool = False, all_captions: bool = False
+        self,
+        decay: float = 0.9,
+        *,
+        per_step: bool = True,
+        to_go: bool = True,
+        initial: float | None = None,
+        per_word: bool = False,
+        all_captions: bool = False,
     ) -> None:
         super().__init__()
-        _check_decay(decay)
+        check_range(0, 0.999999, decay=decay)
         check_range(-math.inf, initial=initial)
+        if to_go and not per_step:
+            raise InputError("per_step: false needs to_go: false; one number does not follow returns that shrink")
         self.decay = decay
+        self.per_step = per_step
+        self.to_go = to_go
         self.per_word = per_word
         self.all_captions = all_captions
-        self.register_buffer("average", torch.tensor(float("nan") if initial is None else initial))
+        start = float("nan") if initial is None else initial
+        self.register_buffer("averages", torch.full((_STEPS if per_step else 1,), start))
 
     def returns(self, rewards: Tensor, mask: Tensor) -> Tensor:
         returns = super().returns(rewards, mask)
         return returns / mask.sum(dim=1, keepdim=True).clamp(min=1) if self.per_word else returns
 
     def baseline(self, draws: Draws, returns: Tensor) -> Tensor:
-        captions = (draws.mask if self.all_captions else draws.drawn)[:, 0]  # a caption counts once, however long it is
-        self.average, before = _follow(self.average, (returns[:, 0] * captions).sum(), captions.sum(), self.decay)
-        return before.expand_as(returns)
-
-
-class RewardToGo(Estimator):
-    """R_t sums the rewards from step t on; b_t is the same sum over moving averages, one per step, 0 before they exist.
-
-    Args:
-        decay: Fraction of the old averages that is kept at each training batch.
-        max_steps: Number of averages; later steps use the last one.
-    """
-
-    to_go = True
-    averages: Tensor
-
-    def __init__(self, decay: float = 0.9, *, max_steps: int = 50) -> None:
-        super().__init__()
-        _check_decay(decay)
-        check_range(1, max_steps=max_steps)
-        self.decay = decay
-        self.register_buffer("averages", torch.full((max_steps,), float("nan")))
-
-    def baseline(self, draws: Draws, returns: Tensor) -> Tensor:
-        step = torch.arange(returns.shape[1], device=returns.device).clamp(max=len(self.averages) - 1)
-        nothing = torch.zeros_like(self.averages)
-        total = nothing.index_add(0, step, (draws.rewards * draws.drawn).sum(dim=0).to(nothing.dtype))
-        count = nothing.index_add(0, step, draws.drawn.sum(dim=0).to(nothing.dtype))
-        self.averages, before = _follow(self.averages, total, count, self.decay)
-        return self.returns(before[step] * draws.mask, draws.mask)
+        values, counted = draws.rewards, draws.mask if self.all_captions else draws.drawn
+        if not self.per_step:  # a caption counts once, however long it is
+            values, counted = returns[:, :1], counted[:, :1]
+        before = self.averages.nan_to_num()  # b_{k-1}
+        step = torch.arange(values.shape[1], device=values.device).clamp(max=len(before) - 1)
+        sums = torch.stack(((values * counted).sum(dim=0), counted.sum(dim=0))).to(before.dtype)
+        sums = before.new_zeros(2, len(before)).index_add(1, step, sums)
+        total, count = sum_over_processes(sums)  # so that all processes keep the same averages
+        mean = total / count  # nan where nothing was drawn
+        after = torch.where(self.averages.isnan(), mean, self.decay * self.averages + (1 - self.decay) * mean)
+        self.averages = torch.where(count > 0, after, self.averages)
+        return self.returns(before[step] * draws.mask, draws.mask) if self.per_step else before.expand_as(returns)
 
 
 class LeaveOneOut(Estimator):
@@ -208,21 +214,3 @@ def leave_one_out(values: Tensor, samples: int) -> Tensor:
     """Return the mean of the other samples of the same group for values (N, ..), the S samples of a group adjacent."""
     groups = values.unflatten(0, (-1, samples))  # (N / S, S, ..)
     return ((groups.sum(dim=1, keepdim=True) - groups) / (samples - 1)).flatten(0, 1)
-
-
-def _check_decay(decay: float) -> None:
-    if not 0 <= decay < 1:
-        raise InputError(f"decay must be in [0, 1), got {decay}")
-
-
-def _follow(average: Tensor, total: Tensor, count: Tensor, decay: float) -> tuple[Tensor, Tensor]:
-    """Return the updated average b_k, and the average b_{k-1} that is this batch's baseline.
-
-    An average that does not exist yet (nan) starts with the batch's mean, which the batch's own baseline, 0, must not
-    know: it depends on the draws. Totals and counts are summed over processes, so that all processes keep the same
-    average.
-    """
-    total, count = sum_over_processes(torch.stack((total, count.to(total.dtype))))
-    mean = total / count  # nan where nothing was drawn
-    after = torch.where(average.isnan(), mean, decay * average + (1 - decay) * mean)
-    return torch.where(count > 0, after, average), average.nan_to_num()

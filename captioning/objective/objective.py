@@ -78,7 +78,7 @@ class Likelihood(Objective):
 
     Args:
         attention_penalty: lambda of Eq. 14, ``DoublyStochasticPenalty``.
-        estimator: The estimator of REINFORCE for attention that needs one; by default the paper's moving average.
+        estimator: The estimator of REINFORCE for attention that needs one; by default ``MovingAverage``.
         reward_weight: lambda_r of the learning rule below Eq. 12; 1 gives the gradient of the bound L_s.
         entropy_weight: lambda_e of that rule, the weight of the alphas' entropy, for stochastic attention.
         label_smoothing: Fraction of the target probability that is spread over the vocabulary. Rewards are plain

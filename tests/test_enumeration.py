@@ -170,13 +170,18 @@ def test_moving_average_gradient_matches_enumeration(form):
     assert_agrees(sampled_gradients(captioner, MovingAverage(**FORMS[form])), exact_gradient(captioner))
 
 
-@pytest.mark.parametrize("make", [lambda options=options: MovingAverage(**options) for options in FORMS.values()])
-def test_expected_gradient_of_the_first_batch_is_exact(make, monkeypatch):
+@pytest.mark.parametrize("form", FORMS)
+def test_expected_gradient_of_the_first_batch_is_exact(form, monkeypatch):
     """Before an average exists, a baseline must not be made of the batch's own draws."""
     monkeypatch.setattr(sys.modules[__name__], "CAPTIONS", ([4], [5]))
     monkeypatch.setattr(sys.modules[__name__], "WORDS", 4)
     captioner = make_captioner()
-    torch.testing.assert_close(expected_gradient(captioner, make), exact_gradient(captioner), atol=1e-12, rtol=1e-9)
+    torch.testing.assert_close(
+        expected_gradient(captioner, lambda: MovingAverage(**FORMS[form])),
+        exact_gradient(captioner),
+        atol=1e-12,
+        rtol=1e-9,
+    )
 
 
 def test_expected_gradient_over_the_support_of_sparse_alphas_is_exact(monkeypatch):

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""Make the pretrained captioner again: train its stages, score it, export it into the package, and check the export.
+"""Make the pretrained captioner again: join its data, train its stages, choose among them, export the best, check it.
 
-A stage that was finished is skipped, as RUNS/pretrained/STAGE.done says; an interrupted training is resumed. The images
-and the weights of MobileNetV1 must be there: `captioning prepare flickr8k` and `captioning prepare weights`.
+A stage that was finished is skipped, as RUNS/pretrained/STAGE.done says; an interrupted training is resumed. Flickr8k,
+Flickr30k, COCO with Karpathy's split and the encoder's weights must be there: `captioning prepare` gets them.
 
 examples:
   python scripts/pretrained.py
@@ -13,28 +13,36 @@ examples:
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
+import shutil
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from commands import Commands
-from measurements import measurement_of
+from sentences import Sentences
 
 from captioning.errors import InputError, exits_on_input_error
-from captioning.files import read_json, write_json
+from captioning.files import read_json, write_json, write_text
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
 
 REPOSITORY = Path(os.path.relpath(Path(__file__).resolve().parent.parent))
-CONFIG = REPOSITORY / "configs/flickr8k_pretrained.yaml"
-EXPORTED = REPOSITORY / "captioning/pretrained/flickr8k_mobilenet"
+RECIPE = REPOSITORY / "configs/pretrained"
+EXPORTED = REPOSITORY / "captioning/pretrained/flickr8k_coco_lite2"
 MEASUREMENT = REPOSITORY / "docs/measurements/pretrained.json"
+DATA = Path("data")
+JOINED, COCO = DATA / "pretrained/dataset.json", DATA / "pretrained/coco.json"
+VALIDATION = {"Flickr8k, 1,000 images": DATA / "flickr8k/dataset_flickr8k.json", "COCO, 100 images": COCO}
 TIMED = 50
 """Images that are captioned one after the other to measure the time."""
 
-_FIRST, _TUNED, _CRITICAL, _MEAN = "pretrained_first", "pretrained_tuned", "pretrained_self_critical", "pretrained"
+_FIRST, _TUNED, _CRITICAL, _MEAN, _BEST = (
+    f"pretrained{suffix}" for suffix in ("_first", "_tuned", "_self_critical", "_mean", "")
+)
 
 
 @exits_on_input_error
@@ -44,76 +52,149 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", metavar="STAGE", help="run these stages, finished or not")
     parser.add_argument("--dry_run", action="store_true", help="print the commands that are left, and run none")
     args = parser.parse_args(argv)
-    stages = recipe(args.runs)
+    stages, folder = recipe(args.runs), args.runs / _BEST
     if unknown := [name for name in args.only or () if name not in stages]:
         raise InputError(f"--only: there is no stage {unknown[0]!r}; one of {', '.join(stages)}")
-    commands, pretrained = Commands(1), RunFolder(args.runs / _MEAN)
+    python = {"data": lambda: join(JOINED, COCO), "score": lambda: score(args.runs), "check": lambda: check(args.runs)}
     for name in args.only or stages:
-        done, command = pretrained.path / f"{name}.done", stages[name]
+        done, command = folder / f"{name}.done", stages[name]
         if done.exists() and not args.only:
             continue
         if args.dry_run:
-            print(f"{name}  {f'$ captioning {shlex.join(command)}' if command else f'captions of {EXPORTED}'}")
+            print(f"{name}  {f'$ captioning {shlex.join(command)}' if command else '(in this program)'}")
             continue
+        started = time.perf_counter()
         if command:
-            commands.run(name, command)
+            Commands(1).run(name, command)
         else:
-            check(pretrained.checkpoint("best"), EXPORTED, MEASUREMENT)
-        if name == "score":
-            write_json(MEASUREMENT, measurement_of(pretrained.path, command, seed=1))
+            python[name]()
         done.parent.mkdir(parents=True, exist_ok=True)
-        done.touch()
+        write_text(done, f"{(time.perf_counter() - started) / 3600:.2f} hours\n")
 
 
 def recipe(runs: Path) -> dict[str, list[str]]:
-    """Return the commands that make the captioner, in their order; that of the check is empty."""
-    best = {name: str(RunFolder(runs / name).checkpoint("best")) for name in (_FIRST, _TUNED, _CRITICAL, _MEAN)}
-    features, tuned_features = "data/flickr8k/pretrained", "data/flickr8k/pretrained_tuned"
-    extract = ["extract", "--config", str(CONFIG), "--split", "train", "--split", "val", "--flipped"]
+    """Return the commands that make the captioner, in their order; those of this program's own stages are empty."""
+    names = (_FIRST, _TUNED, _CRITICAL, _MEAN, _BEST)
+    best = {name: str(RunFolder(runs / name).checkpoint("best")) for name in names}
+    first, features, tuned_features = str(RECIPE / "first.yaml"), "data/pretrained/features", "data/pretrained/tuned"
+    extract = ["extract", "--config", first, "--split", "train", "--split", "val", "--flipped"]
 
     def fit(run: str, *options: str) -> list[str]:
         last = RunFolder(runs / run).checkpoint("last")
         resumed = ["--ckpt_path", str(last)] if last.is_file() else []
-        placed = ["--runs", str(runs), "--name", run, "--trainer.logger=false"]
-        return ["fit", "--config", str(CONFIG), *options, *placed, *resumed]
+        return [
+            *("fit", "--config", first, *options),
+            *("--runs", str(runs), "--name", run, "--trainer.logger=false", *resumed),
+        ]
 
-    def second(overlay: str, run: str) -> list[str]:
-        return ["--config", str(REPOSITORY / f"configs/overlays/{overlay}.yaml"), "--init_from", best[run]]
+    def after(run: str, stage: str) -> list[str]:
+        return ["--config", str(RECIPE / f"{stage}.yaml"), "--init_from", best[run]]
 
     return {
+        "data": [],
         "features": [*extract, "--output", features],
         "first": fit(_FIRST, "--data.features", features),
-        "tuned": fit(_TUNED, *second("fine_tune_mobilenet", _FIRST), "--checkpoint.monitor", "val/cider_d"),
+        "tuned": fit(_TUNED, *after(_FIRST, "tuned")),
         "tuned_features": [*extract, "--init_from", best[_TUNED], "--output", tuned_features],
-        "critical": fit(
-            _CRITICAL,
-            *second("self_critical", _TUNED),
-            *("--data.features", tuned_features, "--trainer.max_epochs", "8"),
-            *("--model.search.length_normalization", "0.7"),
-        ),
+        "critical": fit(_CRITICAL, *after(_TUNED, "self_critical"), "--data.features", tuned_features),
         "average": ["average", "--model", best[_TUNED], "--model", best[_CRITICAL], "--output", best[_MEAN]],
-        "score": ["test", "--ckpt_path", best[_MEAN], "--data.test_split=val", "--data.features", tuned_features],
+        "score": [],
         "export": [
-            *("export", "--model", best[_MEAN], "--output", str(EXPORTED), "--dtype", "float16"),
-            *("--license", "other", "--notes", str(CONFIG.with_suffix(".md"))),
+            *("export", "--model", best[_BEST], "--output", str(EXPORTED), "--dtype", "float16"),
+            *("--license", "other", "--notes", str(runs / _BEST / "card.md")),
         ],
         "check": [],
     }
 
 
-def check(checkpoint: Path, folder: Path, measurement: Path) -> None:
-    """Caption the validation images with a checkpoint and its export, and note in a measurement how many agree.
+def join(joined: Path, coco: Path) -> None:
+    """Write the photographs of Flickr8k and of ``photographs.txt`` as one split file, and those of COCO to validate on.
+
+    Raises:
+        InputError: A split file is missing, or lacks a photograph of the list.
+    """
+    flickr8k = _images("flickr8k", "images")
+    images = [{**image, "dataset": "flickr8k"} for image in flickr8k if image["split"] != "test"]
+    wanted = [line.split() for line in (RECIPE / "photographs.txt").read_text().splitlines() if line[0] != "#"]
+    for name, folder, key in (("coco", "", "cocoid"), ("flickr30k", "images", "filename")):
+        known = {str(image[key]): image for image in _images(name, folder)}
+        numbers = [(split, number) for split, dataset, number in wanted if dataset == name]
+        if lacking := [number for _, number in numbers if number not in known]:
+            raise InputError(f"dataset_{name}.json lacks {len(lacking)} of the photographs, such as {lacking[0]}")
+        images += [{**known[number], "split": split, "dataset": name} for split, number in numbers]
+    for number, image in enumerate(images):
+        image |= {"imgid": number, "cocoid": number}  # a number of its own for the images of all data sets
+    write_json(joined, {"images": images}, indent=None)
+    write_json(coco, {"images": [i for i in images if (i["dataset"], i["split"]) == ("coco", "val")]}, indent=None)
+    captions = sum(len(image["sentences"]) for image in images)
+    print(f"{joined}: {len(images):,} images, {captions:,} captions")
+
+
+def _images(name: str, folder: str) -> list[dict[str, Any]]:
+    """Return the images of Karpathy's file of a data set, with paths from the folder of all data sets."""
+    content = read_json(DATA / name / f"dataset_{name}.json")
+    return [
+        {**image, "filepath": str(Path(name, folder, image.get("filepath", "")))} for image in content["images"]
+    ]
+
+
+def score(runs: Path) -> None:
+    """Score the stages on both validation sets, and make the best that with the highest mean of both CIDEr-D."""
+    from captioning.data import KarpathySource
+    from captioning.evaluation.evaluator import evaluate
+    from captioning.evaluation.metrics import UNIT, count
+    from captioning.evaluation.resampling import intervals
+    from captioning.inference import load
+
+    training = KarpathySource(str(JOINED), str(DATA)).index("train").captions
+    sentences, measured = Sentences(caption.split() for caption in training), {}
+    for name in (_FIRST, _TUNED, _CRITICAL, _MEAN):
+        captioner = load(RunFolder(runs / name).checkpoint("best"))
+        captions, sets = [], {}
+        for title, path in VALIDATION.items():
+            source = KarpathySource(str(path), str(DATA / "flickr8k/images" if path != COCO else DATA))
+            values, records = evaluate(captioner.model, captioner.vocabulary, source, captioner.options, split="val")
+            captions += [record.words for record in records]
+            sets[title] = {"nll": round(values["nll"], 4)}
+            for family, counts in count([r.words for r in records], [r.reference_words for r in records]):
+                for metric, numbers in zip(family.names, intervals(counts, family.values).T.tolist(), strict=True):
+                    sets[title][metric] = dict(zip(("value", "low", "high"), (round(n, 2) for n in numbers)))
+        measured[name] = {"sets": sets, "sentences": sentences.faults(captions)}
+        print(f"{name}  {json.dumps(measured[name])}")
+    mean_cider = {name: sum(s["cider_d"]["value"] for s in one["sets"].values()) for name, one in measured.items()}
+    chosen = max(mean_cider, key=mean_cider.__getitem__)
+    best = RunFolder(runs / _BEST).checkpoint("best")
+    best.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(RunFolder(runs / chosen).checkpoint("best"), best)
+    hours = {path.stem: path.read_text().split()[0] for path in sorted((runs / _BEST).glob("*.done"))}
+    facts = {"chosen": chosen, "scores": measured, "unit": f"{UNIT}; sentences in percent of captions"}
+    origin = provenance(command="python scripts/pretrained.py --only score", seed=1)
+    write_json(MEASUREMENT, facts | {"hours": hours, "search": vars(captioner.options), **origin})
+    write_text(runs / _BEST / "card.md", _card(measured[chosen]["sets"]))
+
+
+def _card(sets: dict[str, Any]) -> str:
+    """Return the captioner's card with the metrics of both validation sets."""
+    lines = ["| metric | " + " | ".join(sets) + " |", "| --- |" + " --- |" * len(sets)]
+    for metric in ("bleu1", "bleu4", "rouge_l", "cider_d", "meteor"):
+        cells = [one.get(metric) for one in sets.values()]
+        texts = ["-" if c is None else f"{c['value']:.2f} ({c['low']:.2f} to {c['high']:.2f})" for c in cells]
+        lines.append(f"| {metric} | {' | '.join(texts)} |")
+    how = "Validation images, which all choices were made on; in brackets a 95 % interval over images."
+    return (RECIPE / "card.md").read_text(encoding="utf-8") + f"\n## Metrics\n\n{how}\n\n" + "\n".join(lines) + "\n"
+
+
+def check(runs: Path) -> None:
+    """Caption the validation images with the checkpoint and its export, and note how many captions are equal.
 
     Raises:
         InputError: Fewer than 99 % of the captions are equal.
     """
-    from captioning.cli.build import build
-    from captioning.data import CaptionSource
+    from captioning.data import KarpathySource
     from captioning.inference import load
 
-    trained, exported = load(checkpoint), load(folder)
-    (source,) = build({"data.source": CaptionSource}, [trained.settings])
-    index = source.index("val")
+    trained, exported = load(RunFolder(runs / _BEST).checkpoint("best")), load(EXPORTED)
+    index = KarpathySource(str(JOINED), str(DATA)).index("val")
     images = [index.image_path(number) for number in range(len(index))]
     pairs = zip(trained.stream(images), exported.stream(images), strict=True)
     equal = sum(one.words == other.words for one, other in pairs)
@@ -125,14 +206,14 @@ def check(checkpoint: Path, folder: Path, measurement: Path) -> None:
         "images": len(images),
         "equal_captions": equal,
         "percent": round(100 * equal / len(images), 2),
-        "megabytes": round(sum(file.stat().st_size for file in folder.iterdir()) / 1e6, 2),
+        "megabytes": round(sum(file.stat().st_size for file in EXPORTED.iterdir()) / 1e6, 2),
         "milliseconds_per_image": round(1000 * seconds / len(images[:TIMED]), 1),
         **provenance(command="python scripts/pretrained.py --only check", seed=None),
     }
-    write_json(measurement, read_json(measurement) | {"export": export})
-    print(f"{equal} of {len(images)} captions are equal ({export['percent']} %), written to {measurement}")
+    write_json(MEASUREMENT, read_json(MEASUREMENT) | {"export": export})
+    print(f"{equal} of {len(images)} captions are equal ({export['percent']} %), written to {MEASUREMENT}")
     if equal < 0.99 * len(images):
-        raise InputError(f"{folder}: fewer than 99 % of its captions are those of {checkpoint}")
+        raise InputError(f"{EXPORTED}: fewer than 99 % of its captions are those of the checkpoint")
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class BeamOptions:
-    """Options of the search in evaluation (see ``beam_search``); a beam of 1 is greedy decoding.
+    """Options of the search in evaluation (see ``beam_search`` and ``Constraints``); a beam of 1 is greedy decoding.
 
     An InputError names an option that is out of its range.
     """
@@ -73,10 +73,12 @@ class BeamOptions:
     length_normalization: float = 0.0
     max_length: int = 30
     min_length: int = 1
+    no_repeat_ngram: int | None = None
 
     def __post_init__(self) -> None:
         check_whole(1, 1000, beam_size=self.beam_size, max_length=self.max_length)
         check_whole(0, min_length=self.min_length)
+        check_whole(1, no_repeat_ngram=self.no_repeat_ngram)
         check_range(-10, 10, length_normalization=self.length_normalization)
         check_lengths(self.min_length, self.max_length)
 

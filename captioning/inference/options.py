@@ -24,7 +24,6 @@ class DecodingOptions(BeamOptions):
             widened to so many. None is one drawn caption, or the whole beam.
         diverse: Number of groups of a diverse beam search; 1 is the plain one. The beam is widened to a multiple.
         diversity: Strength of the diverse beam search; see ``beam_search``.
-        no_repeat_ngram: Length of the word sequences that may occur only once in a caption; None allows repetition.
         prefix: Text that captions begin with, such as "a photo of"; None leaves the beginning to the model.
         inference: How hard attention forms its contexts, "expected", "argmax" or "sample"; see
             ``Attention.inference``. None takes the mode that the model was configured with.
@@ -43,7 +42,6 @@ class DecodingOptions(BeamOptions):
     samples: int | None = None
     diverse: int = 1
     diversity: float = DIVERSITY
-    no_repeat_ngram: int | None = None
     prefix: str | None = None
     inference: Literal["expected", "argmax", "sample"] | None = None
     temperature: float = 1.0
@@ -58,7 +56,7 @@ class DecodingOptions(BeamOptions):
         check_range(0, 1000, diversity=self.diversity)
         check_whole(0, 2**63 - 1, seed=self.seed)
         check_whole(1, 1000, samples=self.samples, diverse=self.diverse)
-        check_whole(1, top_k=self.top_k, no_repeat_ngram=self.no_repeat_ngram)
+        check_whole(1, top_k=self.top_k)
         if self.method not in ("beam", "greedy", "sample"):
             raise InputError(f"method must be beam, greedy or sample, got {self.method!r}")
         for name, method in _METHOD_OF.items():

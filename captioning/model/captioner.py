@@ -93,7 +93,7 @@ class CaptionModel(nn.Module):
             beam_size=options.beam_size,
             length_normalization=options.length_normalization,
             max_length=options.max_length,
-            constraints=Constraints(min_length=options.min_length),
+            constraints=Constraints(options.min_length, options.no_repeat_ngram),
         )
 
     @torch.inference_mode()

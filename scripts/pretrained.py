@@ -32,7 +32,7 @@ from captioning.run_folder import RunFolder
 
 REPOSITORY = Path(os.path.relpath(Path(__file__).resolve().parent.parent))
 RECIPE = REPOSITORY / "configs/pretrained"
-EXPORTED = REPOSITORY / "captioning/pretrained/flickr8k_coco_lite2"
+EXPORTED = REPOSITORY / "captioning/pretrained/photos_lite2"
 MEASUREMENT = REPOSITORY / "docs/measurements/pretrained.json"
 DATA = Path("data")
 JOINED, COCO = DATA / "pretrained/dataset.json", DATA / "pretrained/coco.json"
@@ -133,9 +133,7 @@ def join(joined: Path, coco: Path) -> None:
 def _images(name: str, folder: str) -> list[dict[str, Any]]:
     """Return the images of Karpathy's file of a data set, with paths from the folder of all data sets."""
     content = read_json(DATA / name / f"dataset_{name}.json")
-    return [
-        {**image, "filepath": str(Path(name, folder, image.get("filepath", "")))} for image in content["images"]
-    ]
+    return [{**image, "filepath": str(Path(name, folder, image.get("filepath", "")))} for image in content["images"]]
 
 
 def score(runs: Path) -> None:
@@ -158,7 +156,8 @@ def score(runs: Path) -> None:
             sets[title] = {"nll": round(values["nll"], 4)}
             for family, counts in count([r.words for r in records], [r.reference_words for r in records]):
                 for metric, numbers in zip(family.names, intervals(counts, family.values).T.tolist(), strict=True):
-                    sets[title][metric] = dict(zip(("value", "low", "high"), (round(n, 2) for n in numbers)))
+                    value, low, high = (round(number, 2) for number in numbers)
+                    sets[title][metric] = {"value": value, "low": low, "high": high}
         measured[name] = {"sets": sets, "sentences": sentences.faults(captions)}
         print(f"{name}  {json.dumps(measured[name])}")
     mean_cider = {name: sum(s["cider_d"]["value"] for s in one["sets"].values()) for name, one in measured.items()}

@@ -1,4 +1,4 @@
-"""Two faults of captions that metrics hardly see, counted by rule: a sentence that breaks off, and one that repeats a noun.
+"""Two faults of captions that metrics hardly see, counted by rule: sentences that break off or repeat a noun.
 
 The rules are not exact: the captions that people wrote have both faults by the same rules, and give the scale.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 _ARTICLES = "a an the another his her their its my your this that these those some"
 _PREPOSITIONS = "of in on at with to from by into onto near beside between behind under above among against for as like"
@@ -47,7 +48,7 @@ class Sentences:
     @staticmethod
     def repeats(words: Sequence[str]) -> bool:
         """Whether a content word stands twice after the same article ("a boat on a boat") or twice in a row."""
-        pairs = [pair for pair in zip(words, words[1:], strict=False) if pair[1] not in _FUNCTION]
+        pairs = [pair for pair in pairwise(words) if pair[1] not in _FUNCTION]
         return len(set(pairs)) < len(pairs) or any(first == second for first, second in pairs)
 
     def faults(self, captions: Sequence[Sequence[str]]) -> dict[str, float]:

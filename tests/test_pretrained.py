@@ -12,6 +12,8 @@ from helpers_faults import command, refused
 from helpers_runs import save_checkpoint
 
 from captioning.checkpoint.load import FOLDER
+from captioning.data import KarpathySource
+from captioning.files import write_json
 from captioning.inference import load
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -72,17 +74,64 @@ def test_it_captions_a_photograph_without_anything_that_is_slow_to_import(tmp_pa
 
 
 def test_every_stage_of_the_recipe_reads_what_an_earlier_one_wrote(tmp_path, capsys):
-    written: set[str] = set()
-    recipe = load_script("pretrained").recipe(tmp_path)
+    best = f"{tmp_path}/pretrained/checkpoints/best.ckpt"
+    written, recipe = set[str](), load_script("pretrained").recipe(tmp_path)
     for name, words in recipe.items():
         output = words[words.index("--output") + 1] if "--output" in words else ""
         read = [word for word in words if word.endswith("best.ckpt") and word != output]
         read += [words[words.index("--data.features") + 1]] if "--data.features" in words else []
         assert set(read) <= written, name
-        written.add(output)
+        written.add(best if name == "score" else output)
         if "fit" in words:
             written.add(f"{tmp_path}/{words[words.index('--name') + 1]}/checkpoints/best.ckpt")
     load_script("pretrained").main(["--runs", str(tmp_path / "runs"), "--dry_run"])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines][: len(recipe)] == list(recipe)
     assert "--dtype float16" in lines[-2] and not list(tmp_path.iterdir())
+
+
+def test_its_data_are_the_listed_photographs_of_three_data_sets(tmp_path, monkeypatch):
+    """Numbers of two data sets may be equal, and Flickr8k's test images take no part."""
+    monkeypatch.chdir(tmp_path)
+    pretrained = load_script("pretrained")
+    recipe = tmp_path / "recipe"
+    recipe.mkdir()
+    (recipe / "photographs.txt").write_text("# comment\ntrain coco 7\ntrain flickr30k 9.jpg\nval coco 8\n")
+    monkeypatch.setattr(pretrained, "RECIPE", recipe)
+    for name, images in {
+        "flickr8k": [("train", {"imgid": 7}), ("val", {"imgid": 8}), ("test", {"imgid": 9})],
+        "coco": [("restval", {"cocoid": 7, "filepath": "val2014"}), ("test", {"cocoid": 8}), ("train", {"cocoid": 9})],
+        "flickr30k": [("val", {"imgid": 9}), ("train", {"imgid": 7})],
+    }.items():
+        entries = [
+            {"split": split, "filename": f"{next(iter(ids.values()))}.jpg", "sentences": [{"tokens": [name]}], **ids}
+            for split, ids in images
+        ]
+        write_json(tmp_path / f"data/{name}/dataset_{name}.json", {"images": entries})
+    pretrained.join(pretrained.JOINED, pretrained.COCO)
+    train, val, coco = (
+        KarpathySource(str(path), "data").index(split)
+        for path, split in [(pretrained.JOINED, "train"), (pretrained.JOINED, "val"), (pretrained.COCO, "val")]
+    )
+    assert train.paths == ["flickr8k/images/7.jpg", "coco/val2014/7.jpg", "flickr30k/images/9.jpg"]
+    assert val.paths == ["flickr8k/images/8.jpg", "coco/8.jpg"] and coco.paths == val.paths[1:]
+    assert len({*train.image_ids, *val.image_ids}) == 5
+
+
+@pytest.mark.parametrize(
+    ("caption", "breaks_off", "repeats"),
+    [
+        ("a man in a baseball", True, False),  # half a compound: the training captions go on
+        ("a man in a baseball cap", False, False),
+        ("a dog on the", True, False),
+        ("a dog that is brown", True, False),
+        ("a boat on a boat", False, True),
+        ("a person in a van van", False, True),
+        ("a brown dog and a black dog", False, False),
+        ("a dog is on a dog", False, True),
+    ],
+)
+def test_sentences_that_break_off_or_repeat_are_counted(caption, breaks_off, repeats):
+    training = [f"a man in a baseball {noun}".split() for noun in ["cap", "uniform"] * 6]
+    sentences = load_script("sentences").Sentences(training)
+    assert (sentences.breaks_off(caption.split()), sentences.repeats(caption.split())) == (breaks_off, repeats)

@@ -127,8 +127,8 @@ class Comparison:
         return self.runs if table.columns is None else table.columns
 
     def clear(self, name: str) -> bool:
-        """Return whether the metric of a run or a group clearly differs from the first."""
-        return (self.group_tests.get(name) or self.tests[name])[self.metric].clear
+        """Return whether the metric of a variant clearly differs from the first's; false for runs of one seed."""
+        return name in self.group_tests and self.group_tests[name][self.metric].clear
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers as plain data for JSON."""

@@ -6,31 +6,33 @@ from captioning.comparison.result import Comparison, p_text
 from captioning.evaluation.metrics import TITLES
 from captioning.evaluation.resampling import Difference
 
-ONE_SEED = "one seed each, which says nothing about the method"
+ONE_SEED = "one seed each, so nothing follows about the method"
 """What every verdict over runs of one seed each says, since other seeds could order the methods differently."""
 
 
 def add_verdicts(result: Comparison) -> None:
-    """Add a verdict on every variant and every run that is tested against the first."""
+    """Add a verdict on every variant and every run that is tested against the first; it judges only over seeds."""
     metric, title = result.metric, TITLES[result.metric]
     groups = {group.name: group for group in result.groups}
     for name, tests in {**result.group_tests, **result.tests}.items():
-        if name in result.group_tests:
-            first, other = result.groups[0].name, groups[name]
-            before, after = result.groups[0].mean(metric), other.mean(metric)
-            counts = len(other.runs), len(result.groups[0].runs)
-            seeds = f"{counts[0]} seeds each" if counts[0] == counts[1] else "{} and {} seeds".format(*counts)
-        else:
-            first, seeds = result.runs[0], ONE_SEED
-            before, after = (result.scores[run][metric].value for run in (first, name))
         test, change = tests[metric], tests[metric].interval
         difference = f"{change.value:+.1f}, {change.low:+.1f} to {change.high:+.1f}, {p_text(test.corrected)}"
+        if name not in result.group_tests:
+            first = result.runs[0]
+            after, before = (f"{run} {result.scores[run][metric].value:.1f}" for run in (name, first))
+            on = f"on these {result.images} images ({difference})"
+            result.verdicts[name] = f"{title}: {after}, {before} {on}; {ONE_SEED}."
+            continue
+        first_group, other = result.groups[0], groups[name]
+        first, before, after = first_group.name, f"{first_group.mean(metric):.1f}", f"{other.mean(metric):.1f}"
+        counts = len(other.runs), len(first_group.runs)
+        seeds = f"{counts[0]} seeds each" if counts[0] == counts[1] else "{} and {} seeds".format(*counts)
         measured = f"{title} ({difference}), {result.images} images, {seeds}."
         # Half a digit: a smaller difference is shown as 0.0.
-        if abs(change.value) < 0.05 and not test.excludes_zero and f"{after:.1f}" == f"{before:.1f}":
-            result.verdicts[name] = f"Equal: {name} and {first} both have {after:.1f} {measured}"
+        if abs(change.value) < 0.05 and not test.excludes_zero and after == before:
+            result.verdicts[name] = f"Equal: {name} and {first} both have {after} {measured}"
         else:
-            result.verdicts[name] = f"{finding(test)}: {name} has {after:.1f} and {first} {before:.1f} {measured}"
+            result.verdicts[name] = f"{finding(test)}: {name} has {after} and {first} {before} {measured}"
 
 
 def finding(test: Difference) -> str:

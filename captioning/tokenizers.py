@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import html
 import re
 import unicodedata
 from abc import ABC, abstractmethod
@@ -40,9 +41,7 @@ class Tokenizer(ABC):
 class PennTreebank(Tokenizer):
     """English by Penn Treebank rules: lower case, without punctuation, contractions split."""
 
-    description = (
-        "Penn Treebank rules in Python (nltk), lower case, without punctuation; not the COCO toolkit's Java program"
-    )
+    description = "Penn Treebank rules as in the COCO toolkit, lower case, without punctuation"
     english = True
 
     def tokenize(self, text: str) -> list[str]:
@@ -77,30 +76,48 @@ class Characters(Tokenizer):
 _BESIDE_IDEOGRAPH = re.compile("(?<=[\u2e80-\U0010ffff]) | (?=[\u2e80-\U0010ffff])")
 _CHARACTERS = re.compile("[^\\W_\u2e80-\U0010ffff]+|[^\\W_]")
 
-# Tokens that the COCO caption toolkit drops after its Penn Treebank tokeniser.
-PUNCTUATION = frozenset("'' ' `` ` -LRB- -RRB- -LCB- -RCB- . ? ! , : - -- ... ; ( ) [ ] { } \" # /".split())
-
-
-@functools.cache
-def _treebank():  # type: ignore[no-untyped-def]
-    from nltk.tokenize import TreebankWordTokenizer  # slow to import, and rarely needed
-
-    return TreebankWordTokenizer()
-
-
-# Words of letters alone that Penn Treebank rules split: can not, gim me ..
-CONTRACTIONS = frozenset("cannot gimme gonna gotta lemme wanna".split())
+# What the COCO toolkit's PTBTokenizer (Stanford CoreNLP 3.4.1) takes for a word. A character that fits nowhere, such as a
+# comma, a quote, a dash of up to four hyphens or an emoji, is dropped.
+_MARKS = "".join(c for c in map(chr, range(0x300, 0xECE)) if unicodedata.category(c)[0] == "M")  # accents, vowel signs
+_L, _N = rf"(?:[^\W\d_]|[{_MARKS}])", rf"(?:[^\W_¼-¾]|[{_MARKS}])"  # a letter; a letter or a digit
+_A, _Q = "['’]", "['’`‘]"  # an apostrophe; and what stands for one inside a word
+_PART = f"(?:[dol]{_Q}(?={_N}))?{_N}+"  # of a compound
+_ABBREVIATIONS = """adm adv al ala alex apr ariz assn assoc asst atty attys aug ave bancorp bldg blvd brig bros calif capt
+    cf co col colo comdr conn corp cos cpl ct dak dec dept det dr drs elec ens esq est etc ext feb fla fri ft ga gen gov
+    govs hon inc ind insp intl jan jos jr jul jun kan kans ky lieut lt ltd maj mar md messrs mich minn mlle mme mo mon
+    mont mr mrs ms msgr mt natl neb nev nov oct okla penn pfc ph.d plc pres prof profs pvt rd rep reps rev rt sen sens
+    sep sept seq sfc sgt spc sq sr st ste supt supts sys tel tenn thu thurs tue tues univ va vs vt wed wis wisc wm wyo"""
+_TOKEN = re.compile(
+    "|".join(
+        (
+            r"</?[a-z][a-z0-9_:.-]*/?>|<[!?][a-z-][^>]*>|-[lr][rcs]b-",  # <unk> and other tags, and brackets' names
+            r"(?:https?|ftp)://[^\s\"<>|(){}]+[^\s\"'<>|.!?(){},;:&-]|[a-z0-9._%+-]+@[a-z0-9][a-z0-9.-]*[a-z0-9]",
+            rf"[@#][^\W\d]\w*|[<>]?[:;=][-o*']?[()dpo\\{{@|](?!{_N})",  # names, topics and smileys
+            f"{_N}+(?:-{_L}+){{0,2}}(?:/{_N}+(?:-{_L}+){{0,2}}){{1,2}}",  # and/or
+            rf"{_N}+(?:[.,]{_N}*)*(?:-{_N}+(?:\.\d+)?)+|{_PART}(?:[-_]{_PART})+",  # 3.5-inch, jack-o'lantern
+            rf"(?:[a-z](?:\.[a-z])+|{'|'.join(_ABBREVIATIONS.split())})\.(?!{_L})",  # u.s., st.
+            f"(?:can(?=not)|(?:gon|wan)(?=na)|got(?=ta)|(?:lem|gim)(?=me))(?=(?:not|na|ta|me)(?!-?{_N}))",
+            f"{_L}*[a-mo-z](?=n{_Q}t)|n{_Q}t(?!{_L})|'t(?=(?:is|was)(?!{_L}))|{_A}(?:[msd]|re|ve|ll)(?!{_L})",
+            rf"{_A}(?:n{_A}|(?:n|em|till?|cause|[2-9]0s)(?!{_L}))|{_A}\d\d(?!\S)|y{_A}(?={_L})|(?:ol|somethin){_A}(?!{_N})",
+            f"(?:[dlo]{_Q}(?!(?:re|ve|ll)(?!{_L})){_N}|c{_A}mon|li{_A}l|n{_Q}{_L}{{2}}|{_L}+[aeiouy]{_Q}[aeiou]){_N}*",  # o'clock, ma'am
+            rf"[+-]?\d*(?:[.,]\d+)+|\d+(?:[.:,]\d+)+|[+-]\d+|{_L}{_N}*(?:[.!?]{_L}{_N}*)*|{_N}+",
+            r"-{5,}|[?!]{2,}|@+|#+|_+|\*+|[][(){}<>=+%&~^|\\$/¡-ª¬®-º¼-¿×÷€£„‚•·°™†‡]",
+        )
+    )
+)
+_CLOSING_QUOTE = re.compile(f"’(?=(?:[msd]|re|ve|ll)(?!{_L}))|(?<=n)’(?=t(?!{_L}))")  # an apostrophe in "it’s", "isn’t"
+_BRACKETS = {"(": "-lrb-", ")": "-rrb-", "[": "-lsb-", "]": "-rsb-", "{": "-lcb-", "}": "-rcb-"}
+_SPELT = str.maketrans(_BRACKETS | {"½": "1/2", "¼": "1/4", "¾": "3/4", "€": "$", "£": "#", "¢": "cents"})
 
 
 def tokenize(text: str) -> list[str]:
     """Return the words of ``text``: Penn Treebank rules, lower case, punctuation dropped."""
-    # No rule crosses a space, so words can be split first and cached: nltk's rules would take minutes for the 592,000
-    # captions of COCO.
-    return [word for piece in text.lower().replace(".", " ").split() for word in _tokenize_piece(piece)]
+    text = html.unescape(text) if "&" in text else text
+    # No rule crosses a space, so words can be split first and cached, which pays for the 592,000 captions of COCO.
+    return [word for piece in text.lower().replace("\xad", "").split() for word in _tokenize_piece(piece)]
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def _tokenize_piece(piece: str) -> tuple[str, ...]:
-    if piece.isascii() and piece.isalnum() and piece not in CONTRACTIONS:
-        return (piece,)  # no rule changes it
-    return tuple(word for word in _treebank().tokenize(piece) if word not in PUNCTUATION)
+    piece = _CLOSING_QUOTE.sub("'", piece.replace("''", '"'))
+    return tuple(word.translate(_SPELT) for word in _TOKEN.findall(piece))

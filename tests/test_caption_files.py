@@ -78,7 +78,7 @@ def test_references_of_karpathy_are_of_the_split_and_keep_their_tokens(tmp_path)
     images = [karpathy("test", 3, "a dog s life", "x"), karpathy("val", 4, "b"), karpathy("restval", 5, "c")]
     path.write_text(json.dumps({"images": images}))
     words = {3: [["a", "dog", "s", "life"], ["x"]]}
-    assert read_references(path) == (words, "the split file's own, lower case, without punctuation")
+    assert read_references(path) == (words, f"the split file's own; {PennTreebank.description}")
     assert read_references(path, split="val")[0] == {4: [["b"]]}
     assert read_references(path, split="train")[0] == {5: [["c"]]}
 

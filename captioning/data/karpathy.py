@@ -14,8 +14,8 @@ from captioning.tokenizers import PennTreebank
 class KarpathySource(CaptionSource):
     """A data set split and tokenised as in Karpathy & Fei-Fei 2015, which most published numbers use.
 
-    Captions are the file's own tokens: lower case, without punctuation. A tokenizer other than the default one gets
-    the ``raw`` texts of the sentences instead. ``restval``, the validation images of COCO that are in neither his
+    Captions are the file's own tokens, made lower case and free of punctuation where they are not. A tokenizer other
+    than the default one gets the ``raw`` texts of the sentences instead. ``restval``, the validation images of COCO that are in neither his
     validation nor his test split, belongs to the training split. An image's number is its ``cocoid``, or its ``imgid``
     if it has none; its file is ``filename``, below ``filepath`` if given (COCO: train2014 or val2014).
 
@@ -30,7 +30,7 @@ class KarpathySource(CaptionSource):
     @property
     def tokens(self) -> str:
         if isinstance(self.tokenizer, PennTreebank):
-            return "the split file's own, lower case, without punctuation"
+            return f"the split file's own; {super().tokens}"
         return super().tokens
 
     def annotations(self) -> list[Path]:
@@ -56,7 +56,8 @@ class KarpathySource(CaptionSource):
         if image_id is None:
             raise InputError(f"{self.json_path}: {image.filename} has neither cocoid nor imgid")
         own = isinstance(self.tokenizer, PennTreebank)
-        captions = [" ".join(one.tokens if own else self.tokenizer.tokenize(one.raw)) for one in image.sentences]
+        texts = [" ".join(one.tokens) if own else one.raw for one in image.sentences]
+        captions = [" ".join(self.tokenizer.tokenize(text)) for text in texts]
         return ImageEntry(image_id, str(Path(image.filepath, image.filename)), captions)
 
 

@@ -35,6 +35,12 @@ def test_the_tokens_of_the_file_are_taken(tmp_path):
     assert index.origin.endswith("dataset_flickr8k.json")
 
 
+def test_tokens_that_are_not_clean_become_the_words_of_their_text(tmp_path):
+    text = "A man's “dog” cannot swim ."
+    split_file = source(tmp_path, [image(0, "test", text, "a man s dog")])
+    assert split_file.index("test").references(0) == [" ".join(split_file.tokenizer.tokenize(text)), "a man s dog"]
+
+
 def test_another_tokenizer_reads_the_raw_texts(tmp_path):
     split_file = source(tmp_path, FLICKR)
     split_file.tokenizer = Whitespace()

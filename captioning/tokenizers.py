@@ -76,17 +76,18 @@ class Characters(Tokenizer):
 _BESIDE_IDEOGRAPH = re.compile("(?<=[\u2e80-\U0010ffff]) | (?=[\u2e80-\U0010ffff])")
 _CHARACTERS = re.compile("[^\\W_\u2e80-\U0010ffff]+|[^\\W_]")
 
-# What the COCO toolkit's PTBTokenizer (Stanford CoreNLP 3.4.1) takes for a word. A character that fits nowhere, such as a
-# comma, a quote, a dash of up to four hyphens or an emoji, is dropped.
+# What the COCO toolkit's PTBTokenizer (Stanford CoreNLP 3.4.1) takes for a word. What fits nowhere is dropped: commas,
+# quotes, dashes of up to four hyphens, emojis.
 _MARKS = "".join(c for c in map(chr, range(0x300, 0xECE)) if unicodedata.category(c)[0] == "M")  # accents, vowel signs
 _L, _N = rf"(?:[^\W\d_]|[{_MARKS}])", rf"(?:[^\W_¼-¾]|[{_MARKS}])"  # a letter; a letter or a digit
-_A, _Q = "['’]", "['’`‘]"  # an apostrophe; and what stands for one inside a word
+_A, _Q = r"['\u2019]", r"['\u2019`\u2018]"  # an apostrophe; and what stands for one inside a word
 _PART = f"(?:[dol]{_Q}(?={_N}))?{_N}+"  # of a compound
-_ABBREVIATIONS = """adm adv al ala alex apr ariz assn assoc asst atty attys aug ave bancorp bldg blvd brig bros calif capt
-    cf co col colo comdr conn corp cos cpl ct dak dec dept det dr drs elec ens esq est etc ext feb fla fri ft ga gen gov
-    govs hon inc ind insp intl jan jos jr jul jun kan kans ky lieut lt ltd maj mar md messrs mich minn mlle mme mo mon
-    mont mr mrs ms msgr mt natl neb nev nov oct okla penn pfc ph.d plc pres prof profs pvt rd rep reps rev rt sen sens
-    sep sept seq sfc sgt spc sq sr st ste supt supts sys tel tenn thu thurs tue tues univ va vs vt wed wis wisc wm wyo"""
+_ABBREVIATIONS = """adm adv al ala alex apr ariz assn assoc asst atty attys aug ave bancorp bldg blvd brig bros calif
+    capt cf co col colo comdr conn corp cos cpl ct dak dec dept det dr drs elec ens esq est etc ext feb fla fri ft ga
+    gen gov govs hon inc ind insp intl jan jos jr jul jun kan kans ky lieut lt ltd maj mar md messrs mich minn mlle
+    mme mo mon mont mr mrs ms msgr mt natl neb nev nov oct okla penn pfc ph.d plc pres prof profs pvt rd rep reps rev
+    rt sen sens sep sept seq sfc sgt spc sq sr st ste supt supts sys tel tenn thu thurs tue tues univ va vs vt wed wis
+    wisc wm wyo"""
 _TOKEN = re.compile(
     "|".join(
         (
@@ -99,13 +100,14 @@ _TOKEN = re.compile(
             f"(?:can(?=not)|(?:gon|wan)(?=na)|got(?=ta)|(?:lem|gim)(?=me))(?=(?:not|na|ta|me)(?!-?{_N}))",
             f"{_L}*[a-mo-z](?=n{_Q}t)|n{_Q}t(?!{_L})|'t(?=(?:is|was)(?!{_L}))|{_A}(?:[msd]|re|ve|ll)(?!{_L})",
             rf"{_A}(?:n{_A}|(?:n|em|till?|cause|[2-9]0s)(?!{_L}))|{_A}\d\d(?!\S)|y{_A}(?={_L})|(?:ol|somethin){_A}(?!{_N})",
-            f"(?:[dlo]{_Q}(?!(?:re|ve|ll)(?!{_L})){_N}|c{_A}mon|li{_A}l|n{_Q}{_L}{{2}}|{_L}+[aeiouy]{_Q}[aeiou]){_N}*",  # o'clock, ma'am
+            # o'clock, don'ts, ma'am
+            f"(?:[dlo]{_Q}(?!(?:re|ve|ll)(?!{_L})){_N}|c{_A}mon|li{_A}l|n{_Q}{_L}{{2}}|{_L}+[aeiouy]{_Q}[aeiou]){_N}*",
             rf"[+-]?\d*(?:[.,]\d+)+|\d+(?:[.:,]\d+)+|[+-]\d+|{_L}{_N}*(?:[.!?]{_L}{_N}*)*|{_N}+",
-            r"-{5,}|[?!]{2,}|@+|#+|_+|\*+|[][(){}<>=+%&~^|\\$/¡-ª¬®-º¼-¿×÷€£„‚•·°™†‡]",
+            r"-{5,}|[?!]{2,}|@+|#+|_+|\*+|[][(){}<>=+%&~^|\\$/¡-ª¬®-º¼-¿\xd7÷€£„\u201a•·°™†‡]",
         )
     )
 )
-_CLOSING_QUOTE = re.compile(f"’(?=(?:[msd]|re|ve|ll)(?!{_L}))|(?<=n)’(?=t(?!{_L}))")  # an apostrophe in "it’s", "isn’t"
+_CLOSING_QUOTE = re.compile(rf"\u2019(?=(?:[msd]|re|ve|ll)(?!{_L}))|(?<=n)\u2019(?=t(?!{_L}))")  # of 's and n't
 _BRACKETS = {"(": "-lrb-", ")": "-rrb-", "[": "-lsb-", "]": "-rsb-", "{": "-lcb-", "}": "-rcb-"}
 _SPELT = str.maketrans(_BRACKETS | {"½": "1/2", "¼": "1/4", "¾": "3/4", "€": "$", "£": "#", "¢": "cents"})
 

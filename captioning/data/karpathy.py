@@ -15,9 +15,10 @@ class KarpathySource(CaptionSource):
     """A data set split and tokenised as in Karpathy & Fei-Fei 2015, which most published numbers use.
 
     Captions are the file's own tokens, made lower case and free of punctuation where they are not. A tokenizer other
-    than the default one gets the ``raw`` texts of the sentences instead. ``restval``, the validation images of COCO that are in neither his
-    validation nor his test split, belongs to the training split. An image's number is its ``cocoid``, or its ``imgid``
-    if it has none; its file is ``filename``, below ``filepath`` if given (COCO: train2014 or val2014).
+    than the default one gets the ``raw`` texts of the sentences instead. ``restval``, the validation images of COCO
+    that are in neither his validation nor his test split, belongs to the training split. An image's number is its
+    ``cocoid``, or its ``imgid`` if it has none; its file is ``filename``, below ``filepath`` if given (COCO: train2014
+    or val2014).
 
     Args:
         json_path: The split file.

@@ -15,7 +15,7 @@ import pytest
 from helpers import SCRIPTS, save_image
 from helpers_faults import command
 from helpers_runs import COLUMNS, ROWS, WORDS, save_checkpoint
-from PIL import Image
+from PIL import Image, features
 
 from captioning.attention import HardAttention
 from captioning.inference import load
@@ -79,7 +79,7 @@ def test_an_unreadable_image_costs_a_line_and_the_exit_code(capsys, checkpoint, 
     lines, err = run(capsys, folder, none, "--model", checkpoint, "--json", tmp_path / "x.jsonl", code=2)
     entries = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
     assert [line.split("\t")[0] for line in lines] == [entry["image"] for entry in entries] and len(lines) == 3
-    first, second, last = err.splitlines()
+    _, first, second, last = err.splitlines()
     assert first == f"error: {none}: no such image file"
     assert second.startswith(f"error: {broken}: cannot be read as an image")
     assert last == "error: 2 of 5 images unreadable"
@@ -242,7 +242,7 @@ def test_a_refused_option_leaves_no_file(capsys, checkpoint, folder, monkeypatch
 def test_a_reader_that_leaves_early_is_no_error(checkpoint, folder):
     command = f"{sys.executable} {CAPTION_IMAGE} {folder} --model {checkpoint} --batch_size 1 | head -n 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert done.stderr == "captioning caption: importing PyTorch ...\n"
+    assert done.stderr.endswith("captioning caption: importing PyTorch ...\n")
     assert done.stdout.startswith(f"{folder / 'a.JPG'}\t")
 
 
@@ -253,6 +253,23 @@ def test_an_overlay_does_not_replace_a_picture_beside_the_image(checkpoint, fold
     _, err = run(capsys, tmp_path / "x.jpg", "--model", checkpoint, "--overlay", tmp_path, code=2)
     assert f"would replace {tmp_path / 'x.png'}; give another folder" in err
     assert (tmp_path / "x.png").read_bytes() == before
+
+
+def test_a_folder_holds_every_format_that_is_read_when_named_and_the_others_are_counted(capsys, checkpoint, tmp_path):
+    modes = {"P": ["few.gif"], "L": ["g.pgm"], "RGB": ["a.JFIF", "b.jpe", "c.ppm", "d.pnm", "e.jp2", "f.webp", "h.bmp"]}
+    modes["RGB"] += ["i.avif"] * features.check("avif")
+    for mode, names in modes.items():
+        for name in names:
+            Image.new(mode, (17, 23), 100).save(tmp_path / name)
+    names = sorted(str(tmp_path / name) for names in modes.values() for name in names)
+    for name in ("1.heic", "2.HEIC", "notes.txt", "README", ".hidden"):
+        (tmp_path / name).write_bytes(b"\0\0\0\x18ftypheic" + bytes(99))
+    lines, err = run(capsys, tmp_path, "--model", checkpoint)
+    assert [line.partition("\t")[0] for line in lines] == names
+    left_out = "left out what are no images: 1 without a suffix, 2 .heic, 1 .txt (HEIC: pip install pillow-heif"
+    assert left_out in err and err.count("\n") == 1
+    _, err = run(capsys, tmp_path / "1.heic", "--model", checkpoint, code=2)
+    assert "1.heic: cannot be read as an image (HEIC: pip install pillow-heif and add --import pillow_heif.Heif" in err
 
 
 def test_images_of_any_kind_are_captioned(capsys, checkpoint, tmp_path):

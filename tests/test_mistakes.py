@@ -21,6 +21,8 @@ def workdir(tmp_path_factory) -> Iterator[Path]:
     """A user's folder: a configuration, data, a run, and files of other kinds."""
     folder = tmp_path_factory.mktemp("mistakes")
     ShapesSource(str(folder / "shapes"), train=4, val=2, test=2, image_size=48).prepare()
+    ShapesSource(str(folder / "holes"), train=4, val=2, test=2, image_size=48).prepare()
+    (folder / "holes/val/000002.png").unlink()
     (folder / "tiny.yaml").write_text(yaml.safe_dump(tiny_config(folder / "shapes")))
     (folder / "bad.yaml").write_text("model: 1\n  data: [\n")
     (folder / "list.yaml").write_text("- a\n")
@@ -68,6 +70,8 @@ MISTAKES = {
     FIT + "--early_stopping.monitor val/bleu5": "val/bleu5: no validation logs that; did you mean val/bleu4?",
     FIT + "--data.source.root nowhere --data.source KarpathySource --data.source.json_path no.json "
     "--data.source.image_dir .": "no.json: missing; see data/README.md",
+    FIT
+    + "--data.source.root holes": '1 of 2 image files are missing or empty: "holes/val/000002.png"; see data/README',
     # models
     "test": "captioning test: name a model with --ckpt_path",
     "test --ckpt_path runs/soft": "is a folder",
@@ -85,6 +89,7 @@ MISTAKES = {
     "compare runs/soft runs/sofd": "runs/sofd: no such folder of a run; did you mean runs/soft?",
     "evaluate --captions notes.txt --references notes.txt": "notes.txt: cannot be read as JSON",
     "extract --output out": "the following arguments are required: --config",
+    "extract --config tiny.yaml --output out --data.source.root holes": "captions_val.json: 1 of 2 image files are missing",
     "extract --config tiny.yaml --output out --data.source.rot x": "Option 'rot' is not accepted; did you mean root?",
 }
 

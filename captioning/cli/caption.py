@@ -17,7 +17,6 @@ from captioning.errors import InputError, printable
 from captioning.files import refuse_inputs, replacing, write_text
 from captioning.run_folder import RunFolder
 
-_IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 _FIGURES = (".png", ".pdf", ".svg")
 
 
@@ -147,11 +146,18 @@ def _paths(images: Sequence[str]) -> Iterator[str]:
         if name == "-":
             yield from (os.fsdecode(line) for line in sys.stdin.buffer.read().splitlines() if line.strip())
         elif os.path.isdir(name):
-            inside = (Path(folder, file) for folder, _, files in os.walk(name) for file in files if file[0] != ".")
-            found = sorted(str(path) for path in inside if path.suffix.lower() in _IMAGES)
-            if not found:
-                raise InputError(f"{name}: no image in this folder; looked for {', '.join(_IMAGES)}")
-            yield from found
+            from captioning.data.images import HEIC, suffixes
+
+            inside = [Path(folder, file) for folder, _, files in os.walk(name) for file in files if file[0] != "."]
+            counts = Counter(path.suffix.lower() for path in inside)
+            others = {suffix: counts[suffix] for suffix in sorted(counts.keys() - set(suffixes()))}
+            kinds = ", ".join(f"{count} {suffix or 'without a suffix'}" for suffix, count in others.items())
+            kinds += f" ({HEIC})" if {".heic", ".heif"} & others.keys() else ""
+            if len(inside) == sum(others.values()):
+                raise InputError(f"{name}: no image in this folder" + f", only {kinds}" * bool(others))
+            if others:
+                print(f"{name}: left out what are no images: {printable(kinds)}", file=sys.stderr)
+            yield from sorted(str(path) for path in inside if path.suffix.lower() not in others)
         else:
             yield name
 

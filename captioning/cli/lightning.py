@@ -239,6 +239,8 @@ class Fit(CommandLine):
                 raise InputError(f"--{option}.monitor {monitor}: no validation logs that{near}")
         run, trainer, seed = RunFolder(self.folder), self.trainer, self.datamodule.seed
         if trainer.is_global_zero:
+            for split in ("train", "val"):
+                self.datamodule.index(split)  # what is missing is told before the run has files
             config = self.config.clone()
             config.ckpt_path = None  # a run that is started with this file is a new one
             write_text(run.config, self.parser.dump(config, skip_none=False))

@@ -194,18 +194,16 @@ def _get(archives: Sequence[Archive], wanted: Callable[[str], bool], root: Path)
 
 def _finish(source: CaptionSource, *splits: str) -> None:
     """Check the image files of the splits and print a line per split; the error names the first that are missing."""
+    from captioning.data.records import first_names
+
     missing: list[Path] = []
     for split in splits:
         index = source.index(split)
-        paths = [index.image_path(row) for row in range(len(index))]
-        files = {folder: _listing(folder) for folder in {path.parent for path in paths}}
-        gone = [path for path in paths if path.name not in files[path.parent]]
+        missing += (gone := index.missing_images())
         state = f"{len(gone):,} image files missing" if gone else "all files there"
         print(f"{split:<5} {len(index):>8,} images {len(index.captions):>9,} captions  {state}")
-        missing += gone
     if missing:
-        names, more = ", ".join(map(str, missing[:5])), f" and {len(missing) - 5:,} more" if missing[5:] else ""
-        raise InputError(f"missing: {names}{more}; data/README.md says where they come from")
+        raise InputError(f"missing: {first_names(missing)}; data/README.md says where they come from")
 
 
 def _listing(folder: Path) -> set[str]:

@@ -40,6 +40,8 @@ def extract_features(
     ``flipped`` are written, too. An InputError if an image cannot be read, the disk is too small, a value does not fit
     into fp16, or the folder holds other features.
     """
+    for index in indices.values():
+        index.check_images()
     for split, mirrored in [(split, False) for split in indices] + [(split, True) for split in flipped]:
         index = indices[split]
         name, fingerprint = features_key(split, encoder.fingerprint(), upright=index.upright, flipped=mirrored)

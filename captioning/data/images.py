@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import warnings
 from contextlib import suppress
@@ -12,8 +13,40 @@ from PIL import ExifTags, Image, ImageOps
 
 from captioning.errors import InputError, one_line
 
-FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
-"""What Pillow may open. For others it starts programs: Ghostscript for EPS."""
+FORMATS = ("AVIF", "BMP", "GIF", "HEIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+"""What Pillow may open if it can. For others it starts programs: Ghostscript for EPS."""
+
+HEIC = "HEIC: pip install pillow-heif and add --import pillow_heif.HeifImagePlugin, or convert it to JPEG"
+
+
+def formats() -> list[str]:
+    """Return those of ``FORMATS`` that Pillow can open here, with the plug-ins that are imported."""
+    Image.init()
+    return [name for name in FORMATS if name in Image.OPEN]
+
+
+def suffixes() -> list[str]:
+    """Return how names of image files end, in lower case: everything that ``load_image`` reads."""
+    known = {*formats(), "MPO"}  # which Pillow's JPEG opens
+    return sorted(suffix for suffix, name in Image.registered_extensions().items() if name in known)
+
+
+def unreadable(error: Exception, source: str | Path | bytes) -> str:
+    """Return why an image file, or its bytes, cannot be read."""
+    head = b""
+    with suppress(OSError), open(source, "rb") if isinstance(source, (str, Path)) else io.BytesIO(source) as file:
+        head = file.read(12)
+    heic = head[4:8] == b"ftyp" and head[8:11] in (b"hei", b"hev", b"mif", b"msf") and "HEIF" not in formats()
+    return HEIC if heic else one_line(error, 200)
+
+
+def has_header(path: Path) -> bool:
+    """Return whether a file begins as an image, which takes far less time than to decode it."""
+    try:
+        with Image.open(path, formats=formats()):
+            return True
+    except Exception:  # Pillow's exceptions depend on the format
+        return False
 
 
 def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Image:
@@ -29,7 +62,7 @@ def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Im
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="PIL")  # of damaged EXIF and large images
-            with Image.open(path, formats=FORMATS) as image:
+            with Image.open(path, formats=formats()) as image:
                 if minimum_side is not None and image.format == "JPEG":
                     scale = minimum_side / min(image.size)
                     image.draft(None, (math.ceil(image.width * scale), math.ceil(image.height * scale)))
@@ -38,7 +71,7 @@ def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Im
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such image file") from error
     except Exception as error:  # Pillow's exceptions depend on the format
-        reason = one_line(error)
+        reason = unreadable(error, path)
         raise InputError(f"{path}: cannot be read as an image ({reason}); replace the file or drop it") from error
 
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from captioning.data.images import FORMATS, load_image, rgb, upright
+from captioning.data.images import formats, load_image, rgb, unreadable, upright
 from captioning.data.transforms import Preprocessing
-from captioning.errors import InputError, one_line
+from captioning.errors import InputError
 from captioning.inference.caption import Photo
 
 ImageSource = str | os.PathLike[str] | Image.Image | bytes | NDArray[Any] | Tensor
@@ -62,9 +62,10 @@ def open_image(source: ImageSource, minimum_side: int) -> Image.Image:
     if not isinstance(source, (Image.Image, bytes)):
         raise InputError(f"image: must be {_ACCEPTED}, got {type(source).__name__}")
     try:
-        return upright(rgb(Image.open(io.BytesIO(source), formats=FORMATS) if isinstance(source, bytes) else source))
+        return upright(rgb(Image.open(io.BytesIO(source), formats=formats()) if isinstance(source, bytes) else source))
     except Exception as error:  # of many types, where the pixels are damaged
-        raise InputError(f"image: {type(source).__name__} that cannot be read ({one_line(error, 120)})") from error
+        reason = unreadable(error, source if isinstance(source, bytes) else b"")
+        raise InputError(f"image: {type(source).__name__} that cannot be read ({reason})") from error
 
 
 def _from_numbers(source: NDArray[Any] | Tensor) -> Image.Image:

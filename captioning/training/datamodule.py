@@ -135,11 +135,13 @@ class CaptionDataModule(pl.LightningDataModule):
             self.index(split)
 
     def index(self, split: str) -> CaptionIndex:
-        """Return the records of ``split``, read once."""
+        """Return the records of ``split``, read once; an InputError if images that are needed are missing."""
         if split not in self._indices:
             index = self.source.index(split)
             if self.limit_images is not None:
                 index = index.take(self.limit_images)
+            if self.features is None:
+                index.check_images()
             self._indices[split] = index
         return self._indices[split]
 
@@ -178,7 +180,6 @@ class CaptionDataModule(pl.LightningDataModule):
         random_crop, flip = (False, 0.0) if by_image else (self.augmentation.random_crop, self.augmentation.flip)
         check_range(0, 1, **{"data.augmentation.flip": flip})
         if self.features is None:
-            index.check_images()
             if random_crop and encoder.preprocessing.crop is None:
                 raise InputError("data.augmentation.random_crop: this encoder sees the whole image; set its crop: true")
             if random_crop or flip:

@@ -1,10 +1,13 @@
 """The index of a split gives back what a reader yielded, and names what cannot be used."""
 
 import logging
+import re
 
 import pytest
+from helpers import save_image
 
 from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry
+from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError
 
 ENTRIES = [
@@ -51,12 +54,37 @@ def test_take_gives_the_first_images_and_nothing_of_the_others():
 
 def test_missing_image_files_are_named_with_their_annotation_file(tmp_path):
     index = CaptionIndex.build(tmp_path, [ImageEntry(i, f"{i}.jpg", ["a"]) for i in range(40)], origin="c.json")
-    for i in range(39):
-        (tmp_path / f"{i}.jpg").touch()
-    with pytest.raises(InputError, match=r"^c\.json: image 39 has no file: .*39\.jpg is missing \(1 of 40 checked\)"):
+    for i in range(40):
+        (tmp_path / f"{i}.jpg").write_bytes(b"." * (i != 13))
+    with pytest.raises(
+        InputError, match=r'^c\.json: 1 of 40 image files are missing or empty: "\S*/13\.jpg"; see data/'
+    ):
         index.check_images()
-    (tmp_path / "39.jpg").touch()
+    (tmp_path / "13.jpg").write_text(".")
     index.check_images()
+
+
+def test_names_of_missing_images_show_a_space_at_an_end_and_a_backslash():
+    with pytest.raises(InputError) as caught:
+        build([ImageEntry(i, name, ["a"]) for i, name in enumerate(["1.jpg ", "a\\2.jpg", *"345678"])]).check_images()
+    assert str(caught.value).startswith(
+        'root: 8 of 8 image files are missing or empty: "root/1.jpg ", "root/a\\2.jpg", '
+    )
+    assert str(caught.value).endswith('"root/5" and 3 more; folders end with /, not with \\; see data/README.md')
+
+
+def test_one_image_that_cannot_be_read_names_all_that_are_none(tmp_path):
+    for i in (2, 5, 7, 9):
+        (tmp_path / f"{i}.png").write_text("<html>")
+    for i in (1, 3):
+        save_image(tmp_path / f"{i}.png")
+    index = CaptionIndex.build(tmp_path, [ImageEntry(i, f"{i}.png", ["a"]) for i in (1, 2, 3, 5, 7, 9)])
+    preprocessing = Preprocessing(20, 16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    assert index.image(2, preprocessing).size == (30, 20)
+    with pytest.raises(InputError, match=r"^\S*/5\.png: cannot be read as an image .*") as caught:
+        index.image(3, preprocessing)
+    _, others = str(caught.value).split("Neither can 3 others: ")
+    assert re.findall(r"(\d)\.png", others) == ["2", "7", "9"]
 
 
 def test_a_source_of_ones_own_says_what_it_lacks():

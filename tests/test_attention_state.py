@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from captioning.attention import (
+    AdditiveScore,
     Attention,
     ConcatScore,
     CoverageScore,
@@ -14,6 +15,7 @@ from captioning.attention import (
     LocalScore,
     LocationScore,
     MultiHeadAttention,
+    NTMAttention,
     NTMScore,
     Score,
     SoftAttention,
@@ -33,6 +35,7 @@ D, H = 8, 7
 STATEFUL = {
     "coverage": lambda: SoftAttention(CoverageScore(A)),
     "NTM": lambda: SoftAttention(NTMScore(A)),
+    "NTM that writes": lambda: NTMAttention(NTMScore(A)),
     "hard NTM": lambda: HardAttention(NTMScore(A), inference="argmax"),
     "local coverage": lambda: SoftAttention(LocalScore(CoverageScore(A), window=(1.0, 1.5))),
     "heads with coverage": lambda: MultiHeadAttention(CoverageScore(A), heads=2),
@@ -117,6 +120,59 @@ def test_ntm_addressing_equals_a_loop_over_the_grid():
             sharp = np.where(exists, moved.ravel() ** (1 + softplus(exponent)), 0.0)
             before = sharp / sharp.sum()
             np.testing.assert_allclose(steps[t, row], before, atol=1e-5)
+
+
+def test_a_written_memory_equals_a_loop_over_captions_steps_and_locations():
+    attention = built(NTMAttention(AdditiveScore(A)))
+    queries, annotations, mask = example()
+    weights = {name: value.detach().double().numpy() for name, value in attention.named_parameters()}
+
+    def head(name: str, h: np.ndarray, written: np.ndarray, exists: np.ndarray) -> np.ndarray:
+        logits = np.full(L, -np.inf)
+        for i in np.flatnonzero(exists):
+            hidden = weights[f"{name}.annotation_projection.weight"] @ written[i]
+            hidden += weights[f"{name}.annotation_projection.bias"] + weights[f"{name}.query_projection.weight"] @ h
+            logits[i] = weights[f"{name}.output.weight"][0] @ np.tanh(hidden)
+        return softmax(logits)
+
+    prepared, outputs, state = attention.prepare(annotations, mask), [], None
+    for query in queries:
+        out, state = attention(query, prepared, state)
+        outputs.append(out)
+    for row in range(B * R):
+        written, exists = annotations[row // R].double().numpy().copy(), mask[row // R].numpy()
+        for t in range(T):
+            h = queries[t, row].double().numpy()
+            read = head("score", h, written, exists)
+            np.testing.assert_allclose(outputs[t].alphas[row].detach(), read, atol=1e-5)
+            np.testing.assert_allclose(outputs[t].context[row].detach(), read @ written, atol=1e-5)
+            v = head("write_head.score", h, written, exists)
+            erase = 1 / (1 + np.exp(-(weights["erase.weight"] @ h + weights["erase.bias"])))
+            add = weights["add.weight"] @ h + weights["add.bias"]
+            for i in range(L):
+                written[i] = written[i] * (1 - v[i] * erase) + v[i] * add
+        np.testing.assert_allclose(state[0][row].detach(), written, atol=1e-5)
+
+
+def test_the_write_head_learns_begins_with_almost_no_writing_and_keeps_small_writes_in_mixed_precision():
+    queries, annotations, mask = example()
+    writing, reading = NTMAttention(CoverageScore(A)), SoftAttention(CoverageScore(A))
+    for attention in (writing, reading):
+        attention.build(D, H, GRID)
+    reading.score.load_state_dict(writing.score.state_dict())
+    memories, states = [attention.prepare(annotations, mask) for attention in (writing, reading)], [None, None]
+    for query in queries:
+        (out, states[0]), (plain, states[1]) = (
+            writing(query, memories[0], states[0]),
+            reading(query, memories[1], states[1]),
+        )
+    torch.testing.assert_close(out.context, plain.context, atol=0.02, rtol=0.02)
+    out.context.square().sum().backward()
+    assert all(p.grad.any() for p in (writing.add.weight, writing.erase.weight, *writing.write_head.parameters()))
+    with torch.autocast("cpu", torch.bfloat16):
+        out, state = writing(queries[0], writing.prepare(annotations.bfloat16(), mask))
+    assert out.context.dtype == torch.bfloat16 and state[0].dtype == torch.float32
+    assert not torch.equal(state[0].unflatten(0, (B, R))[:, 0], annotations.bfloat16().float())
 
 
 def test_concat_is_one_matrix_over_query_and_annotation():

@@ -16,6 +16,7 @@ from captioning.attention import (
     GumbelAttention,
     HardAttention,
     MultiHeadAttention,
+    NTMAttention,
     ScaledDotScore,
     SoftAttention,
     Sparsemax,
@@ -178,6 +179,7 @@ def with_attention(attention: Attention) -> AttentionDecoder:
         (lambda: with_attention(HardAttention(AdditiveScore(A))), "HardAttention chooses locations itself"),
         (lambda: with_attention(GumbelAttention(AdditiveScore(A))), "GumbelAttention chooses locations itself"),
         (lambda: with_attention(MultiHeadAttention(ScaledDotScore(), heads=1)), "looks at several locations at once"),
+        (lambda: with_attention(NTMAttention(AdditiveScore(A))), "NTMAttention .* writes over them"),
         (lambda: SummedOutput(block=(0, 2)), "block"),
         (lambda: built(None, block=(2, 2)), "needs annotations on a grid"),
         (

@@ -9,7 +9,7 @@ from captioning.attention.local import LocalScore
 from captioning.attention.memory import Memory, expected_context
 from captioning.attention.multihead import MultiHeadAttention
 from captioning.attention.normalisers import Entmax15, Normaliser, Softmax, Sparsemax
-from captioning.attention.ntm import NTMScore
+from captioning.attention.ntm import NTMAttention, NTMScore
 from captioning.attention.scores import (
     AdditiveScore,
     ConcatScore,
@@ -41,6 +41,7 @@ __all__ = [
     "LocationScore",
     "Memory",
     "MultiHeadAttention",
+    "NTMAttention",
     "NTMScore",
     "Normaliser",
     "ScaledDotScore",

@@ -1,13 +1,17 @@
-"""The addressing of neural Turing machines: by content, or relative to the previous step's attention."""
+"""Neural Turing machines: addressing by content or relative to the previous step's attention, and a write head."""
 
 from __future__ import annotations
+
+import copy
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioning.attention.base import Score, check_grid, check_locations
+from captioning.attention.base import Attended, Score, check_grid, check_locations, check_mask
+from captioning.attention.memory import Memory, repeat_rows
 from captioning.attention.normalisers import masked_log_softmax
+from captioning.attention.soft import SoftAttention
 from captioning.component import check_size
 from captioning.kernels.unroll import StepLinear, matmul
 from captioning.trace import State
@@ -80,3 +84,54 @@ class NTMScore(Score):
             window = padded[..., 2 - down : 2 - down + height, 2 - right : 2 - right + width]
             moved = moved + probability.unsqueeze(-1) * window.flatten(-2)
         return moved
+
+
+class NTMAttention(SoftAttention):
+    """Soft attention with a write head: what the decoder has seen changes what it sees next.
+
+    The annotations of an image are the first memory M_0 of each of its captions. A step reads its context from M_{t-1};
+    then the write head erases and adds (Graves et al. 2014, Sec. 3.2, Eq. 3-4) at weights v_t of its own, with
+    r_t = sigmoid(W_r h_{t-1} + b_r) and u_t = W_u h_{t-1} + b_u:
+
+        M_t(i) = M_{t-1}(i) * (1 - v_ti r_t) + v_ti u_t
+
+    Training begins with almost no writing. Memories (N, L, D) are float32 at least: bfloat16 rounds small writes away.
+
+    Args:
+        score: The score of the read head, usually ``NTMScore``. The write head has a copy with parameters of its own.
+        dropout: Probability of dropping a weight of the read head, as in ``SoftAttention``.
+    """
+
+    def __init__(self, score: Score, *, dropout: float = 0.0) -> None:
+        super().__init__(score, dropout=dropout)
+        self.write_head = SoftAttention(copy.deepcopy(score))
+
+    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+        super().build(annotation_dim, query_dim, grid_size)
+        self.write_head.build(annotation_dim, query_dim, grid_size)
+        self.erase, self.add = StepLinear(query_dim, annotation_dim), StepLinear(query_dim, annotation_dim)
+        nn.init.constant_(self.erase.bias, -4.0)
+        nn.init.zeros_(self.add.weight)
+        nn.init.zeros_(self.add.bias)
+
+    def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
+        check_mask(annotations, mask)
+        return Memory(annotations, annotations, mask)  # a step projects what has been written
+
+    def init_state(self, memory: Memory) -> State:
+        """Return M_0 and the states of both heads, (B, ..) each."""
+        first = memory.annotations.to(torch.promote_types(memory.annotations.dtype, torch.float32))
+        return (first, *self.score.init_state(memory.exists), *self.write_head.score.init_state(memory.exists))
+
+    def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> tuple[Attended, State]:
+        R = len(query) // len(memory.annotations)
+        written, *heads = state or (repeat_rows(tensor, R) for tensor in self.init_state(memory))
+        annotations, mask = written.to(memory.annotations.dtype), memory.mask
+        mask = None if mask is None else repeat_rows(mask, R)
+        projected, to_write = (score.project(annotations) for score in (self.score, self.write_head.score))
+        middle = len(heads) // 2  # every row is an image of its own here
+        read, reading = super().forward(query, Memory(annotations, projected, mask), tuple(heads[:middle]))
+        write, writing = self.write_head(query, Memory(annotations, to_write, mask), tuple(heads[middle:]))
+        v = write.alphas.unsqueeze(-1)  # (N, L, 1)
+        kept = written * (1 - v * torch.sigmoid(self.erase(query)).unsqueeze(1))  # (N, L, D), Eq. 3
+        return read, (kept + v * self.add(query).unsqueeze(1), *reading, *writing)  # Eq. 4

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from captioning.attention import Attended, Attention, Memory, MultiHeadAttention, SoftAttention
+from captioning.attention import Attended, Attention, Memory, MultiHeadAttention, NTMAttention, SoftAttention
 from captioning.errors import InputError
 from captioning.kernels.linear import precise_linear
 from captioning.kernels.summed import Located, locate, summed_log_probs, summed_posterior, summed_step
@@ -53,10 +53,9 @@ class SummedOutput(Output):
 
     def check(self, attention: Attention) -> None:
         name = type(attention).__name__
-        if isinstance(attention, MultiHeadAttention):
-            raise InputError(
-                f"output: {name} looks at several locations at once; a sum over all of them takes SoftAttention"
-            )
+        if isinstance(attention, (MultiHeadAttention, NTMAttention)):
+            reason = "looks at several locations at once, or writes over them"
+            raise InputError(f"output: {name} {reason}; a sum over all of them takes SoftAttention")
         if not isinstance(attention, SoftAttention):
             raise InputError(f"output: {name} chooses locations itself; a sum over all of them takes SoftAttention")
 

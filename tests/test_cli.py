@@ -22,6 +22,7 @@ from helpers_runs import tiny_config
 from helpers_training import command, enter
 
 from captioning.cli.export import export
+from captioning.cli.lightning import run
 from captioning.errors import InputError
 from captioning.inference import load
 from captioning.tokenizers import PennTreebank
@@ -170,6 +171,23 @@ def test_a_second_stage_begins_with_the_weights_of_the_first_and_resumes_without
     command("fit", "--ckpt_path", last, "--trainer.max_epochs", "2")  # from the run's own settings
     kept = yaml.safe_load(Path("runs/second/config.yaml").read_text())
     assert kept["ckpt_path"] is None and kept["init_from"] == BEST and step_of(last) == 4
+
+
+def test_the_best_is_the_best_by_the_metric_that_the_last_file_monitors(workdir):
+    monitored = {}
+    for metric in ("nll", "cider_d"):
+        name = f"{metric}.yaml"
+        monitored[name] = {part: {"monitor": f"val/{metric}"} for part in ("checkpoint", "early_stopping")}
+        Path(name).write_text(yaml.safe_dump(monitored[name]))
+    for files, mode in ((["nll.yaml"], "min"), (["nll.yaml", "cider_d.yaml"], "max")):
+        words = ["--config", "tiny.yaml", *(word for file in files for word in ("--config", file))]
+        trainer = run("fit", [*words, "--name", mode, "--trainer.max_epochs", "0"]).trainer
+        assert [trainer.checkpoint_callback.mode, trainer.early_stopping_callback.mode] == [mode, mode]
+        # A run that goes on by another metric is not held to the direction of the first.
+        settings = yaml.safe_load(Path(f"runs/{mode}/config.yaml").read_text())
+        assert settings["checkpoint"]["mode"] is settings["early_stopping"]["mode"] is None
+    again = ["--config", "runs/max/config.yaml", "--checkpoint.monitor", "val/nll", "--name", "again"]
+    assert run("fit", again).trainer.checkpoint_callback.mode == "min"
 
 
 def test_a_model_is_fine_tuned_on_captions_with_further_words(workdir):

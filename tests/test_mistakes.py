@@ -68,6 +68,11 @@ MISTAKES = {
     FIT + "--config seed.yaml": "seed_everything must be in 0 .. 4294967295, got -1",
     FIT + "--trainer.accelerator toaster": "invalid accelerator name",
     FIT + "--early_stopping.monitor val/bleu5": "val/bleu5: no validation logs that; did you mean val/bleu4?",
+    FIT + "--checkpoint.mode min": "--checkpoint.mode min: val/bleu4 is best at its maximum; set it to max",
+    FIT + "--early_stopping.monitor train/loss": "--early_stopping.mode: give min or max for train/loss",
+    FIT + "--trainer.callbacks ModelCheckpoint --trainer.callbacks.monitor val/bleu4": (
+        "trainer.callbacks: ModelCheckpoint.mode min: val/bleu4 is best at its maximum"
+    ),
     FIT + "--data.source.root nowhere --data.source KarpathySource --data.source.json_path no.json "
     "--data.source.image_dir .": "no.json: missing; see data/README.md",
     FIT

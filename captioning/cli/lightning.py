@@ -33,7 +33,7 @@ from captioning.data import CaptionSource
 from captioning.decoding import BeamOptions
 from captioning.encoders.base import without_weights
 from captioning.errors import InputError, check_range, did_you_mean, one_line
-from captioning.evaluation.metrics import METRICS
+from captioning.evaluation.metrics import METRICS, better
 from captioning.files import read_config, write_text
 from captioning.kernels.machine import best_precision
 from captioning.provenance import provenance
@@ -177,7 +177,7 @@ class Fit(CommandLine):
         parser.set_defaults(
             {
                 "checkpoint.monitor": "val/bleu4",
-                "checkpoint.mode": "max",
+                "checkpoint.mode": None,  # that of the monitored metric
                 "checkpoint.filename": "best",
                 "checkpoint.auto_insert_metric_name": False,
                 "checkpoint.enable_version_counter": False,
@@ -187,7 +187,7 @@ class Fit(CommandLine):
                 "last.save_on_exception": True,
                 "last.enable_version_counter": False,
                 "early_stopping.monitor": "val/bleu4",
-                "early_stopping.mode": "max",
+                "early_stopping.mode": None,
                 "early_stopping.patience": 5,
                 "early_stopping.strict": False,  # a run of a few steps reaches no validation
                 "trainer.num_sanity_val_steps": 0,
@@ -198,6 +198,8 @@ class Fit(CommandLine):
         """Choose the folder of the run: that of the resumed one, or the first free one of NAME, NAME-2 .."""
         self.is_first = getattr(pl.utilities.rank_zero_only, "rank", 0) == 0  # no trainer yet that knows its rank
         self.stop, config = StopOnRequest(), self.config
+        for name in ("checkpoint", "early_stopping"):
+            config[name].mode = _mode(f"--{name}", config[name].monitor, config[name].mode)
         in_place = config.ckpt_path is not None and (config.name is not None or config.ckpt_path in _BY_NAME)
         name = config.name or (_stems(config.config) or ["run"])[0]
         if config.name is None and "WANDB_SWEEP_ID" in os.environ:
@@ -232,17 +234,18 @@ class Fit(CommandLine):
 
     def start(self) -> None:
         """Train, and tell where the best checkpoint is or how a run that was stopped goes on."""
-        for option in ("checkpoint", "early_stopping"):
-            monitor = self.config[option].monitor or ""
-            if monitor.startswith("val/") and monitor[4:] not in METRICS:
-                near = did_you_mean(monitor, [f"val/{name}" for name in METRICS])
-                raise InputError(f"--{option}.monitor {monitor}: no validation logs that{near}")
         run, trainer, seed = RunFolder(self.folder), self.trainer, self.datamodule.seed
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if hasattr(callback, "monitor") and hasattr(callback, "mode"):
+                _mode(f"trainer.callbacks: {type(callback).__name__}", callback.monitor, callback.mode)
         if trainer.is_global_zero:
             for split in ("train", "val"):
                 self.datamodule.index(split)  # what is missing is told before the run has files
             config = self.config.clone()
             config.ckpt_path = None  # a run that is started with this file is a new one
+            for name in ("checkpoint", "early_stopping"):  # whose monitor another file may set
+                if better(config[name].monitor or ""):
+                    config[name].mode = None
             write_text(run.config, self.parser.dump(config, skip_none=False))
         labels = {"seed": seed, "provenance": provenance(command=shlex.join(sys.argv), seed=seed)}
         for logger in trainer.loggers:
@@ -261,6 +264,21 @@ class Fit(CommandLine):
             print(f"best checkpoint: {best.best_model_path} ({best.monitor} {float(best.best_model_score):.2f})")
             if any(self.folder.glob("wandb/offline-run-*")):
                 print(f"wandb ran offline; to upload: wandb sync {self.folder}/wandb/offline-run-*")
+
+
+def _mode(option: str, monitor: str | None, mode: str | None) -> str:
+    """Return how values of what is monitored compare: as the metric does, which no other mode may contradict."""
+    if monitor is None:  # a checkpoint is the newest
+        return mode or "min"
+    if monitor.startswith("val/") and monitor[4:] not in METRICS:
+        near = did_you_mean(monitor, [f"val/{name}" for name in METRICS])
+        raise InputError(f"{option}.monitor {monitor}: no validation logs that{near}")
+    own = better(monitor)
+    if mode is None and own is None:
+        raise InputError(f"{option}.mode: give min or max for {monitor}")
+    if own not in (None, mode or own):
+        raise InputError(f"{option}.mode {mode}: {monitor} is best at its {own}imum; set it to {own}")
+    return mode or str(own)
 
 
 def _parse_place(args: list[str]) -> tuple[argparse.Namespace, list[str]]:

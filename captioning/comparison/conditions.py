@@ -7,6 +7,7 @@ from typing import Any
 
 from captioning.comparison.result import Cell, Comparison, Row, Table
 from captioning.comparison.runs import Run, flat
+from captioning.evaluation.metrics import better
 
 _SEARCH = {
     "Split of the test": "split",
@@ -32,7 +33,7 @@ def add_conditions(result: Comparison, runs: Sequence[Run]) -> None:
     rows = []
     for key in [key for key in leading if key in keys]:
         curves = [run.curves.get(key) for run in runs]
-        choose = min if key == "val/nll" else max
+        choose = min if better(key) == "min" else max
         best = [choose(curve, key=lambda point: point[1]) if curve else None for curve in curves]
         final = [curve[-1] if curve else None for curve in curves]
         named = {"best and final": best} if best == final else {"best": best, "final": final}

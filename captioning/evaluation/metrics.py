@@ -30,7 +30,7 @@ class Metric(NamedTuple):
 
     title: str
     unit: Literal["percent", "nats per word", "ratio"] = "percent"
-    better: Literal["higher", "lower"] | None = "higher"  # None is neither
+    better: Literal["max", "min"] | None = "max"  # whether the highest or the lowest is the best; None is neither
     field: str = ""  # of a ``NounHit``, if the metric is a mean over nouns
 
 
@@ -50,7 +50,7 @@ METRICS: dict[str, Metric] = {
     **{f"bleu{n}_no_penalty": Metric(f"BLEU-{n}, no brevity penalty") for n in range(1, ORDERS + 1)},
     "brevity_penalty": Metric("Brevity penalty", "ratio", None),
     "length_ratio": Metric("Words per reference word", "ratio", None),
-    "nll": Metric("NLL", "nats per word", "lower"),
+    "nll": Metric("NLL", "nats per word", "min"),
     "bound": Metric("Bound on log p", "nats per word"),
     "iwae_bound": Metric("Importance-weighted bound on log p", "nats per word"),
     **NOUN_METRICS,
@@ -61,6 +61,13 @@ METRICS: dict[str, Metric] = {
     "reference_posterior_attention_correctness": Metric("Attention correctness, posterior of references"),
 }
 """All metrics that an evaluation can have, for any data and attention, by their names in logs and files."""
+
+
+def better(key: str) -> Literal["max", "min"] | None:
+    """Return ``Metric.better`` of a log key such as "val/nll"; None if it is no metric."""
+    metric = METRICS.get(key.partition("/")[2])
+    return metric and metric.better
+
 
 TITLES = {name: metric.title for name, metric in METRICS.items()}
 

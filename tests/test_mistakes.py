@@ -76,7 +76,7 @@ MISTAKES = {
     FIT + "--data.source.root nowhere --data.source KarpathySource --data.source.json_path no.json "
     "--data.source.image_dir .": "no.json: missing; see data/README.md",
     FIT
-    + "--data.source.root holes": '1 of 2 image files are missing or empty: "holes/val/000002.png"; see data/README',
+    + "--data.source.root holes": '1 of 2 image files are missing or empty: "holes/val/000002.png"; see data',
     # models
     "test": "captioning test: name a model with --ckpt_path",
     "test --ckpt_path runs/soft": "is a folder",
@@ -94,7 +94,7 @@ MISTAKES = {
     "compare runs/soft runs/sofd": "runs/sofd: no such folder of a run; did you mean runs/soft?",
     "evaluate --captions notes.txt --references notes.txt": "notes.txt: cannot be read as JSON",
     "extract --output out": "the following arguments are required: --config",
-    "extract --config tiny.yaml --output out --data.source.root holes": "captions_val.json: 1 of 2 image files are missing",
+    "extract --config tiny.yaml --output out --data.source.root holes": "val.json: 1 of 2 image files are missing",
     "extract --config tiny.yaml --output out --data.source.rot x": "Option 'rot' is not accepted; did you mean root?",
 }
 

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import csv
+import io
+import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry
 from captioning.errors import InputError, one_line
+
+_NAMES = {"image": ("file_name", "image_name"), "caption": ("text", "comment"), "split": ()}
+"""What other data sets call our columns."""
+
+_OWN = ("captions.jsonl", "captions.csv", "captions.txt")
+_FOREIGN = ("metadata.jsonl", "metadata.csv", "flickr8k.token.txt", "results_20130124.token", "results.csv")
+"""Files that are found without being named, the others if there is none of our own."""
 
 
 class FolderSource(CaptionSource):
@@ -24,20 +33,27 @@ class FolderSource(CaptionSource):
     Without a ``split`` column an image's split follows from its name alone: of ten images about eight are for training,
     one for validation and one for the test, and new images never move old ones to another split.
 
+    Also read are Hugging Face's ``metadata.jsonl`` or ``.csv`` with ``file_name`` and ``text``,
+    ``Flickr8k.token.txt`` and Flickr30k's ``results.csv`` or ``.token``.
+
     Args:
         root: The folder.
-        captions: The file, relative to ``root``; its name ends in .jsonl or .csv. By default ``captions.jsonl`` or
-            ``captions.csv``, whichever exists.
+        captions: The file, relative to ``root``; its name ends in .jsonl, .csv, .txt (CSV, too) or .token, .token.txt
+            (Flickr's). By default ``captions.jsonl`` or ``captions.csv``, or one of the other data sets' files.
     """
 
     def __init__(self, root: str, *, captions: str | None = None) -> None:
         self.root = Path(root)
-        usual = [name for name in ("captions.jsonl", "captions.csv") if (self.root / name).is_file()]
-        if captions is None and len(usual) > 1:
-            raise InputError(f"{root}: has captions.jsonl and captions.csv; give captions, one of them")
-        self.captions = self.root / (captions or [*usual, "captions.jsonl"][0])
-        if self.captions.suffix not in (".jsonl", ".csv"):
-            raise InputError(f"{self.captions}: captions must be a .jsonl or .csv file")
+        if captions is None:
+            there = sorted(os.listdir(root)) if self.root.is_dir() else []
+            usual = [[name for name in there if name.lower() in names] for names in (_OWN, _FOREIGN)]
+            found = usual[0] or usual[1] or [_OWN[0]]
+            if len(found) > 1:
+                raise InputError(f"{root}: has {' and '.join(found)}; give captions, one of them")
+            captions = found[0]
+        self.captions = self.root / captions
+        if self.captions.suffix.lower() not in (".jsonl", ".csv", ".txt", ".token"):
+            raise InputError(f"{self.captions}: captions must be a .jsonl or .csv file, or Flickr's .token")
 
     def annotations(self) -> list[Path]:
         return [self.captions]
@@ -78,24 +94,68 @@ class _Row(msgspec.Struct):
 
 
 def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
-    """Yield the captions of a file, each with the number of its line."""
-    number = 0
-
-    def lines() -> Iterator[str]:
-        nonlocal number
-        with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte order mark
-            for number, line in enumerate(file, 1):  # noqa: B007
-                yield line
-
+    """Yield the captions of a file, each with the number of the line that it begins on."""
+    lines, number = io.StringIO(_text(path), newline=""), 1
     try:
-        if path.suffix == ".csv":
-            for row in csv.DictReader(lines(), strict=True):
-                yield number, msgspec.convert(row, _Row)
+        if path.suffix.lower() == ".jsonl":
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    row = msgspec.json.decode(line, type=dict[str, Any])
+                    yield number, msgspec.convert(dict(zip(_ours(row), row.values(), strict=True)), _Row)
+        elif ".token" in path.name.lower():
+            for number, line in enumerate(lines, 1):
+                name, tab, caption = line.partition("\t")
+                if not tab:
+                    raise ValueError("expected NAME.jpg#0, a tab and a caption")
+                yield number, _Row(name.rpartition("#")[0] or name, caption)
         else:
-            for line in filter(str.strip, lines()):
-                yield number, msgspec.json.decode(line, type=_Row)
-    except (csv.Error, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            flickr30k = lines.readline().startswith("image_name|")  # its quotes are those of the captions
+            lines.seek(0)
+            form: dict[str, Any] = {"delimiter": "|", "quoting": csv.QUOTE_NONE} if flickr30k else {}
+            table = csv.reader(lines, strict=True, skipinitialspace=True, **form)
+            columns = _columns(next(table, []))
+            number = table.line_num + 1
+            for cells in table:
+                if len(cells) > len(columns):
+                    raise ValueError(f"has {len(cells)} columns, the first line {len(columns)}")
+                if cells:
+                    yield number, msgspec.convert(dict(zip(columns, cells, strict=False)), _Row)
+                number = table.line_num + 1
+    except (csv.Error, ValueError, msgspec.MsgspecError) as error:
+        quote = "a quote that opens here is not closed: " if isinstance(error, csv.Error) else ""
         raise InputError(
-            f"{path}: line {number}: {one_line(error)}; a line has image, caption and perhaps split (train, val or "
-            "test), in UTF-8, a caption with commas in quotes"
+            f"{path}: line {number}: {quote}{one_line(error)}; a line has image, caption and perhaps split (train, "
+            "val or test), separated by commas, a caption with commas in quotes"
         ) from error
+
+
+def _text(path: Path) -> str:
+    content = path.read_bytes()
+    if b"\0" in content[:4]:
+        raise InputError(f"{path}: line 1: is in UTF-16; save the file in UTF-8")
+    try:
+        return content.decode("utf-8-sig")  # spreadsheets write a byte order mark
+    except UnicodeDecodeError as error:
+        line, byte = content.count(b"\n", 0, error.start) + 1, content[error.start : error.start + 1]
+        letter = byte.decode("cp1252", "replace")
+        wrong = f"is not in UTF-8 (byte 0x{byte.hex()}, in Windows-1252 {letter!r})"
+        raise InputError(f"{path}: line {line}: {wrong}; save the file in UTF-8") from error
+
+
+def _ours(names: Collection[str]) -> list[str]:
+    """Return the names of columns, ours in place of what others call them."""
+    ours = {name: next((other for other in others if other in names), name) for name, others in _NAMES.items()}
+    renamed = {other: name for name, other in ours.items() if name not in names}
+    return [renamed.get(name, name) for name in names]
+
+
+def _columns(names: list[str]) -> list[str]:
+    """Return the names of a table's columns; a ValueError that quotes them if one is missing or there twice."""
+    ours = _ours(names)
+    if twice := [name for name in _NAMES if ours.count(name) > 1]:
+        raise ValueError(f"two columns are called {twice[0]!r}")
+    if missing := [name for name in ("image", "caption") if name not in ours]:
+        separators = [mark for mark in ";\t|" if mark in names[0]] if len(names) == 1 else []
+        wrong = f"{separators[0]!r} separates them, not a comma" if separators else f"no {missing[0]!r} is among them"
+        raise ValueError(f"the columns are {', '.join(map(repr, names))}: {wrong}")
+    return ours

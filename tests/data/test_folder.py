@@ -62,20 +62,68 @@ def test_without_a_column_the_split_follows_from_the_name_alone(tmp_path):
 def test_the_file_of_captions_is_found_by_its_usual_name_and_has_a_known_ending(tmp_path):
     csv(tmp_path, "image,caption\na.jpg,a dog\n")
     assert FolderSource(str(tmp_path)).captions.name == "captions.csv"
-    with pytest.raises(InputError, match=r"captions\.txt: captions must be a \.jsonl or \.csv file"):
-        FolderSource(str(tmp_path), captions="captions.txt")
+    (tmp_path / "captions.csv").rename(tmp_path / "Captions.CSV")
+    (tmp_path / "metadata.jsonl").touch()  # another data set's, behind our own
+    assert FolderSource(str(tmp_path)).index("val" if hashed_split("a.jpg") == "val" else "train").paths == ["a.jpg"]
+    with pytest.raises(InputError, match=r"captions\.xlsx: captions must be a \.jsonl or \.csv file"):
+        FolderSource(str(tmp_path), captions="captions.xlsx")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("captions.csv", 'image, caption, split\na/1.jpg, "A cat, asleep.", train\na/1.jpg,The cat sleeps , train\n'),
+        ("captions.txt", 'image,caption\na/1.jpg,"A cat, asleep ."\na/1.jpg,The cat sleeps\n'),
+        (
+            "metadata.jsonl",
+            '{"file_name": "a/1.jpg", "text": "A cat, asleep."}\n{"file_name": "a/1.jpg", "text": "The cat sleeps"}\n',
+        ),
+        ("metadata.csv", 'file_name,text\na/1.jpg,"A cat, asleep."\na/1.jpg,The cat sleeps\n'),
+        ("Flickr8k.token.txt", "a/1.jpg#0\tA cat, asleep .\na/1.jpg#1\tThe cat sleeps\n"),
+        ("results_20130124.token", "a/1.jpg#0\tA cat , asleep .\na/1.jpg#1\tThe cat sleeps\n"),
+        (
+            "results.csv",
+            'image_name| comment_number| comment\na/1.jpg| 0| A cat, "asleep.\na/1.jpg| 2| The cat sleeps\n',
+        ),
+    ],
+)
+def test_captions_as_other_data_sets_write_them_are_read(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    index = FolderSource(str(tmp_path)).index("train" if "split" in text else hashed_split("a/1.jpg"))
+    assert [reference.replace("`` ", "") for reference in index.references(0)] == ["a cat asleep", "the cat sleeps"]
+    assert index.paths == ["a/1.jpg"]
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
         ({}, "captions.jsonl: missing; give the folder with captions.jsonl"),
-        ({"captions.jsonl": "", "captions.csv": ""}, "has captions.jsonl and captions.csv; give captions"),
-        ({"captions.csv": "image,text\na.png,a dog\n"}, "line 2: Object missing required field `caption`"),
-        ({"captions.csv": "image,caption\na.png,a dog, a cat\n"}, "line 2: .*a caption with commas in quotes"),
-        ({"captions.csv": 'image,caption\na.png,"a dog\n'}, "line 2: unexpected end of data"),
-        ({"captions.csv": "image,caption\n1.jpg\n"}, "line 2: Expected `str`, got `null` - at `$.caption`"),
-        ({"captions.csv": "image,caption\na.png,caf\xe9\n".encode("latin-1")}, "'utf-8' codec can't decode .*in UTF-8"),
+        ({"captions.jsonl": "", "captions.csv": ""}, "has captions.csv and captions.jsonl; give captions"),
+        (
+            {"captions.csv": "image,words\na,b\n"},
+            "line 1: the columns are 'image', 'words': no 'caption' is among them",
+        ),
+        ({"captions.csv": "image ,caption\n"}, "line 1: the columns are 'image ', 'caption': no 'image' is among"),
+        ({"captions.csv": "image,caption,caption\n"}, "line 1: two columns are called 'caption'"),
+        (
+            {"captions.csv": "image;caption\na;b\n"},
+            "line 1: the columns are 'image;caption': ';' separates them, not a",
+        ),
+        ({"captions.csv": "image\tcaption\na\tb\n"}, r"line 1: .*: '\t' separates them, not a comma"),
+        ({"captions.csv": ""}, "line 1: the columns are : no 'image' is among"),
+        (
+            {"captions.csv": "image,caption\na.png,a dog, a cat\n"},
+            "line 2: has 3 columns, .*a caption with commas in q",
+        ),
+        ({"captions.csv": 'image,caption\na,b\nc,"d\ne,f\ng,h\n'}, "line 3: a quote that opens here is not closed"),
+        ({"captions.csv": 'image,caption\na,"b\nc,"d"\n'}, "line 2: a quote that opens here is not closed"),
+        ({"captions.csv": "image,caption\n1.jpg\n"}, "line 2: Object missing required field `caption`"),
+        (
+            {"captions.csv": "image,caption\na,b\nc,caf\xe9\n".encode("cp1252")},
+            "line 3: is not in UTF-8 (byte 0xe9, in Windows-1252 '\xe9'); save the file in UTF-8",
+        ),
+        ({"captions.csv": "image,caption\n".encode("utf-16")}, "line 1: is in UTF-16; save the file in UTF-8"),
+        ({"Flickr8k.token.txt": "1.jpg#0\ta\n1.jpg#1 a\n"}, "line 2: expected NAME.jpg#0, a tab and a caption"),
         (
             {"captions.csv": "image,caption,split\na.png,a dog,valid\n"},
             "'valid' - at `$.split`.*(train, val or test)",

@@ -75,8 +75,7 @@ MISTAKES = {
     ),
     FIT + "--data.source.root nowhere --data.source KarpathySource --data.source.json_path no.json "
     "--data.source.image_dir .": "no.json: missing; see data/README.md",
-    FIT
-    + "--data.source.root holes": '1 of 2 image files are missing or empty: "holes/val/000002.png"; see data',
+    FIT + "--data.source.root holes": '1 of 2 image files are missing or empty: "holes/val/000002.png"; see data',
     # models
     "test": "captioning test: name a model with --ckpt_path",
     "test --ckpt_path runs/soft": "is a folder",

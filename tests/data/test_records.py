@@ -56,9 +56,7 @@ def test_missing_image_files_are_named_with_their_annotation_file(tmp_path):
     index = CaptionIndex.build(tmp_path, [ImageEntry(i, f"{i}.jpg", ["a"]) for i in range(40)], origin="c.json")
     for i in range(40):
         (tmp_path / f"{i}.jpg").write_bytes(b"." * (i != 13))
-    with pytest.raises(
-        InputError, match=r'^c\.json: 1 of 40 image files are missing or empty: "\S*/13\.jpg"; see'
-    ):
+    with pytest.raises(InputError, match=r'^c\.json: 1 of 40 image files are missing or empty: "\S*/13\.jpg"; see'):
         index.check_images()
     (tmp_path / "13.jpg").write_text(".")
     index.check_images()

@@ -27,8 +27,8 @@ demo: $(STAMP)  ## caption a photograph, train soft and hard attention on genera
 pretrained: $(STAMP)  ## make the pretrained captioner again from Flickr8k (some hours on two cores)
 	@$(BIN)/python scripts/pretrained.py $(PRETRAINED)
 
-# STUDY="--jobs 2" trains two runs at once, STUDIES=flickr8k_deeper runs one study. An interrupted study resumes.
-STUDIES ?= flickr8k flickr8k_hard flickr8k_decoders flickr8k_deeper flickr8k_second_stage
+# STUDY="--jobs 2" trains two runs at once, STUDIES=lite2_hard runs one study. An interrupted study resumes.
+STUDIES ?= lite2 lite2_hard lite2_decoders lite2_second_stage
 
 reproduce-flickr8k: $(STAMP)  ## train and score the Flickr8k studies, write their tables into runs/reproduced (days on two cores)
 	@for study in $(STUDIES); do \

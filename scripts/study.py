@@ -7,9 +7,9 @@ nothing is trained: the command makes the tables between <!-- study NAME --> and
 page from the scores and captions of the runs.
 
 examples:
-  python scripts/study.py configs/studies/flickr8k.yaml --jobs 2
-  python scripts/study.py configs/studies/flickr8k.yaml --only soft summed_blocks --seeds 1 --dry_run
-  python scripts/study.py configs/studies/flickr8k.yaml --report table.md
+  python scripts/study.py configs/studies/lite2.yaml --jobs 2
+  python scripts/study.py configs/studies/lite2.yaml --only soft summed_blocks --seeds 1 --dry_run
+  python scripts/study.py configs/studies/lite2.yaml --report table.md
 """
 
 from __future__ import annotations
@@ -278,7 +278,7 @@ def prepare(study: Study, jobs: Sequence[Job], commands: Commands) -> None:
 def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", type=Path, metavar="FILE.yaml", help="such as configs/studies/flickr8k.yaml")
+    parser.add_argument("study", type=Path, metavar="FILE.yaml", help="such as configs/studies/lite2.yaml")
     parser.add_argument("--only", nargs="+", metavar="VARIANT", help="train only these variants (default: all)")
     parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="train only with these seeds (default: all)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs side by side (default: %(default)s)")

@@ -16,12 +16,13 @@ import zipfile
 from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 from helpers import SCRIPTS
 from helpers_faults import command, refused
 
 from captioning.cli import prepare
-from captioning.encoders import MobileNetV1, TimmEncoder
+from captioning.encoders import EfficientNetLite2, TimmEncoder
 
 
 @pytest.fixture
@@ -171,28 +172,31 @@ def test_shapes_are_generated_and_checked(tmp_path, capsys):
     assert "seed" in refused(capsys, *words, 8)
 
 
-def test_weights_are_written_where_the_mobilenet_configs_read_them(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def weights(server, monkeypatch):
+    """Random weights of the whole network, on the server."""
     timm = pytest.importorskip("timm")
-    create = timm.create_model
+    from safetensors.torch import save_file
 
-    def published(name, **options):
-        """Random weights in the place of the download."""
-        return create(name, **options | {"pretrained": False})
-
-    monkeypatch.setattr(timm, "create_model", published)
-    command("prepare", "weights", "--root", tmp_path)
-    command("prepare", "weights", "--root", tmp_path)
-    assert "the published weights" in (out := capsys.readouterr().out) and "fits mobilenetv1_100 of timm" in out
-    for config in (SCRIPTS.parent / "configs").glob("*mobilenet*.yaml"):
-        weights = yaml.safe_load(config.read_text())["model"]["encoder"]["init_args"]["weights"]
-        assert weights == f"data/weights/{prepare.MOBILENET_FILE}"
-    written = str(tmp_path / prepare.MOBILENET_FILE)
-    MobileNetV1(12, weights=written)
-    for block in (3, "blocks.4.0"):
-        TimmEncoder("mobilenetv1_100", block, weights=written)
+    save_file(timm.create_model("tf_efficientnet_lite2").state_dict(), server.folder / "model.safetensors")
+    monkeypatch.setattr(prepare, "WEIGHTS_URL", f"{server.url}/model.safetensors")
+    return lambda root: ("prepare", "weights", "--root", root)
 
 
-def test_weights_that_cannot_be_downloaded_are_explained(tmp_path, capsys):
-    pytest.importorskip("timm")
-    line = refused(capsys, "prepare", "weights", "--root", tmp_path)
-    assert "By hand: get model.safetensors of mobilenetv1_100" in line
+def test_weights_are_downloaded_once_to_where_the_lite2_configs_read_them(server, weights, tmp_path, capsys):
+    command(*weights(tmp_path))
+    command(*weights(tmp_path))
+    assert server.requests == ["/model.safetensors"] and "fits EfficientNetLite2" in capsys.readouterr().out
+    configs = sorted((SCRIPTS.parent / "configs").glob("*lite2*.yaml"))
+    settings = [yaml.safe_load(config.read_text())["model"]["encoder"]["init_args"] for config in configs]
+    assert {each["weights"] for each in settings} == {f"data/weights/{prepare.WEIGHTS_FILE}"}
+    written = str(tmp_path / prepare.WEIGHTS_FILE)
+    ours, theirs = (EfficientNetLite2(weights=written), TimmEncoder("tf_efficientnet_lite2", "head", weights=written))
+    assert ours.identity()["weights"] == theirs.identity()["weights"]
+
+
+def test_a_file_of_another_networks_weights_is_refused(weights, tmp_path, capsys):
+    from safetensors.torch import save_file
+
+    save_file({"conv_stem.weight": torch.ones(32, 3, 3, 3)}, path := tmp_path / prepare.WEIGHTS_FILE)
+    assert f"{path}: the file of another network" in refused(capsys, *weights(tmp_path))

@@ -76,7 +76,7 @@ _FIT = """usage: captioning fit --config CONFIG.yaml [--config OVERLAY.yaml ...]
   --data.features DIR           features that `captioning extract` wrote, for a frozen encoder
   --data.batch_size N           captions in a training batch
   --data.limit_images N         use only the first images of every split, to try something out
-  --model.encoder CLASS         ConvEncoder, MobileNetV1, TorchvisionEncoder or TimmEncoder
+  --model.encoder CLASS         ConvEncoder, EfficientNetLite2, TorchvisionEncoder or TimmEncoder
   --model.decoder.attention CLASS   SoftAttention, HardAttention, MultiHeadAttention ..
   --model.objective CLASS       Likelihood or SelfCriticalTraining
   --model.optimizer.lr RATE     learning rate

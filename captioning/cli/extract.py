@@ -41,7 +41,7 @@ def extract(
         num_workers: Processes that decode images.
 
     Examples:
-        captioning extract --config configs/flickr8k_mobilenet_soft.yaml --output data/features --flipped
+        captioning extract --config configs/flickr8k_lite2_soft.yaml --output data/features --flipped
     """
     splits = split or ["train", "val"]
     if flipped and "train" not in splits:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import shutil
@@ -12,14 +11,14 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from captioning.cli import announce
 from captioning.errors import InputError
-from captioning.files import replacing
 
 if TYPE_CHECKING:
     from captioning.data import CaptionSource
 
 HOST = "http://images.cocodataset.org"  # its https certificate is of another name; the MD5 guards the content
 KARPATHY_URL = "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip"
-MOBILENET, MOBILENET_FILE = "mobilenetv1_100", "mobilenetv1_100_trunk.safetensors"
+WEIGHTS_FILE = "tf_efficientnet_lite2.safetensors"
+WEIGHTS_URL = "https://huggingface.co/timm/tf_efficientnet_lite2.in1k/resolve/main/model.safetensors"
 
 
 class Archive(NamedTuple):
@@ -136,35 +135,19 @@ def shapes(
 
 
 def weights(*, root: Path = Path("data/weights")) -> None:
-    """Download the encoder of the MobileNet configurations: timm's published weights.
+    """Download the encoder of the Lite2 configurations: timm's published weights of EfficientNet-Lite2.
 
     Args:
         root: Folder of the file.
     """
     announce("prepare weights")
-    from safetensors.torch import save_file
+    from captioning.data.download import fetch
+    from captioning.encoders import EfficientNetLite2
 
-    from captioning.encoders import TimmEncoder
-
-    path = root / MOBILENET_FILE
-    encoder = functools.partial(TimmEncoder, MOBILENET, image_size=224, crop=False, mean=(0.5,) * 3, std=(0.5,) * 3)
-    if path.is_file():
-        encoder("blocks.4.0", weights=str(path), model_args={"pad_type": "same"})
-        print(f"{path}: fits {MOBILENET} of timm")
-        return
-    try:
-        network = encoder(4).network  # the whole network, for every configuration
-    except InputError as error:
-        by_hand = f"get model.safetensors of {MOBILENET} from timm's collection on a model hub, and put it at {path}"
-        raise InputError(f"{error}. By hand: {by_hand}") from error
-    with replacing(path) as part:
-        tensors = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
-        save_file(tensors, part, metadata={"network": f"timm {MOBILENET}"})
-    print(
-        f"{path}: the published weights of {MOBILENET}, which expect padding on all sides. Give captioning extract "
-        "and captioning fit --model.encoder.model_args '{output_stride: 16}' if the config sets output_stride, "
-        "--model.encoder.same_padding false if its encoder is MobileNetV1, or --model.encoder.model_args '{}'."
-    )
+    path = root / WEIGHTS_FILE
+    fetch(WEIGHTS_URL, path)
+    EfficientNetLite2(weights=str(path))
+    print(f"{path}: fits EfficientNetLite2")
 
 
 prepare = {"coco": coco, "flickr8k": flickr8k, "flickr30k": flickr30k, "shapes": shapes, "weights": weights}

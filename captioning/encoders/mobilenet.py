@@ -27,8 +27,7 @@ class MobileNetV1(Encoder):
             initialises them at random.
         image_size: Side of the square input in pixels, a multiple of 16; the whole image is squashed into it.
         same_padding: Whether a convolution with a stride pads its input only below and on the right, like TensorFlow's
-            "same". The weights of the captioner in the package expect that. Set it to False for the weights that
-            ``captioning prepare weights`` downloads: they expect padding on all sides.
+            "same". The weights of the captioner in the package expect that; those that timm publishes do not.
         trainable_from: First stage that is fine-tuned, such as ``blocks.3``; None freezes everything.
         learning_rate: Learning rate of the fine-tuned part; None uses the decoder's.
     """

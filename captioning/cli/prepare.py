@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 HOST = "http://images.cocodataset.org"  # its https certificate is of another name; the MD5 guards the content
 KARPATHY_URL = "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip"
-WEIGHTS_FILE = "tf_efficientnet_lite2.safetensors"
+WEIGHTS_FILE = "tf_efficientnet_lite2_features.safetensors"
 WEIGHTS_URL = "https://huggingface.co/timm/tf_efficientnet_lite2.in1k/resolve/main/model.safetensors"
 
 

@@ -306,6 +306,26 @@ def test_other_data_and_other_options_than_the_runs(trained):
     assert len(cli.model.results) == 1 and metrics_of("here")["search"]["beam_size"] == 1
 
 
+def test_test_images_of_the_coco_server_are_captioned_and_not_scored(trained):
+    shapes = Path(yaml.safe_load(Path("tiny.yaml").read_text())["data"]["source"]["init_args"]["root"])
+    shutil.copytree(shapes / "test", "server/test2014")
+    images = json.loads((shapes / "annotations/captions_test.json").read_text())["images"]
+    Path("server/annotations").mkdir()
+    Path("server/annotations/image_info_test2014.json").write_text(json.dumps({"images": images}))
+    for split in ("train", "val"):
+        Path(f"server/annotations/captions_{split}2014.json").touch()
+    arguments = {"root": "server", "year": 2014, "test_captions": "annotations/image_info_test2014.json"}
+    source = {"class_path": "captioning.data.CocoSource", "init_args": arguments}
+    Path("server.yaml").write_text(yaml.safe_dump({"data": {"source": source}}))
+    command("predict", "--ckpt_path", BEST, "--config", "server.yaml", "--results", "out")
+    results = json.loads(Path("out/predict_results.json").read_text())
+    assert [entry["image_id"] for entry in results] == [image["id"] for image in images] and results[0]["caption"]
+    with pytest.raises(
+        InputError, match=r"image_info_test2014\.json: has no captions to compare with; use captioning pre"
+    ):
+        command("test", "--ckpt_path", BEST, "--config", "server.yaml")
+
+
 def test_an_ensemble_is_scored_beside_the_files_of_its_first_model(trained, capsys):
     other = ["--seed_everything", "5", "--model.encoder.init_args.image_size", "64", "--name", "other"]
     command("fit", "--config", "tiny.yaml", *other)

@@ -27,12 +27,12 @@ class CocoSource(CaptionSource):
     """Images and captions in COCO's folders: ``annotations/captions_train2017.json``, ``train2017/*.jpg`` and so on.
 
     COCO publishes no captions of its test images: without ``test_captions`` the validation split stands in for the test
-    split, and the log says so.
+    split, and the log says so. ``captioning predict`` captions the images of ``annotations/image_info_test2014.json``.
 
     Args:
         root: The folder with ``annotations`` and the image folders.
         year: Year of the split, 2014 or 2017 for COCO itself.
-        test_captions: A captions file for the test split, relative to ``root``.
+        test_captions: A captions file for the test split, relative to ``root``, or one of images without captions.
         test_images: The folder of its images, relative to ``root``; by default ``test{year}``.
     """
 
@@ -76,7 +76,8 @@ class CocoSource(CaptionSource):
                 raise InputError(f"{path}: has a caption of image {annotation.image_id}, but not the image")
             captions[annotation.image_id].append(text)
         entries = [ImageEntry(image.id, f"{folder}/{image.file_name}", captions[image.id]) for image in content.images]
-        return CaptionIndex.build(self.root, entries, origin=path)
+        uncaptioned = split == "test" and not content.annotations
+        return CaptionIndex.build(self.root, entries, origin=path, uncaptioned=uncaptioned)
 
     def objects(self, split: str) -> ObjectLookup | None:
         """Return a lookup in ``annotations/instances_*.json``; None if that file is missing.
@@ -137,5 +138,5 @@ class _Category(msgspec.Struct):
 
 class _File(msgspec.Struct):
     images: list[_Image]
-    annotations: list[_Annotation]
+    annotations: list[_Annotation] = []
     categories: list[_Category] = []

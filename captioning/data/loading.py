@@ -73,7 +73,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
         self.features, self.flipped, self.flip = features, flipped, flip
         # One array of word ids, which forked workers share.
         ids = [np.array(vocabulary.encode(caption.split()), dtype=np.int32) for caption in index.captions]
-        self._words, self._first_word = np.concatenate(ids), np.cumsum([0, *map(len, ids)])
+        self._words, self._first_word = np.concatenate([np.empty(0, np.int32), *ids]), np.cumsum([0, *map(len, ids)])
 
     def __getitem__(self, numbers: list[int]) -> CaptionBatch:
         index, place = self.index, getattr(numbers, "place", (0, 0))

@@ -56,7 +56,7 @@ ObjectLookup = Callable[[int], list[GroundedObject]]
 
 @dataclass
 class CaptionIndex:
-    """One split of a data set: N images and their M captions."""
+    """One split of a data set: N images and their M captions; 0 captions of test images that a server keeps."""
 
     root: Path
     image_ids: np.ndarray  # (N,) int64, the data set's own numbers
@@ -69,29 +69,35 @@ class CaptionIndex:
     caption_image: np.ndarray = field(init=False)  # (M,) int64, the row of the image that a caption describes
 
     def __post_init__(self) -> None:
-        self.caption_lengths = np.array([caption.count(" ") + 1 for caption in self.captions])
+        self.caption_lengths = np.array([caption.count(" ") + 1 for caption in self.captions], dtype=np.int64)
         self.caption_image = np.repeat(np.arange(len(self.paths)), np.diff(self.first_caption))
 
     @classmethod
     def build(
-        cls, root: str | Path, entries: Iterable[ImageEntry], *, origin: str | Path = "", upright: bool = False
+        cls,
+        root: str | Path,
+        entries: Iterable[ImageEntry],
+        *,
+        origin: str | Path = "",
+        upright: bool = False,
+        uncaptioned: bool = False,
     ) -> CaptionIndex:
         """Collect the images of a reader, in the order of their rows; an InputError if none has a caption.
 
-        A caption without a word is left out, and so is an image without captions; one line in the log counts both.
-        Equal captions of one image are kept: they are two references.
+        A caption without a word is left out, and so is an image without captions unless all are ``uncaptioned``; one
+        line in the log counts both. Equal captions of one image are kept: they are two references.
         """
         name, images, captions, first, empty, bare = str(origin) or str(root), [], [], [0], 0, 0
         for entry in entries:
             texts = [" ".join(words) for caption in entry.captions if (words := caption.split())]
             empty += len(entry.captions) - len(texts)
-            bare += not texts
-            if texts:
+            bare += not texts and not uncaptioned
+            if texts or uncaptioned:
                 images.append(entry)
                 captions += texts
                 first.append(len(captions))
-        if not captions:
-            raise InputError(f"{name}: holds no image with a caption")
+        if not images:
+            raise InputError(f"{name}: holds no image" + " with a caption" * (not uncaptioned))
         if bare or empty:
             message = "%s: left out %d captions without a word and %d images without captions"
             logger.warning(message, name, empty, bare)

@@ -16,6 +16,7 @@ from captioning.data.loading import CaptionDataset, batch_loader, load_images
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.sampler import image_batches
 from captioning.decoding import BeamOptions, Hypothesis
+from captioning.errors import InputError
 from captioning.evaluation.grounding import ObjectCells, ObjectsInView, grounding_metrics, noun_hits
 from captioning.evaluation.metrics import METRICS, caption_metrics
 from captioning.evaluation.records import CaptionedImage, NounHit
@@ -87,6 +88,10 @@ class Evaluator:
     references: bool = True  # whether they are teacher-forced; without, there are no metrics
     kept: dict[int, tuple[CaptionedImage, Hypothesis]] = field(default_factory=dict)  # by row of the split
     evaluated: Evaluated = field(default_factory=Evaluated)  # all batches so far
+
+    def __post_init__(self) -> None:
+        if self.references and not self.index.captions:
+            raise InputError(f"{self.index.origin}: has no captions to compare with; use captioning predict")
 
     def update(self, batch: CaptionBatch) -> None:
         """Evaluate a batch of images, each with all its captions."""

@@ -73,6 +73,18 @@ def test_a_test_file_of_ones_own_is_used_with_its_own_objects(root, caplog):
     assert not caplog.text
 
 
+def test_images_without_captions_are_a_test_split_and_no_other(root):
+    write(root, "image_info_test2017.json", images=IMAGES)
+    write(root, "none.json", images=IMAGES, annotations=[])
+    for name in ("image_info_test2017.json", "none.json"):
+        index = CocoSource(str(root), test_captions=f"annotations/{name}").index("test")
+        assert index.image_ids.tolist() == [9, 25] and not index.captions
+        assert index.image_path(0) == root / "test2017" / "000000000009.jpg" and len(index.take(1)) == 1
+    write(root, "captions_val2017.json", images=IMAGES)
+    with pytest.raises(InputError, match="holds no image with a caption"):
+        CocoSource(str(root)).index("val")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

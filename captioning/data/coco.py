@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from captioning.data.coco_nouns import synonyms
+from captioning.data.images import upright_masks
 from captioning.data.records import (
     SPLITS,
     CaptionIndex,
@@ -82,14 +83,15 @@ class CocoSource(CaptionSource):
     def objects(self, split: str) -> ObjectLookup | None:
         """Return a lookup in ``annotations/instances_*.json``; None if that file is missing.
 
-        The noun is the category's name in lower case. Crowds count; objects without an outline are left out.
+        The noun is the category's name in lower case. Crowds count; objects without an outline are left out. Masks are
+        turned as the image is, unless they have the upright image's size already.
         """
-        captions, _ = self.files(split)
+        captions, folder = self.files(split)
         path = captions.with_name(captions.name.replace("captions", "instances", 1))
         if path == captions or not path.is_file():
             return None
         content = read_annotations(path, _File, "COCO annotation file", self.remedy())
-        sizes = {image.id: (image.height, image.width) for image in content.images}
+        images = {image.id: image for image in content.images}
         nouns = {category.id: category.name.lower() for category in content.categories}
         things: dict[int, list[_Annotation]] = {}
         for thing in content.annotations:
@@ -99,12 +101,17 @@ class CocoSource(CaptionSource):
         def lookup(image_id: int) -> list[GroundedObject]:
             from pycocotools import mask as coco
 
-            objects = []
-            for thing in things.get(image_id, []):
+            if image_id not in things:
+                return []
+            masks, image = [], images[image_id]
+            for thing in things[image_id]:
                 runs = thing.segmentation  # packed run lengths, plain ones, or polygons
                 if isinstance(runs, list) or isinstance(runs["counts"], list):
-                    runs = coco.frPyObjects(runs, *sizes[image_id])
-                mask = coco.decode(coco.merge(runs) if isinstance(runs, list) else runs).astype(bool)
+                    runs = coco.frPyObjects(runs, image.height, image.width)
+                masks.append(coco.decode(coco.merge(runs) if isinstance(runs, list) else runs).astype(bool))
+            objects = []
+            upright = upright_masks(masks, self.root / folder / image.file_name)
+            for thing, mask in zip(things[image_id], upright, strict=True):
                 noun, adjectives = nouns[thing.category_id], frozenset(thing.attributes)
                 attributes = adjectives.union(*map(self.synonyms, adjectives))
                 objects.append(GroundedObject(noun, self.synonyms(noun), attributes, mask))

@@ -44,7 +44,7 @@ def extract_features(
         index.check_images()
     for split, mirrored in [(split, False) for split in indices] + [(split, True) for split in flipped]:
         index = indices[split]
-        name, fingerprint = features_key(split, encoder.fingerprint(), upright=index.upright, flipped=mirrored)
+        name, fingerprint = features_key(split, encoder.fingerprint(), flipped=mirrored)
         shape = encoder.grid_size[0] * encoder.grid_size[1], encoder.annotation_dim
         about, file = output / f"{name}.json", output / f"{name}.npy"
         if about.exists() and file.exists():

@@ -19,12 +19,9 @@ from captioning.errors import InputError, one_line
 from captioning.files import read_json
 
 
-def features_key(
-    split: str, fingerprint: dict[str, Any], *, upright: bool = False, flipped: bool = False
-) -> tuple[str, dict[str, Any]]:
+def features_key(split: str, fingerprint: dict[str, Any], *, flipped: bool = False) -> tuple[str, dict[str, Any]]:
     """Return the name that a split's features are kept by, and an encoder's fingerprint with how it saw the images."""
-    how = {"upright": upright, "flipped": flipped}
-    return split + "_flipped" * flipped, fingerprint | {name: True for name, value in how.items() if value}
+    return split + "_flipped" * flipped, fingerprint | ({"flipped": True} if flipped else {})
 
 
 class Features:

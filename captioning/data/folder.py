@@ -79,7 +79,7 @@ class FolderSource(CaptionSource):
                 f"{self.captions}: none of {len(entries)} images is in the {split} split; write it in the split column "
                 "of some. Without that column, val and test take one in ten images by their names"
             )
-        return CaptionIndex.build(self.root, chosen, origin=self.captions, upright=True)
+        return CaptionIndex.build(self.root, chosen, origin=self.captions)
 
 
 def hashed_split(image: str) -> str:

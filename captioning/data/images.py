@@ -1,10 +1,11 @@
-"""An image file as 8-bit RGB, and which way up a camera meant it."""
+"""An image file as 8-bit RGB, upright as its camera meant it, and masks that lie like it."""
 
 from __future__ import annotations
 
 import io
 import math
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -50,12 +51,11 @@ def has_header(path: Path) -> bool:
 
 
 def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Image:
-    """Read an image file as 8-bit RGB.
+    """Read an image file as 8-bit RGB, upright as ``rgb`` turns it.
 
-    An EXIF rotation is *not* applied, because COCO's boxes and masks are in stored order; ``upright`` applies it. Of an
-    animation the first frame is taken. With ``minimum_side``, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size as long
-    as its short side keeps this many pixels: several times quicker on large photographs. The pixels differ slightly
-    from a full decode, so everything that feeds a model uses ``Preprocessing.load``.
+    Of an animation the first frame is taken. With ``minimum_side``, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size as
+    long as its short side keeps this many pixels: several times quicker on large photographs. The pixels differ
+    slightly from a full decode, so everything that feeds a model uses ``Preprocessing.load``.
 
     A file that is missing, damaged, no image, or larger than Pillow opens is an InputError.
     """
@@ -76,7 +76,10 @@ def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Im
 
 
 def rgb(image: Image.Image) -> Image.Image:
-    """Return an image in 8-bit RGB, transparency on white, with the same orientation. A ValueError if it has floats."""
+    """Return an image in 8-bit RGB, upright as its camera marked it (EXIF), transparency on white.
+
+    A ValueError if it has floats.
+    """
     if image.mode.startswith("I"):  # 16-bit greyscale; Pillow's own conversion clips everything above 255 to white
         grey = np.clip(np.asarray(image, dtype=np.int64), 0, 65535) // 257
         converted = Image.fromarray(grey.astype(np.uint8)).convert("RGB")
@@ -88,14 +91,23 @@ def rgb(image: Image.Image) -> Image.Image:
         converted.paste(rgba, mask=rgba.getchannel("A"))
     else:
         converted = image.convert("RGB")
-    with suppress(Exception):  # without an orientation, or a damaged header
-        converted.getexif()[ExifTags.Base.Orientation] = int(image.getexif()[ExifTags.Base.Orientation])
-    return converted
+    return _turned(converted, image)
 
 
-def upright(image: Image.Image) -> Image.Image:
-    """Return an image of ``load_image`` or ``rgb`` as its camera marked it to be seen."""
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception:  # a damaged header costs the orientation, not the image
-        return image
+def _turned(image: Image.Image, marked: Image.Image) -> Image.Image:
+    """Turn an image as another one is marked. A damaged header costs the orientation, not the image."""
+    with suppress(Exception):
+        image.getexif()[ExifTags.Base.Orientation] = int(marked.getexif().get(ExifTags.Base.Orientation, 1))
+        ImageOps.exif_transpose(image, in_place=True)
+    return image
+
+
+def upright_masks(masks: Sequence[np.ndarray], path: Path) -> list[np.ndarray]:
+    """Return masks (height, width) bool of an image file as it is stored, as COCO's are, turned as the image is.
+
+    A mask of another shape was drawn on the upright image, and stays as it is; so do all without the file.
+    """
+    with suppress(OSError), Image.open(path, formats=formats()) as image:
+        stored = image.size[::-1]
+        return [np.asarray(_turned(Image.fromarray(mask), image)) if mask.shape == stored else mask for mask in masks]
+    return list(masks)

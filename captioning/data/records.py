@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from captioning.data.images import has_header, upright
+from captioning.data.images import has_header
 from captioning.errors import InputError, one_line
 from captioning.tokenizers import PennTreebank, Tokenizer
 
@@ -40,7 +40,7 @@ class ImageEntry(NamedTuple):
 class GroundedObject:
     """One object of an image.
 
-    Its mask lies in the image as stored when it comes from an ``ObjectLookup``, in the model's view when it goes to
+    Its mask lies in the upright image when it comes from an ``ObjectLookup``, in the model's view when it goes to
     ``object_cells`` (``Preprocessing.mask`` takes one to the other).
     """
 
@@ -64,7 +64,6 @@ class CaptionIndex:
     captions: list[str]  # M tokenised captions, their words joined by one space; those of an image are neighbours
     first_caption: np.ndarray  # (N+1,) int64; image i owns captions first_caption[i]:first_caption[i + 1]
     origin: str = ""  # the file that the captions were read from, for messages
-    upright: bool = False  # whether photographs are turned as their cameras marked them; masks may lie as stored
     caption_lengths: np.ndarray = field(init=False)  # (M,) int64, words without <start> and <end>; at least 1
     caption_image: np.ndarray = field(init=False)  # (M,) int64, the row of the image that a caption describes
 
@@ -74,13 +73,7 @@ class CaptionIndex:
 
     @classmethod
     def build(
-        cls,
-        root: str | Path,
-        entries: Iterable[ImageEntry],
-        *,
-        origin: str | Path = "",
-        upright: bool = False,
-        uncaptioned: bool = False,
+        cls, root: str | Path, entries: Iterable[ImageEntry], *, origin: str | Path = "", uncaptioned: bool = False
     ) -> CaptionIndex:
         """Collect the images of a reader, in the order of their rows; an InputError if none has a caption.
 
@@ -102,7 +95,7 @@ class CaptionIndex:
             message = "%s: left out %d captions without a word and %d images without captions"
             logger.warning(message, name, empty, bare)
         ids = np.array([image.image_id for image in images], dtype=np.int64)
-        return cls(Path(root), ids, [image.path for image in images], captions, np.array(first), name, upright)
+        return cls(Path(root), ids, [image.path for image in images], captions, np.array(first), name)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -116,13 +109,12 @@ class CaptionIndex:
         An InputError names it if it cannot be read, and all others whose first bytes are not those of an image.
         """
         try:
-            image = preprocessing.load(self.image_path(i))
+            return preprocessing.load(self.image_path(i))
         except InputError as error:
             others = [path for path in map(self.image_path, range(len(self))) if not has_header(path)]
             if others := [path for path in others if path != self.image_path(i)]:
                 raise InputError(f"{error}. Neither can {len(others):,} others: {first_names(others)}") from error
             raise
-        return upright(image) if self.upright else image
 
     def references(self, i: int) -> list[str]:
         return self.captions[self.first_caption[i] : self.first_caption[i + 1]]
@@ -130,7 +122,7 @@ class CaptionIndex:
     def take(self, limit: int) -> CaptionIndex:
         """Return the first ``limit`` images with their captions; all of them if there are fewer."""
         ids, paths, first = self.image_ids[:limit], self.paths[:limit], self.first_caption[: limit + 1]
-        return CaptionIndex(self.root, ids, paths, self.captions[: first[-1]], first, self.origin, self.upright)
+        return CaptionIndex(self.root, ids, paths, self.captions[: first[-1]], first, self.origin)
 
     def missing_images(self) -> list[Path]:
         """Return the image files that do not exist or are empty. On a local disk, 120,000 are looked at in a second."""

@@ -48,7 +48,7 @@ def object_cells(objects: Sequence[GroundedObject], cells: CellGrid) -> list[Obj
 class ObjectsInView:
     """Objects of a split's images on the encoder's cells, laid out once, and again where training moves the cells."""
 
-    lookup: ObjectLookup | None  # by image id, in the pixels of the image as stored; None if the data set has no masks
+    lookup: ObjectLookup | None  # by image id, in the pixels of the upright image; None if the data set has no masks
     index: CaptionIndex
     encoder: Encoder
     _cells: CellGrid | None = None

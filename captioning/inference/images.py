@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from captioning.data.images import formats, load_image, rgb, unreadable, upright
+from captioning.data.images import formats, load_image, rgb, unreadable
 from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError
 from captioning.inference.caption import Photo
@@ -26,11 +26,7 @@ _PHOTO_SIDE = 768  # pixels of a photograph's shorter side, about what a figure 
 
 
 def views_of(source: ImageSource, preprocessings: Sequence[Preprocessing]) -> list[Image.Image]:
-    """Return the pixels that the models see of an image, for each preprocessing; an InputError if it is none.
-
-    A photograph that its camera marked as rotated is turned upright. So is one of a folder in training; COCO's are
-    trained on as they are stored, because their masks are stored so, but hardly any of them are marked.
-    """
+    """Return the pixels that the models see of an image, for each preprocessing; an InputError if it is none."""
     return [preprocessing.view(open_image(source, preprocessing.resize)) for preprocessing in preprocessings]
 
 
@@ -56,13 +52,13 @@ def open_image(source: ImageSource, minimum_side: int) -> Image.Image:
     if isinstance(source, str) and source.startswith(("https://", "http://")):
         raise InputError(f"{source}: is an address; download the image and give its file")
     if isinstance(source, (str, os.PathLike)):
-        return upright(load_image(os.fspath(source), minimum_side=minimum_side))
+        return load_image(os.fspath(source), minimum_side=minimum_side)
     if isinstance(source, (np.ndarray, Tensor)):
         source = _from_numbers(source)
     if not isinstance(source, (Image.Image, bytes)):
         raise InputError(f"image: must be {_ACCEPTED}, got {type(source).__name__}")
     try:
-        return upright(rgb(Image.open(io.BytesIO(source), formats=formats()) if isinstance(source, bytes) else source))
+        return rgb(Image.open(io.BytesIO(source), formats=formats()) if isinstance(source, bytes) else source)
     except Exception as error:  # of many types, where the pixels are damaged
         reason = unreadable(error, source if isinstance(source, bytes) else b"")
         raise InputError(f"image: {type(source).__name__} that cannot be read ({reason})") from error

@@ -190,8 +190,7 @@ class CaptionDataModule(pl.LightningDataModule):
             if random_crop:
                 raise InputError("data.augmentation.random_crop: cached features are of one fixed view; unset one")
             for kind in ("features", "flipped") if flip else ("features",):
-                how = {"upright": index.upright, "flipped": kind == "flipped"}
-                key = features_key(split, encoder.fingerprint(), **how)
+                key = features_key(split, encoder.fingerprint(), flipped=kind == "flipped")
                 features[kind] = Features(self.features, *key, index.paths)
         options: dict[str, Any] = {"transform": transform, "seed": self.seed, "flip": flip, "by_image": by_image}
         dataset = CaptionDataset(index, self.vocabulary, encoder.preprocessing, **options, **features)

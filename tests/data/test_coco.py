@@ -5,10 +5,12 @@ import logging
 
 import numpy as np
 import pytest
+from PIL import Image
 from pycocotools import mask as run_lengths
 
 from captioning.data.coco import CocoSource
 from captioning.data.coco_nouns import CATEGORIES, plural, synonyms
+from captioning.data.images import load_image
 from captioning.errors import InputError
 from captioning.tokenizers import tokenize
 
@@ -122,6 +124,26 @@ def test_objects_carry_their_category_and_their_pixels(root):
     np.testing.assert_array_equal(crowd.mask, np.arange(8)[None].repeat(6, axis=0) == 4)  # runs go down the columns
     np.testing.assert_array_equal(objects(25)[0].mask, drawn)
     assert objects(1) == []
+
+
+@pytest.mark.parametrize("orientation", [1, 2, 3, 6])
+@pytest.mark.parametrize("drawn_upright", [False, True])
+def test_masks_stand_upright_as_the_photographs_do(root, orientation, drawn_upright):
+    """As COCO's, masks lie like the stored pixels; tools that draw on the upright image write its size."""
+    stored = np.zeros((5, 7), dtype=np.uint8)
+    stored[:2, 1:6] = 255
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = root / "val2017" / IMAGES[1]["file_name"]
+    path.parent.mkdir()
+    Image.fromarray(stored).save(path.with_suffix(".png"), exif=exif)
+    path.with_suffix(".png").rename(path)
+    seen = np.asarray(load_image(path))[..., 0] > 0
+    mask = seen if drawn_upright and orientation == 6 else stored > 0
+    counts = run_lengths.encode(np.asfortranarray(mask.astype(np.uint8)))["counts"].decode()
+    thing = {"image_id": 25, "category_id": 1, "segmentation": {"size": mask.shape, "counts": counts}}
+    write(root, "instances_val2017.json", images=IMAGES, annotations=[thing], categories=CATEGORY_NAMES)
+    np.testing.assert_array_equal(CocoSource(str(root)).objects("val")(25)[0].mask, seen)
 
 
 def test_objects_carry_what_else_names_them(root):

@@ -101,7 +101,3 @@ def test_features_of_another_or_a_trained_encoder_or_of_other_views_are_refused(
         make_data(shapes, make_encoder(trainable_from="features.3"), features=str(features)).train_dataloader()
     with pytest.raises(InputError, match="features of another encoder"):
         make_data(shapes, make_encoder(), features=str(features)).train_dataloader()
-    data = make_data(shapes, encoder, features=str(features))
-    data.index("train").upright = True
-    with pytest.raises(InputError, match=r"features of another encoder \(upright None there, True here\)"):
-        data.train_dataloader()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import os
 import zlib
@@ -65,15 +66,17 @@ class FolderSource(CaptionSource):
         self.prepare()
         entries: dict[str, ImageEntry] = {}
         split_of: dict[str, str] = {}
+        real = functools.cache(lambda name: os.path.realpath(self.root / name))  # of every spelling, and of a link
         for line, row in _rows(self.captions):
-            here = row.split or split_of.get(row.image) or hashed_split(row.image)
-            if (above := split_of.setdefault(row.image, here)) != here:
+            file = real(row.image)
+            here = row.split or split_of.get(file) or hashed_split(row.image)
+            if (above := split_of.setdefault(file, here)) != here:
                 both = f"is in the {here} split here, in {above} above"
                 raise InputError(f"{self.captions}: line {line}: {row.image} {both}")
-            entry = entries.setdefault(row.image, ImageEntry(len(entries), row.image, []))
+            entry = entries.setdefault(file, ImageEntry(len(entries), row.image, []))
             if here == split:
                 entry.captions.append(" ".join(self.tokenizer.tokenize(row.caption)))
-        chosen = [entry for image, entry in entries.items() if split_of[image] == split]
+        chosen = [entry for file, entry in entries.items() if split_of[file] == split]
         if not chosen:
             raise InputError(
                 f"{self.captions}: none of {len(entries)} images is in the {split} split; write it in the split column "

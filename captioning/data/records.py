@@ -32,7 +32,7 @@ class ImageEntry(NamedTuple):
     """One image, as a reader yields it."""
 
     image_id: int  # the data set's own number, unique within a split
-    path: str  # relative to the index's root
+    path: str  # relative to the index's root, which keeps one spelling: a/1.jpg for ./a//1.jpg
     captions: list[str]  # tokenised, their words joined by spaces
 
 
@@ -95,7 +95,7 @@ class CaptionIndex:
             message = "%s: left out %d captions without a word and %d images without captions"
             logger.warning(message, name, empty, bare)
         ids = np.array([image.image_id for image in images], dtype=np.int64)
-        return cls(Path(root), ids, [image.path for image in images], captions, np.array(first), name)
+        return cls(Path(root), ids, [str(Path(image.path)) for image in images], captions, np.array(first), name)
 
     def __len__(self) -> int:
         return len(self.paths)

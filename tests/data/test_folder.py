@@ -41,6 +41,20 @@ def test_rows_are_gathered_by_image(tmp_path):
     assert source.index("val").image_ids.tolist() == [1]  # numbered over all splits
 
 
+@pytest.mark.parametrize("spelling", ["./a/1.jpg", "a//1.jpg", "a/../a/1.jpg", "link.jpg", "folder/1.jpg"])
+def test_an_image_is_one_image_however_its_path_is_spelt(tmp_path, spelling):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/1.jpg").touch()
+    (tmp_path / "link.jpg").symlink_to("a/1.jpg")
+    (tmp_path / "folder").symlink_to("a")
+    rows = [{"image": "a/1.jpg", "caption": "a cat"}, {"image": spelling, "caption": "one cat"}]
+    split = hashed_split("a/1.jpg")
+    index = jsonl(tmp_path, rows).index(split)
+    assert (index.paths, index.captions) == (["a/1.jpg"], ["a cat", "one cat"])
+    with pytest.raises(InputError, match=f"line 2: {re.escape(spelling)} is in the val split here, in train above"):
+        jsonl(tmp_path, [row | {"split": name} for row, name in zip(rows, ("train", "val"), strict=True)]).index("val")
+
+
 def test_csv_as_a_spreadsheet_writes_it_says_the_same_as_json_lines(tmp_path):
     text = '\ufeffsplit,image,caption,by\r\ntrain,a/1.jpg,"A cat, ""asleep"".",me\r\nval,2.jpg,Two dogs,me\r\n'
     text += 'train,a/1.jpg,"The cat\r\nsleeps",\r\n'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import io
+import logging
 import math
 import os
 import re
@@ -52,6 +53,12 @@ def printable(text: object) -> str:
 def one_line(error: BaseException, limit: int = 200) -> str:
     """Return the message of another library's error on one line, cut after ``limit`` characters."""
     return " ".join(str(error).split())[:limit] or type(error).__name__
+
+
+@functools.cache
+def warn_once(line: str) -> None:
+    """Log a warning, once in the life of the process."""
+    logging.getLogger("captioning").warning(line)
 
 
 def did_you_mean(word: str, words: Collection[str]) -> str:

@@ -238,6 +238,12 @@ def test_a_refused_option_leaves_no_file(capsys, checkpoint, folder, monkeypatch
     assert message in err and (sorted(folder.rglob("*")) == before or "--explorer" in options)
 
 
+def test_a_caption_of_one_word_is_asked_for_by_max_length_alone(capsys, checkpoint, folder):
+    for options in ([], ["--sample", "--seed", 1]):
+        (line,), _ = run(capsys, folder / "b.png", "--model", checkpoint, "--max_length", 1, *options)
+        assert len(line.split()) == 1
+
+
 @pytest.mark.slow
 def test_a_reader_that_leaves_early_is_no_error(checkpoint, folder):
     command = f"{sys.executable} {CAPTION_IMAGE} {folder} --model {checkpoint} --batch_size 1 | head -n 1"

@@ -20,6 +20,7 @@ import torch
 import yaml
 from helpers_runs import tiny_config
 from helpers_training import command, enter
+from pytorch_lightning.callbacks import TQDMProgressBar
 
 from captioning.cli.export import export
 from captioning.cli.lightning import run
@@ -243,11 +244,11 @@ def test_a_run_logs_to_wandb_offline_without_an_account_or_a_question(workdir):
     config = tiny_config(workdir / "shapes")
     del config["trainer"]["logger"]
     Path("tiny.yaml").write_text(yaml.safe_dump(config))
-    run = start("fit", "--config", "tiny.yaml", NETRC=str(workdir / "no-netrc"), HOME=str(workdir))
+    run = start("fit", "--config", "tiny.yaml", "--name", "my run", NETRC=str(workdir / "no-netrc"), HOME=str(workdir))
     assert run.wait(timeout=150) == 0, Path("log").read_text()
-    (folder,) = Path("runs/tiny/wandb").glob("offline-run-*")
+    (folder,) = Path("runs/my run/wandb").glob("offline-run-*")
     assert list(folder.glob("files/media/images/val/sample_1*.png"))
-    assert "wandb sync runs/tiny/wandb/offline-run-*" in Path("log").read_text()
+    assert "wandb sync 'runs/my run'/wandb/offline-run-*" in Path("log").read_text()
 
 
 @pytest.mark.parametrize(
@@ -270,6 +271,14 @@ def test_a_slurm_job_that_saves_nothing_is_not_requeued_for_ever(tmp_path, resta
         check=False,
     )
     assert ended.returncode == 143 and (tmp_path / "requeued").exists() == requeued
+
+
+def test_a_progress_bar_that_a_config_lists_can_be_turned_off(workdir):
+    bar = {"class_path": "pytorch_lightning.callbacks.TQDMProgressBar"}
+    Path("bar.yaml").write_text(yaml.safe_dump({"trainer": {"enable_progress_bar": True, "callbacks": [bar]}}))
+    options = ["--config", "tiny.yaml", "--config", "bar.yaml", "--trainer.max_epochs", "0"]
+    assert isinstance(command("fit", *options).trainer.progress_bar_callback, TQDMProgressBar)
+    assert command("fit", *options, "--trainer.enable_progress_bar", "false").trainer.progress_bar_callback is None
 
 
 # validate, test and predict

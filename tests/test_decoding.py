@@ -245,8 +245,8 @@ def test_top_k_and_top_p_cut_the_tail():
         (lambda s: sample(s, start(1), top_p=1.5), r"top_p must be in \(0, 1\], got 1.5"),
         (lambda s: beam_search(s, start(1), beam_size=0), "beam_size must be at least 1, got 0"),
         (
-            lambda s: greedy(s, start(1), max_length=3, constraints=Constraints(3)),
-            r"min_length must be in 0 \.\. 2, below max_length, got 3",
+            lambda s: greedy(s, start(1), max_length=3, constraints=Constraints(4)),
+            r"min_length must be in 0 \.\. 3, at most max_length, got 4",
         ),
     ],
 )

@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 
+from captioning.errors import warn_once
 from captioning.evaluation import metrics
 from captioning.evaluation.bleu import bleu_counts, bleu_from_counts, bleu_metrics, sentence_bleu
 from captioning.evaluation.cider import CiderD
@@ -184,8 +185,15 @@ def test_every_family_gives_intervals_and_paired_tests():
         assert family.of_images(counts).shape == (len(hypotheses), len(family.names))
 
 
+def test_one_image_has_no_document_frequencies_and_the_log_says_so(caplog):
+    warn_once.cache_clear()
+    references = [[["a", "dog"]], [["two", "cats"]]]
+    both, one = (caption_metrics([["a", "dog"]] * n, references[:n], java=False)["cider_d"] for n in (2, 1))
+    assert both > 0 == one and caplog.text.count("CIDEr-D of one image is 0: there are no document frequencies") == 1
+
+
 def test_what_java_cannot_do_here_is_said_once_and_left_out(monkeypatch, caplog):
     monkeypatch.setenv("CAPTIONING_JAVA", "off")
     for _ in range(2):
-        assert "meteor" not in caption_metrics([["a"]], [[["a"]]])
+        assert "meteor" not in caption_metrics([["a"], ["b"]], [[["a"]], [["b"]]])
     assert [record.getMessage() for record in caplog.records] in (["no METEOR: CAPTIONING_JAVA=off"], [])

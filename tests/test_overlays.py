@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import numpy as np
 import pytest
 from helpers import random_alphas, random_view, trace_of
+from matplotlib.text import Text
 from PIL import Image
 
 from captioning.cells import CellGrid
+from captioning.errors import warn_once
 from captioning.views.maps import LOOKS, smooth_alphas
-from captioning.views.overlays import attention_figure
+from captioning.views.overlays import attention_figure, save_figure
 
 CELLS = CellGrid.regular((3, 5), (40, 60))
 GREY = Image.new("RGB", (60, 40), "gray")
@@ -182,6 +185,34 @@ def test_panels_lie_inside_the_figure_and_do_not_overlap(steps, both, details):
     for n, box in enumerate(boxes):
         assert 0 <= box.x0 < box.x1 <= 1 and 0 <= box.y0 < box.y1 <= 1
         assert not any(box.x0 < b.x1 and b.x0 < box.x1 and box.y0 < b.y1 and b.y0 < box.y1 for b in boxes[:n])
+
+
+@pytest.mark.parametrize("details", [False, True])
+@pytest.mark.parametrize("steps", [0, 2, 15])
+@pytest.mark.parametrize("size", [(40, 40), (30, 300), (30, 900), (300, 30)])
+def test_all_text_lies_inside_the_figure_and_none_on_another_at_any_aspect(size, steps, details):
+    words = ["standing"] * steps
+    cells = CellGrid.regular((3, 5), size[::-1])
+    trace = trace_of(random_alphas(steps), [0.5] * steps)
+    figure = attention_figure(random_view(*size), words, trace, cells, details=details)
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in figure.findobj(Text) if text.get_text()]
+    assert len(boxes) == steps * (1 + details) + (2 if steps else 1)
+    for n, box in enumerate(boxes):
+        assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
+        assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1
+        assert not any(box.overlaps(other) for other in boxes[:n])
+
+
+def test_characters_that_the_font_lacks_are_one_line_with_the_remedy(tmp_path, caplog):
+    warn_once.cache_clear()
+    for name in ("a.png", "b.png"):
+        figure = attention_figure(random_view(), ["猫", "が"], trace_of(random_alphas(2)), CELLS)
+        save_figure(figure, tmp_path / name, dpi=40)
+    (record,) = caplog.records
+    assert (
+        "the font lacks characters of these captions" in record.getMessage() and "font.family:" in record.getMessage()
+    )
 
 
 def test_words_are_never_read_as_formulas_and_the_figure_is_saved(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -76,5 +77,6 @@ def extract(
         num_workers=num_workers,
         flipped=["train"] if flipped else [],
     )
-    more = " --data.augmentation.flip 0.5" * flipped + (f" --init_from {init_from}" if init_from else "")
-    print(f"To train from these features, add to the training command:  --data.features {output}{more}")
+    more = " --data.augmentation.flip 0.5" * flipped + (f" --init_from {shlex.quote(init_from)}" if init_from else "")
+    features = shlex.quote(str(output))
+    print(f"To train from these features, add to the training command:  --data.features {features}{more}")

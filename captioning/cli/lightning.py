@@ -133,13 +133,14 @@ class CommandLine(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Return the trainer with the callbacks of every run that the configuration neither has nor turns off."""
         trainer = self.config_init.trainer
-        trainer.callbacks = list(trainer.callbacks or [])
-        bar, summary = callbacks.ProgressBar, callbacks.ModelSummary
+        chosen, bar, summary = list(trainer.callbacks or []), callbacks.ProgressBar, callbacks.ModelSummary
         enabled = {bar: trainer.enable_progress_bar, summary: trainer.enable_model_summary}
         for callback in self.own_callbacks:
             kind = next((kind for kind in enabled if isinstance(callback, kind)), type(callback))
-            if enabled.get(kind) is not False and not any(isinstance(other, kind) for other in trainer.callbacks):
-                trainer.callbacks.append(callback)
+            if not any(isinstance(other, kind) for other in chosen):
+                chosen.append(callback)
+        off = tuple(kind for kind, on in enabled.items() if on is False)
+        trainer.callbacks = [callback for callback in chosen if not isinstance(callback, off)]
         return super().instantiate_trainer(use_distributed_sampler=False, **kwargs)  # the samplers know the processes
 
 
@@ -263,7 +264,7 @@ class Fit(CommandLine):
         if best.best_model_score is not None and trainer.is_global_zero:
             print(f"best checkpoint: {best.best_model_path} ({best.monitor} {float(best.best_model_score):.2f})")
             if any(self.folder.glob("wandb/offline-run-*")):
-                print(f"wandb ran offline; to upload: wandb sync {self.folder}/wandb/offline-run-*")
+                print(f"wandb ran offline; to upload: wandb sync {shlex.quote(str(self.folder))}/wandb/offline-run-*")
 
 
 def _mode(option: str, monitor: str | None, mode: str | None) -> str:

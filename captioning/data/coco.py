@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,8 @@ class CocoSource(CaptionSource):
         return [self.files(split)[0] for split in SPLITS]
 
     def remedy(self) -> str:
-        return f"run captioning prepare coco --year {self.year} --root {self.root}, or see data/README.md"
+        root = shlex.quote(str(self.root))
+        return f"run captioning prepare coco --year {self.year} --root {root}, or see data/README.md"
 
     def synonyms(self, word: str) -> frozenset[str]:
         """Return the other names of an object, and of an adjective if objects have ``attributes``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import msgspec
@@ -40,7 +41,8 @@ class KarpathySource(CaptionSource):
     def remedy(self) -> str:
         name = self.json_path.stem.removeprefix("dataset_")
         if name in ("coco", "flickr8k", "flickr30k"):
-            return f"run captioning prepare {name}{' --karpathy' * (name == 'coco')} --root {self.json_path.parent}"
+            root = shlex.quote(str(self.json_path.parent))
+            return f"run captioning prepare {name}{' --karpathy' * (name == 'coco')} --root {root}"
         return super().remedy()
 
     def index(self, split: str) -> CaptionIndex:

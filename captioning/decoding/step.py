@@ -95,5 +95,5 @@ def check_lengths(min_length: int, max_length: int) -> None:
     InputError: Captions cannot have this many words.
     """
     check_whole(1, max_length=max_length)
-    if not 0 <= min_length < max_length:
-        raise InputError(f"min_length must be in 0 .. {max_length - 1}, below max_length, got {min_length}")
+    if not 0 <= min_length <= max_length:
+        raise InputError(f"min_length must be in 0 .. {max_length}, at most max_length, got {min_length}")

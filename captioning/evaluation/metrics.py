@@ -6,20 +6,17 @@ and a paired test in the same way.
 
 from __future__ import annotations
 
-import functools
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from captioning.errors import warn_once
 from captioning.evaluation.bleu import ORDERS, Words, bleu_counts, bleu_from_counts, bleu_metrics, sentence_bleu
 from captioning.evaluation.cider import CiderD
 from captioning.evaluation.java import JavaError, meteor_counts, meteor_from_counts
 from captioning.evaluation.resampling import Floats, percentage
-
-logger = logging.getLogger(__name__)
 
 ROUGE_BETA = 1.2
 UNIT = "percent; CIDEr-D is the COCO toolkit's number times 100"
@@ -157,13 +154,15 @@ def count(
     Raises:
         ValueError: The lists differ in length, or an image has no reference.
     """
+    if len(references) == 1:
+        warn_once("CIDEr-D of one image is 0: there are no document frequencies; evaluate several images together")
     counts = []
     for family in FAMILIES:
         if java or not family.java:
             try:
                 counts.append((family, family.counts(hypotheses, references)))
             except JavaError as error:
-                _warn_once(f"no {family.titles[0]}: {error}")
+                warn_once(f"no {family.titles[0]}: {error}")
     return counts
 
 
@@ -177,8 +176,3 @@ def caption_metrics(
         values = dict(zip(family.names, family.values(total).tolist(), strict=True))
         metrics |= bleu_metrics(total) if "bleu4" in values else values
     return metrics
-
-
-@functools.cache
-def _warn_once(line: str) -> None:
-    logger.warning(line)

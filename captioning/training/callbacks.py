@@ -41,7 +41,7 @@ class CaptionSamples(Callback):
         fitting, tests = trainer.state.fn == "fit" and not trainer.sanity_checking, trainer.state.fn == "test"
         if not trainer.is_global_zero or not (fitting or tests):
             return
-        from captioning.views.overlays import attention_figure  # matplotlib is slow to import
+        from captioning.views.overlays import attention_figure, save_figure  # matplotlib is slow to import
 
         stage, suffix = ("test", "test") if tests else ("val", f"{trainer.current_epoch + 1:03d}")
         encoder, folder = pl_module.encoder, Path(trainer.default_root_dir) / "samples"
@@ -60,7 +60,7 @@ class CaptionSamples(Callback):
             )
             samples.append((image, folder / f"{image.image_id}_{suffix}.png"))
             with replacing(samples[-1][1]) as part:
-                figure.savefig(part, dpi=80, format="png", pil_kwargs={"compress_level": 1})  # in half the time
+                save_figure(figure, part, dpi=80, format="png", pil_kwargs={"compress_level": 1})  # in half the time
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger) and samples:
                 for number, (image, path) in enumerate(samples, 1):

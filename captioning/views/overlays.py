@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import textwrap
+import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from captioning.cells import CellGrid
+from captioning.errors import warn_once
 from captioning.trace import AttentionTrace
 from captioning.views.maps import Style, paint, scale_end, smooth_alphas
 
@@ -20,7 +23,10 @@ if TYPE_CHECKING:
 
 _COLUMNS = 7
 _PANEL = 1.75  # inches, a panel's longer side
+_PLACE = 0.75  # inches, the least width for a word, whose panel may be narrower; for a word with numbers 1.3
+_FIGURE = 4.8  # inches, the least width, that of the scale with its text
 _GAP, _ABOVE, _BELOW, _MARGIN = 0.09, 0.27, 0.22, 0.3  # inches between panels, above, below with numbers, around all
+_LINE, _LETTER = 0.2, 0.13  # inches, of the caption
 _PIXELS = 448  # most of a panel's longer side
 _GREY = "0.35"
 
@@ -47,7 +53,7 @@ def attention_figure(
 
     All maps have one scale, whose end is written at the bottom. If hard attention chose a cell, the cell is outlined.
     If the trace has a posterior, it is shown in place of the alphas: it says where the word came from. With ``heads``
-    there is a panel for each head. Save with ``figure.savefig("x.png")``, or pdf; the figure is not registered with
+    there is a panel for each head. Save with ``save_figure``; the figure is not registered with
     pyplot.
 
     Args:
@@ -86,31 +92,35 @@ def attention_figure(
 
     aspect, below = background.shape[1] / background.shape[0], _BELOW if details else _GAP
     width, height = _PANEL * min(1.0, aspect), _PANEL / max(1.0, aspect)  # of a panel, in inches
+    place = max(width, 1.3 if details else _PLACE)
     line = _ABOVE + len(maps) * (height + below)
-    size = 2 * _MARGIN + columns * (width + _GAP), 2 * _MARGIN + lines * line
+    across = max(_FIGURE, 2 * _MARGIN + columns * (place + _GAP))
+    caption = textwrap.fill(" ".join(words) if text is None else text, width=int((across - 2 * _MARGIN) / _LETTER))
+    above = _MARGIN + _ABOVE + _LINE * caption.count("\n")
+    size = across, _MARGIN - _ABOVE + above + lines * line
     figure = Figure(figsize=size, dpi=150, facecolor="white")
     FigureCanvasAgg(figure)
 
     def panel(y: float, x: float, w: float, h: float) -> Axes:
         """Return axes whose upper left corner lies y and x inches from the first panel's."""
-        left, top = _MARGIN + x, _MARGIN + _ABOVE + y
+        left, top = (across - columns * (place + _GAP) + _GAP) / 2 + x, above + y
         axes = figure.add_axes((left / size[0], 1 - (top + h) / size[1], w / size[0], h / size[1]))
         axes.set(xticks=[], yticks=[], frame_on=False)
         return axes
 
-    caption = textwrap.fill(" ".join(words) if text is None else text, width=max(24, 14 * columns))
     figure.suptitle(caption, y=1 - 0.1 / size[1], fontsize=12, weight="bold", va="top", parse_math=False)
-    photo_size = photo_columns * (width + _GAP) - (_GAP if one_line else _MARGIN), photo_lines * line - _ABOVE - below
+    photo_size = photo_columns * (place + _GAP) - (_GAP if one_line else _MARGIN), photo_lines * line - _ABOVE - below
     _draw_photo(panel(0, 0, *photo_size), whole, region)
     chosen = trace.chosen()
     for step, word in enumerate(words):
         row, column = places[step]
         is_first = step == 0 or row > places[step - 1][0]
         for number, (name, of_words) in enumerate(smooth.items()):
-            axes = panel(row * line + number * (height + below), column * (width + _GAP), width, height)
+            left = column * (place + _GAP) + (place - width) / 2
+            axes = panel(row * line + number * (height + below), left, width, height)
             axes.imshow(paint(background, of_words[step], end, style), aspect="auto")
             if number == 0:
-                letters = 10 * width  # that fit
+                letters = 10 * place  # that fit
                 axes.set_title(
                     word, fontsize=max(5.0, 11 * min(1.0, letters / max(1, len(word)))), pad=4, parse_math=False
                 )
@@ -125,6 +135,21 @@ def attention_figure(
                 axes.set_xlabel(f"{beta}at most {of_words[step].max():.2g}", fontsize=8, color=_GREY, labelpad=2)
     _draw_scale(figure, end, style)
     return figure
+
+
+def save_figure(figure: Figure, target: Path | IO[bytes], **options: Any) -> None:
+    """Save a figure; if the font lacks characters, one line says what to do in place of a warning for each."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", "Glyph ")
+        figure.savefig(target, **options)
+    for warning in caught:
+        if str(warning.message).startswith("Glyph "):
+            warn_once(
+                "overlays: the font lacks characters of these captions; name one that has them to matplotlib, as by "
+                "the line  font.family: DejaVu Sans, Noto Sans CJK JP  in a file matplotlibrc here"
+            )
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 def _named_maps(trace: AttentionTrace, *, heads: bool, details: bool) -> dict[str, NDArray[np.float32]]:

@@ -112,6 +112,12 @@ def test_the_site_is_built_without_a_warning_and_fetches_nothing_from_elsewhere(
     assert not re.search(r"url\(['\"]?(?:https?:)?//", styles)
     reference = (site / "reference/inference.html").read_text(encoding="utf-8")
     assert "Return the pretrained captioner, or one that a training run saved" in reference
+    hard = (site / "hard-attention.html").read_text(encoding="utf-8")
+    assert (
+        hard.count("<svg role=") > 15
+        and "```" not in hard
+        and "$" not in re.sub(r"<[^>]*>", "", hard.split("</main")[0].split("<main")[1])
+    )
     attention = (site / "reference/attention.html").read_text(encoding="utf-8")
     assert "AdditiveScore" in attention and "HardAttention" in attention
 
@@ -138,11 +144,11 @@ def test_the_site_is_searched_and_its_tables_are_sorted_when_it_is_opened_from_d
     assert problems == []
 
 
-def test_the_tables_of_the_configurations_are_those_that_the_configurations_give():
+def test_the_table_of_the_configurations_is_the_one_that_the_configurations_give():
     generator = runpy.run_path(str(DOCS / "_site/models_table.py"))
     page = generator["PAGE"].read_text(encoding="utf-8")
     assert generator["filled"](page) == page, "run python docs/_site/models_table.py"
-    assert all(f"[`{path.stem}`]" in page for path in (ROOT / "configs").glob("*.yaml"))
+    assert all(f"`{path.stem}`" in page for path in (ROOT / "configs").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("page", ["results.md", "performance.md", "scale.md", "hard-attention.md", "reliability.md"])
@@ -181,6 +187,11 @@ def means_over_seeds(metrics: tuple[str, ...] = ("bleu4", "cider_d", "pointing_a
 def test_every_mean_with_a_deviation_is_one_of_measured_seeds(page):
     named = set(re.findall(r"\b\d+\.\d \(\d+\.\d\)", page.read_text(encoding="utf-8")))
     assert len(named) > 6 and named <= means_over_seeds()
+
+
+def test_the_pages_are_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 600
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in DOCS.rglob("*.md")) <= 16_000
 
 
 def options_named() -> set[tuple[str, str]]:

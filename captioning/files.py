@@ -67,7 +67,7 @@ def read_config(path: Path, option: str = "") -> dict[str, Any]:
     from jsonargparse import get_loader
 
     try:
-        content = get_loader("yaml")(path.read_text(encoding="utf-8")) or {}
+        content = get_loader("yaml")(path.read_text(encoding="utf-8-sig")) or {}
         problem = "" if isinstance(content, dict) else "not a configuration, which is a mapping of settings"
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"

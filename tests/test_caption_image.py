@@ -67,7 +67,7 @@ def test_a_folder_gives_all_images_below_it_in_order(capsys, checkpoint, folder)
 
 
 def test_paths_can_come_from_standard_input(capsys, checkpoint, folder, monkeypatch):
-    lines = f"{folder / 'b.png'}\n\n{folder / 'more' / 'b.png'}\r\n".encode()
+    lines = f"\ufeff{folder / 'b.png'}\n\n{folder / 'more' / 'b.png'}\r\n".encode()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
     lines, _ = run(capsys, "-", "--model", checkpoint)
     assert [line.split("\t")[0] for line in lines] == [str(folder / "b.png"), str(folder / "more" / "b.png")]

@@ -184,11 +184,13 @@ def test_the_best_is_the_best_by_the_metric_that_the_last_file_monitors(workdir)
         words = ["--config", "tiny.yaml", *(word for file in files for word in ("--config", file))]
         trainer = run("fit", [*words, "--name", mode, "--trainer.max_epochs", "0"]).trainer
         assert [trainer.checkpoint_callback.mode, trainer.early_stopping_callback.mode] == [mode, mode]
-        # A run that goes on by another metric is not held to the direction of the first.
         settings = yaml.safe_load(Path(f"runs/{mode}/config.yaml").read_text())
-        assert settings["checkpoint"]["mode"] is settings["early_stopping"]["mode"] is None
+        assert [settings["checkpoint"]["mode"], settings["early_stopping"]["mode"]] == [mode, mode]
+    # The mode that an earlier file gives its own monitor, as a run's own settings do, is no contradiction.
     again = ["--config", "runs/max/config.yaml", "--checkpoint.monitor", "val/nll", "--name", "again"]
     assert run("fit", again).trainer.checkpoint_callback.mode == "min"
+    with pytest.raises(InputError, match=r"--checkpoint\.mode max: val/nll is best at its minimum; set it to min"):
+        run("fit", [*again, "--checkpoint.mode", "max"])
 
 
 def test_a_model_is_fine_tuned_on_captions_with_further_words(workdir):
@@ -202,6 +204,10 @@ def test_a_model_is_fine_tuned_on_captions_with_further_words(workdir):
         assert torch.equal(after[name][: len(weight)], weight), name
     to_words = after["decoder.output.L_o.weight"]
     assert all(torch.equal(row, to_words[UNK]) for row in to_words[10:])
+    Path(BEST).unlink()  # what was extended is in the second model
+    for name in ("test", "validate"):
+        command(name, "--ckpt_path", "runs/second/checkpoints/last.ckpt")
+    assert metrics_of("runs/second", "test") and metrics_of("runs/second", "val")
 
 
 def start(*words: str, **environment: str) -> subprocess.Popen[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import dataclasses
 import json as json_text
@@ -144,7 +145,8 @@ def _paths(images: Sequence[str]) -> Iterator[str]:
     """Yield the files as named, the images below folders in the order of their names, and those of standard input."""
     for name in images:
         if name == "-":
-            yield from (os.fsdecode(line) for line in sys.stdin.buffer.read().splitlines() if line.strip())
+            lines = sys.stdin.buffer.read().removeprefix(codecs.BOM_UTF8).splitlines()
+            yield from (os.fsdecode(line) for line in lines if line.strip())
         elif os.path.isdir(name):
             from captioning.data.images import HEIC, suffixes
 

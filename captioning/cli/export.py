@@ -38,7 +38,7 @@ def export(
         captioning export --model best.ckpt --output exported/mine --license cc-by-4.0 --dtype float16
     """
     refuse_inputs(output, [model], "--output")
-    text = notes.read_text(encoding="utf-8") if notes else ""
+    text = notes.read_text(encoding="utf-8-sig") if notes else ""
     announce("export")
     from captioning.checkpoint.export import refuse_other_folder
     from captioning.checkpoint.model_card import card

@@ -160,6 +160,7 @@ class Fit(CommandLine):
                 args = [*args, "--name", run.path.name]
             if not words.config:  # it has its own
                 args = ["--config", str(run.config), *args]
+        self.options = {arg.partition("=")[0] for arg in args}
         super().__init__("fit", CaptioningModule, args)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -199,8 +200,13 @@ class Fit(CommandLine):
         """Choose the folder of the run: that of the resumed one, or the first free one of NAME, NAME-2 .."""
         self.is_first = getattr(pl.utilities.rank_zero_only, "rank", 0) == 0  # no trainer yet that knows its rank
         self.stop, config = StopOnRequest(), self.config
+        files = [read_config(Path(str(getattr(path, "absolute", path)))) for path in config.config or ()]
         for name in ("checkpoint", "early_stopping"):
-            config[name].mode = _mode(f"--{name}", config[name].monitor, config[name].mode)
+            given = {key: "" for key in ("monitor", "mode") if f"--{name}.{key}" in self.options}
+            mode = None
+            for part in [*(file.get(name) or {} for file in files), given]:  # a new monitor drops the mode of the old
+                mode = config[name].mode if part.get("mode") is not None else mode if "monitor" not in part else None
+            config[name].mode = _mode(f"--{name}", config[name].monitor, mode)
         in_place = config.ckpt_path is not None and (config.name is not None or config.ckpt_path in _BY_NAME)
         name = config.name or (_stems(config.config) or ["run"])[0]
         if config.name is None and "WANDB_SWEEP_ID" in os.environ:
@@ -244,9 +250,6 @@ class Fit(CommandLine):
                 self.datamodule.index(split)  # what is missing is told before the run has files
             config = self.config.clone()
             config.ckpt_path = None  # a run that is started with this file is a new one
-            for name in ("checkpoint", "early_stopping"):  # whose monitor another file may set
-                if better(config[name].monitor or ""):
-                    config[name].mode = None
             write_text(run.config, self.parser.dump(config, skip_none=False))
         labels = {"seed": seed, "provenance": provenance(command=shlex.join(sys.argv), seed=seed)}
         for logger in trainer.loggers:

@@ -106,7 +106,7 @@ def _short(class_path: Any) -> str:
 def _logged(path: Path) -> Iterator[tuple[str, int, float]]:
     """Yield the key, the optimizer step and the value of every finite number of a metrics.csv."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             for row in csv.DictReader(file):
                 step = row.pop("step", None)
                 if not step:

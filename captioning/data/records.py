@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -180,7 +181,7 @@ class CaptionSource:
 def read_annotations(path: Path, kind: type[Content], name: str, remedy: str) -> Content:
     """Return a JSON file as a msgspec struct; an InputError with the ``remedy`` if it is missing or something else."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return msgspec.json.decode(path.read_bytes().removeprefix(codecs.BOM_UTF8), type=kind)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         reason = "missing" if isinstance(error, FileNotFoundError) else f"not a {name} ({one_line(error)})"
         raise InputError(f"{path}: {reason}; {remedy}") from error

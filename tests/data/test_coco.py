@@ -12,6 +12,7 @@ from captioning.data.coco import CocoSource
 from captioning.data.coco_nouns import CATEGORIES, plural, synonyms
 from captioning.data.images import load_image
 from captioning.errors import InputError
+from captioning.evaluation.records import read_references
 from captioning.tokenizers import tokenize
 
 IMAGES = [
@@ -53,6 +54,17 @@ def test_captions_are_tokenised_and_gathered_by_image(root):
     assert index.references(0) == ["soup is n't cold"]
     assert index.references(1) == ["a giraffe eating", "two giraffes in the zoo"]
     assert index.image_path(1) == root / "train2017" / "000000000025.jpg"
+
+
+def test_a_byte_order_mark_changes_nothing(root):
+    for name in ("captions_val2017.json", "instances_val2017.json"):
+        content = {"images": IMAGES, "annotations": CAPTIONS if "captions" in name else OBJECTS}
+        path = write(root, name, **content, categories=CATEGORY_NAMES)
+        path.write_text(path.read_text(encoding="utf-8"), encoding="utf-8-sig")
+    source = CocoSource(str(root))
+    assert len(source.index("val").captions) == 3 and len(source.objects("val")(9)) == 2
+    words, _ = read_references(source.files("val")[0], split="val", tokenizer=source.tokenizer)
+    assert words[9] == [["soup", "is", "n't", "cold"]]
 
 
 def test_the_validation_split_stands_in_for_the_test_split_and_the_log_says_so(root, caplog):

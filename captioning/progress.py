@@ -1,56 +1,27 @@
-"""Progress of a long task: rich's bar on a terminal, a line now and then in a log."""
+"""Progress of a long task on standard error: a bar that is drawn again as it grows, every 30 s in a log."""
 
 from __future__ import annotations
 
 import sys
-import time
+
+from tqdm import tqdm
 
 from captioning.errors import printable
 
 
-class Progress:
-    """Shows on standard output how much of a task is done. A context manager.
+class Progress(tqdm):
+    """A bar of tqdm; ``update(n)`` says that n more units of the task are done. A context manager.
 
     Args:
         label: Name of the task.
         total: Units of the whole task; None if unknown.
         done: Units that were done before.
-        unit: What is counted. "bytes" are shown as MB.
+        unit: What is counted. "B", bytes, are shown as kB, MB ..
     """
 
-    def __init__(self, label: str, total: int | None = None, done: int = 0, *, unit: str = "images") -> None:
-        self.label, self.total, self.done, self.unit = printable(label), total, done, unit
-        self._started = self._printed = time.monotonic()
-        self._bar = None
-        if sys.stdout.isatty():
-            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # slow to import
+    monitor_interval = 0  # no thread, beside which the processes of a data loader would be forked
 
-            self._bar = Progress(TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
-
-    def __enter__(self) -> Progress:
-        if self._bar is not None:
-            self._bar.add_task(self._line(), total=self.total, completed=self.done)
-            self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def update(self, done: int) -> None:
-        """Show that ``done`` units of the whole task are done."""
-        self.done, now = done, time.monotonic()
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=done, description=self._line())
-        elif now - self._printed > max(10, 0.05 * (now - self._started)):  # seconds
-            self._printed = now
-            self.say(self._line())
-
-    def say(self, line: str) -> None:
-        """Print a line, above the bar if there is one."""
-        print(printable(line), flush=True)  # rich redirects it
-
-    def _line(self) -> str:
-        numbers = [self.done] if self.total is None else [self.done, self.total]
-        scale, unit = (1e6, "MB") if self.unit == "bytes" else (1, self.unit)
-        return f"{self.label}: {' of '.join(f'{number / scale:,.0f}' for number in numbers)} {unit}"
+    def __init__(self, label: str, total: int | None = None, done: int = 0, *, unit: str = " images") -> None:
+        seconds = 0.1 if sys.stderr.isatty() else 30
+        options = {"unit": unit, "unit_scale": unit == "B", "mininterval": seconds, "maxinterval": seconds}
+        super().__init__(desc=printable(label), total=total, initial=done, dynamic_ncols=True, **options)

@@ -117,7 +117,7 @@ def test_checking_names_missing_files_and_fetches_nothing(coco, server, tmp_path
     (tmp_path / "train2017/2.jpg").unlink()
     (tmp_path / "val2017/5.jpg").unlink()
     line = refused(capsys, *coco(tmp_path, "--check"))
-    assert line.startswith(f'error: missing: "{tmp_path}/train2017/2.jpg", "{tmp_path}/val2017/5.jpg"')
+    assert line.endswith(f'image files are missing or empty: "{tmp_path}/train2017/2.jpg"; see data/README.md')
     assert server.requests == []
 
 
@@ -142,7 +142,7 @@ def flickr(server, monkeypatch):
 
 def test_what_must_be_asked_for_by_hand_is_said(flickr, tmp_path, capsys):
     line = refused(capsys, *flickr(tmp_path))
-    assert f'error: missing: "{tmp_path}/images/0.jpg"' in line
+    assert f'image files are missing or empty: "{tmp_path}/images/0.jpg"' in line
     assert f"Fill in https://forms.illinois.edu/sec/1713398, put Flickr8k_Dataset.zip into {tmp_path}" in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dataset_flickr8k.json"]
 

@@ -1,31 +1,25 @@
-"""Progress of a long task: lines in a log that grow rarer, a bar on a terminal."""
+"""Progress of a long task: a bar on standard error, which a log has now and then."""
 
 from __future__ import annotations
 
 import io
-import re
+import sys
+
+import pytest
 
 from captioning.progress import Progress
 
 
-def test_a_log_gets_a_line_now_and_then_ever_more_rarely(monkeypatch, capsys):
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    with Progress("features", 7300, 100) as progress:  # 100 before: resumed
-        for second in range(1, 3601):
-            now[0] = float(second)
-            progress.update(100 + second)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "features: 111 of 7,300 images" and 50 < len(lines) < 100
-    seconds = [int(re.search(r": ([\d,]+) of", line)[1].replace(",", "")) - 100 for line in lines]
-    assert seconds[:3] == [11, 22, 33] and seconds[-1] - seconds[-2] > 120
-
-
-def test_a_terminal_gets_a_bar_and_lines_above_it(monkeypatch):
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True
-    monkeypatch.setattr("sys.stdout", terminal)
-    with Progress("a.zip", 5_000_000, unit="bytes") as progress:
-        progress.update(4_000_000)
-        progress.say("[a] line\x1b[2J")
-    assert "a.zip: 4 of 5 MB" in terminal.getvalue() and "[a] line\\x1b[2J" in terminal.getvalue()
+@pytest.mark.parametrize(("terminal", "drawn"), [(True, 5), (False, 2)])
+def test_a_bar_counts_what_was_done_before_and_is_drawn_rarely_in_a_log(monkeypatch, terminal, drawn):
+    stream = io.StringIO()
+    stream.isatty = lambda: terminal
+    monkeypatch.setattr(sys, "stderr", stream)
+    with Progress("[a] \x1b[2J", 7300, 100) as progress:
+        for _ in range(3):
+            progress.start_t -= 20  # seconds
+            progress.last_print_t -= 20
+            progress.update(400)
+    text = stream.getvalue()
+    assert text.startswith("\r[a] \\x1b[2J:   1%|") and "1300/7300" in text and "images/s" in text
+    assert text.count("\r") >= drawn and (terminal or text.count("\r") <= 4)

@@ -176,17 +176,11 @@ def _get(archives: Sequence[Archive], wanted: Callable[[str], bool], root: Path)
 
 
 def _finish(source: CaptionSource, *splits: str) -> None:
-    """Check the image files of the splits and print a line per split; the error names the first that are missing."""
-    from captioning.data.records import first_names
-
-    missing: list[Path] = []
+    """Check the image files of the splits and print a line per split."""
     for split in splits:
         index = source.index(split)
-        missing += (gone := index.missing_images())
-        state = f"{len(gone):,} image files missing" if gone else "all files there"
-        print(f"{split:<5} {len(index):>8,} images {len(index.captions):>9,} captions  {state}")
-    if missing:
-        raise InputError(f"missing: {first_names(missing)}; data/README.md says where they come from")
+        index.check_images()
+        print(f"{split:<5} {len(index):>8,} images {len(index.captions):>9,} captions  all files there")
 
 
 def _listing(folder: Path) -> set[str]:

@@ -65,11 +65,11 @@ def _receive(url: str, part: Path) -> None:
         have = have if response.status == 206 else 0  # otherwise the server cannot resume
         length = response.headers.get("Content-Length")
         total = None if length is None else have + int(length)
-        with part.open("ab" if have else "wb") as file, Progress(part.stem, total, have, unit="bytes") as progress:
+        with part.open("ab" if have else "wb") as file, Progress(part.stem, total, have, unit="B") as progress:
             while chunk := response.read(CHUNK):
                 file.write(chunk)
                 have += len(chunk)
-                progress.update(have)
+                progress.update(len(chunk))
     if total not in (None, have):
         raise ConnectionError("the connection broke")
 
@@ -89,13 +89,13 @@ def unpack(path: Path, root: Path, wanted: Callable[[str], bool], *, flat: bool 
             else:
                 read = archive.extractfile
                 files = [(info.name, info.size, info) for info in archive if info.isfile() and wanted(info.name)]
-            with Progress(f"{path.name}: unpacking", len(files), unit="files") as progress:
-                for number, (name, size, info) in enumerate(files, 1):
+            with Progress(f"{path.name}: unpacking", len(files), unit=" files") as progress:
+                for name, size, info in files:
                     target = root / (PurePosixPath(name).name if flat else name)
                     if not (target.is_file() and target.stat().st_size == size):
                         target.parent.mkdir(parents=True, exist_ok=True)
                         with read(info) as source, target.open("wb") as file:
                             shutil.copyfileobj(source, file, CHUNK)
-                    progress.update(number)
+                    progress.update()
     except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError) as error:
         raise InputError(f"{path}: damaged ({error}); download it again") from error

@@ -72,14 +72,14 @@ def extract_features(
                         raise InputError(f"values beyond fp16's 65504 {where}; train from the images instead")
                     rows[done : done + len(annotations)] = annotations.numpy()
                     done += len(annotations)
-                    progress.update(done)
+                    progress.update(len(annotations))
                     if number % _BATCHES_BETWEEN_NOTES == 0:
                         write_json(about, content | {"done": done}, indent=None)
             finally:
                 rows.flush()
                 write_json(about, content | {"done": done}, indent=None)
                 if done < total:
-                    progress.say(f"{name}: stopped at {done:,} of {total:,}; the same command resumes here")
+                    progress.write(f"{name}: stopped at {done:,} of {total:,}; the same command resumes here")
 
 
 class _Views(Dataset[Tensor]):

@@ -99,31 +99,28 @@ class _Row(msgspec.Struct):
 def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
     """Yield the captions of a file, each with the number of the line that it begins on."""
     lines, number = io.StringIO(_text(path), newline=""), 1
+    first, token, form = lines.readline(), ".token" in path.name.lower(), {"strict": True, "skipinitialspace": True}
+    lines.seek(0)
     try:
         if path.suffix.lower() == ".jsonl":
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     row = msgspec.json.decode(line, type=dict[str, Any])
                     yield number, msgspec.convert(dict(zip(_ours(row), row.values(), strict=True)), _Row)
-        elif ".token" in path.name.lower():
-            for number, line in enumerate(lines, 1):
-                name, tab, caption = line.partition("\t")
-                if not tab:
-                    raise ValueError("expected NAME.jpg#0, a tab and a caption")
-                yield number, _Row(name.rpartition("#")[0] or name, caption)
-        else:
-            flickr30k = lines.readline().startswith("image_name|")  # its quotes are those of the captions
-            lines.seek(0)
-            form: dict[str, Any] = {"delimiter": "|", "quoting": csv.QUOTE_NONE} if flickr30k else {}
-            table = csv.reader(lines, strict=True, skipinitialspace=True, **form)
-            columns = _columns(next(table, []))
+            return
+        if token or first.startswith("image_name|"):  # Flickr's, whose quotes are those of the captions
+            form |= {"delimiter": "\t" if token else "|", "quoting": csv.QUOTE_NONE}
+        table = csv.reader(lines, **form)
+        columns = ["image", "caption"] if token else _columns(next(table, []))
+        number = table.line_num + 1
+        for cells in table:
+            if len(cells) > len(columns):
+                raise ValueError(f"has {len(cells)} columns, not {len(columns)}")
+            if cells:
+                row = dict(zip(columns, cells, strict=False))
+                row["image"] = row["image"].partition("#")[0] if token else row["image"]
+                yield number, msgspec.convert(row, _Row)
             number = table.line_num + 1
-            for cells in table:
-                if len(cells) > len(columns):
-                    raise ValueError(f"has {len(cells)} columns, the first line {len(columns)}")
-                if cells:
-                    yield number, msgspec.convert(dict(zip(columns, cells, strict=False)), _Row)
-                number = table.line_num + 1
     except (csv.Error, ValueError, msgspec.MsgspecError) as error:
         quote = "a quote that opens here is not closed: " if isinstance(error, csv.Error) else ""
         raise InputError(
@@ -155,10 +152,10 @@ def _ours(names: Collection[str]) -> list[str]:
 def _columns(names: list[str]) -> list[str]:
     """Return the names of a table's columns; a ValueError that quotes them if one is missing or there twice."""
     ours = _ours(names)
-    if twice := [name for name in _NAMES if ours.count(name) > 1]:
-        raise ValueError(f"two columns are called {twice[0]!r}")
-    if missing := [name for name in ("image", "caption") if name not in ours]:
-        separators = [mark for mark in ";\t|" if mark in names[0]] if len(names) == 1 else []
-        wrong = f"{separators[0]!r} separates them, not a comma" if separators else f"no {missing[0]!r} is among them"
-        raise ValueError(f"the columns are {', '.join(map(repr, names))}: {wrong}")
+    for name in ("image", "caption"):
+        if ours.count(name) != 1:
+            wrong = f"{ours.count(name)} of them are called {name!r}"
+            if len(names) == 1 and (marks := [mark for mark in ";\t|" if mark in names[0]]):
+                wrong = f"{marks[0]!r} separates them, not a comma"
+            raise ValueError(f"the columns are {', '.join(map(repr, names))}: {wrong}")
     return ours

@@ -112,7 +112,7 @@ class ShapesSource(CocoSource):
             for i, style in enumerate(rng.permutation(STYLES).tolist(), 1):
                 text = " ".join(describe(shapes, style))
                 captions.append({"id": image_id * 10 + i, "image_id": image_id, "caption": text})
-            progress.update(progress.done + 1)
+            progress.update()
         common = {"info": {"description": f"shapes, {split}, made from seed {self.seed}"}, "images": images}
         categories = [{"id": i, "name": noun, "supercategory": "shape"} for i, noun in enumerate(NOUNS, 1)]
         contents = {"captions": {}, "instances": {"categories": categories}}

@@ -45,7 +45,8 @@ def number_of(image: dict) -> int:
 
 def test_two_runs_become_a_table_a_page_and_numbers(tested_pair, capsys):
     numbers = tested_pair[0].parent / "numbers.json"
-    # The first run is not there twice with those of its folder.
+    # The first run is not there twice with those of its folder, nor is one by a link.
+    (numbers.parent / "a_link").symlink_to(tested_pair[0])
     compare_command(str(tested_pair[0]), str(numbers.parent), resamples=50, json=numbers, metric="bleu1")
     out = " ".join(capsys.readouterr().out.split())
     for expected in (ONE_SEED, "Captions of 4 images", "Pointing accuracy", "Parameters, decoder"):

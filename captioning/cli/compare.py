@@ -55,7 +55,7 @@ def compare(
 
     with tables(json) as numbers:
         # A run that was named by itself, to compare with, is not added again with those of its folder.
-        found = list({os.path.abspath(run.folder): run for name in runs for run in find_runs(name)}.values())
+        found = list({os.path.realpath(run.folder): run for name in runs for run in find_runs(name)}.values())
         if len(found) < 2:
             raise InputError(f"give two or more runs to compare, got {' '.join(runs)}")
         for run in found if test else ():

@@ -16,6 +16,8 @@ import yaml
 from helpers_runs import tiny_config
 from helpers_training import command, enter
 
+from captioning.evaluation.metrics import METRICS
+
 pytestmark = pytest.mark.slow
 
 EPOCHS = 2
@@ -75,15 +77,16 @@ def runs(tmp_path_factory) -> Iterator[dict[str, Run]]:
         yield found
 
 
-def test_names_and_group_come_from_the_configs(runs):
+def test_the_name_is_that_of_the_config_and_runs_are_grouped_by_attention(runs):
     (run,) = runs["first"].of("run")
-    assert (run["project"], run["run_group"], run["job_type"]) == ("captioning", "tiny overlay", "train")
+    assert (run["project"], run["run_group"], run["job_type"]) == ("captioning", "soft", "train")
     assert run["display_name"] == "tiny"
 
 
-def test_attention_seed_commit_and_all_settings_are_in_the_config(runs):
+def test_the_columns_of_the_table_of_runs_the_commit_and_all_settings_are_in_the_config(runs):
     config = runs["first"].end["config"]
-    assert config["attention"] == "SoftAttention" and config["seed"] == config["seed_everything"] == 7
+    columns = [config[name] for name in ("attention", "estimator", "inference", "encoder", "seed")]
+    assert columns == ["soft", None, "expected", "ConvEncoder", 7] and config["seed_everything"] == 7
     assert config["model"]["decoder"]["init_args"]["hidden_dim"] == 7
     assert {"commit", "command", "machine"} <= set(config["provenance"])
 
@@ -98,13 +101,25 @@ def test_every_validation_is_there_with_the_values_of_the_csv_file(runs):
         assert [value for _, value in logged] == pytest.approx([float(row[key]) for row in rows])
 
 
-def test_samples_and_their_table_are_there_after_every_validation_and_test(runs):
+def test_what_controls_a_metric_stands_apart(runs):
+    keys = {key for entry in runs["first"].of("history") for key in entry["item"] if "samples" not in key}
+    controls, metrics = (
+        {key.partition("/")[2] for key in keys if key.startswith(stage)} for stage in ("val_controls/", "val/")
+    )
+    assert controls >= {"brevity_penalty", "bleu4_no_penalty", "reference_pointing_chance"}
+    assert metrics >= {"bleu4", "nll", "reference_pointing_accuracy"} and len(metrics) <= 11
+    assert all(METRICS[name].better is None for name in controls) and all(METRICS[name].better for name in metrics)
+
+
+def test_the_table_of_samples_is_there_after_every_validation_and_test(runs):
     for run, stage, count in (("first", "val", EPOCHS), ("resumed", "val", 1), ("tested", "test", 1)):
         files = runs[run].folder / "files/media"
-        assert len(list(files.glob(f"images/{stage}/sample_1_*.png"))) == count
         tables = [json.loads(path.read_text()) for path in files.glob(f"table/{stage}/samples_*.json")]
         assert len(tables) == count
-        assert all(table["columns"] == ["image_id", "caption", "references", "log_prob"] for table in tables)
+        assert all(table["columns"] == ["photograph", "caption", "map"] for table in tables)
+        contents = [artifact["manifest"]["contents"] for artifact in runs[run].of("artifact")]
+        pictures = [Path(item["local_path"]) for of_table in contents for item in of_table if "images/" in item["path"]]
+        assert len(pictures) == 2 * sum(len(table["data"]) for table in tables) and all(map(Path.is_file, pictures))
 
 
 def test_a_resumed_run_and_its_test_continue_the_run_and_another_of_its_config_does_not(runs):

@@ -27,7 +27,7 @@ class Metric(NamedTuple):
 
     title: str
     unit: Literal["percent", "nats per word", "ratio"] = "percent"
-    better: Literal["max", "min"] | None = "max"  # whether the highest or the lowest is the best; None is neither
+    better: Literal["max", "min"] | None = "max"  # whether the highest or the lowest is the best; None: a control
     field: str = ""  # of a ``NounHit``, if the metric is a mean over nouns
 
 
@@ -44,7 +44,7 @@ METRICS: dict[str, Metric] = {
     "rouge_l": Metric("ROUGE-L"),
     "cider_d": Metric("CIDEr-D"),
     "meteor": Metric("METEOR"),
-    **{f"bleu{n}_no_penalty": Metric(f"BLEU-{n}, no brevity penalty") for n in range(1, ORDERS + 1)},
+    **{f"bleu{n}_no_penalty": Metric(f"BLEU-{n}, no brevity penalty", better=None) for n in range(1, ORDERS + 1)},
     "brevity_penalty": Metric("Brevity penalty", "ratio", None),
     "length_ratio": Metric("Words per reference word", "ratio", None),
     "nll": Metric("NLL", "nats per word", "min"),
@@ -67,6 +67,11 @@ def better(key: str) -> Literal["max", "min"] | None:
 
 
 TITLES = {name: metric.title for name, metric in METRICS.items()}
+
+
+def log_key(stage: str, name: str) -> str:
+    """Return the key of a metric in loggers, such as "val/bleu4", or "val_controls/pointing_chance"."""
+    return f"{stage}{'_controls' * (METRICS[name].better is None)}/{name}"
 
 
 def rouge_l(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Floats:

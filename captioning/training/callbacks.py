@@ -23,8 +23,8 @@ from captioning.files import replacing
 class CaptionSamples(Callback):
     """Captions and attention overlays of the first images of the validation split, after every validation.
 
-    They are written to ``samples/`` in the run's folder and logged to wandb if that is a logger of the run. An image
-    without an image file, whose features are cached, is left out.
+    They are written to ``samples/`` in the run's folder, and logged as a table if wandb is a logger of the run. An
+    image without an image file, whose features are cached, is left out.
 
     Args:
         images: Number of images.
@@ -58,15 +58,15 @@ class CaptionSamples(Callback):
                 region=encoder.preprocessing.region(photo.size),
                 text=image.text,
             )
-            samples.append((image, folder / f"{image.image_id}_{suffix}.png"))
-            with replacing(samples[-1][1]) as part:
+            samples.append((photo, image.text, folder / f"{image.image_id}_{suffix}.png"))
+            with replacing(samples[-1][2]) as part:
                 save_figure(figure, part, dpi=80, format="png", pil_kwargs={"compress_level": 1})  # in half the time
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger) and samples:
-                for number, (image, path) in enumerate(samples, 1):
-                    logger.log_image(f"{stage}/sample_{number}", [str(path)], caption=[image.text])
-                rows = [[i.image_id, i.text, "\n".join(i.references), i.log_prob] for i, _ in samples]
-                logger.log_table(f"{stage}/samples", ["image_id", "caption", "references", "log_prob"], rows)
+                from wandb import Image
+
+                rows = [[Image(photo), text, Image(str(path))] for photo, text, path in samples]
+                logger.log_table(f"{stage}/samples", ["photograph", "caption", "map"], rows)
 
     on_test_end = on_validation_end
 

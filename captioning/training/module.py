@@ -26,6 +26,7 @@ from captioning.encoders import Encoder
 from captioning.errors import InputError, check_range, one_line
 from captioning.evaluation.evaluator import Evaluated, Evaluator
 from captioning.evaluation.grounding import ObjectsInView
+from captioning.evaluation.metrics import log_key
 from captioning.evaluation.records import CaptionedImage, write_evaluation, write_predictions
 from captioning.evaluation.rewards import CaptionReward
 from captioning.model import Captioner, Decoder
@@ -261,7 +262,7 @@ class CaptioningModule(pl.LightningModule):
         # METEOR alone takes seconds: not after every epoch, and not on every process.
         metrics, self.results = evaluated.finish(java=writes and tokenizer.english)
         for name, value in metrics.items():
-            self.log(f"{stage}/{name}", value, prog_bar=name == "bleu4", sync_dist=False)
+            self.log(log_key(stage, name), value, prog_bar=name == "bleu4", sync_dist=False)
         if command == "fit":
             self.log("epoch", float(self.current_epoch + 1))
         if not (metrics and writes):

@@ -56,6 +56,7 @@ def caption(
         *images: Image files, folders of images, or - to read paths from standard input.
         model: A FILE.ckpt, exported folder, hf:owner/name or pretrained (default); repeat it for an ensemble.
         overlay: Draw where the model looked: a png, pdf or svg file for one image, a folder of png files for several.
+            With several models, the caption's words are forced through each, and each has a row of maps.
         style: Style of overlays: on the image in colours, or as in the paper, by light alone.
         details: Write beta and each map's maximum on overlays.
         heads: Also draw each head of multi-head attention on overlays.
@@ -104,7 +105,7 @@ def caption(
     if not paths:
         raise SystemExit(2)
     announce("caption")
-    from captioning.inference import load
+    from captioning.inference import load, same_words
     from captioning.views.explorer import explorer_page, shown_image
 
     captioner = load(models, device)
@@ -113,6 +114,7 @@ def caption(
     options = dataclasses.replace(captioner.options, **decoding)
     runs = [run.path.resolve().name if (run := RunFolder.of(name)) else Path(name).stem for name in models]
     title = printable(" + ".join(runs))
+    members = dict(zip(runs if len({*runs}) == len(runs) else models, captioner.members(), strict=True))
 
     explored = []
     with contextlib.ExitStack() as stack:
@@ -124,7 +126,8 @@ def caption(
             content = one.to_dict()
             if overlay is not None:
                 content["overlay"] = str(overlays[str(one.path)])
-                one.save_figure(overlays[str(one.path)], style, heads=heads, details=details)
+                drawn = one if len(models) == 1 else same_words(members, one.path, one.words)
+                drawn.save_figure(overlays[str(one.path)], style, heads=heads, details=details)
             if lines is not None:
                 print(json_text.dumps(content), file=lines, flush=True)
             if lines is not sys.stdout:

@@ -21,6 +21,7 @@ def compare(
     images: int = 12,
     resamples: int = 1000,
     seed: int = 0,
+    figure: Path | None = None,
     output: Path | None = None,
     json: Path | None = None,
 ) -> None:
@@ -36,6 +37,7 @@ def compare(
         images: Number of images to show, those that differ most.
         resamples: Number of resamples for intervals and tests.
         seed: Seed of the resampling.
+        figure: Draw one caption's words as one run of each variant sees them, a row of maps each: png, pdf or svg.
         output: The page, an HTML file; by default comparison.html beside the runs.
         json: Also write the numbers as JSON; - prints only them.
 
@@ -46,7 +48,7 @@ def compare(
     if missing := next((run for run in runs if not Path(run).is_dir()), None):
         raise InputError(f"{missing}: no such folder of a run{near(missing)}")
     announce("compare")
-    from captioning.comparison.attention_explorer import explore, load_models
+    from captioning.comparison.attention_explorer import explore, load_models, same_words_of
     from captioning.comparison.compare import compare as comparison_of
     from captioning.comparison.page import comparison_page
     from captioning.comparison.runs import common_folder, find_runs, name_runs, read_run
@@ -71,12 +73,18 @@ def compare(
         comparison = comparison_of(found, metric=metric, resamples=resamples, seed=seed, images=images)
         explorer, more = explore(found, models, comparison, seed=seed)
         comparison.notices += problems + more
+        first = [run for run in found if run.name in {names[0] for names in comparison.variants}]
+        picture = same_words_of(first, models)
+        if figure is not None:
+            if picture is None:
+                raise InputError(f"--figure {figure}: the runs have no image in common whose file and models are there")
+            picture.save_figure(figure)
         print_comparison(comparison)
         command = f"captioning compare {shlex.join(runs)} --metric {metric}"
         origin = provenance(command=command, seed=seed)
         version = (origin["commit"] or "unknown") + ", changed since" * origin["uncommitted_changes"]
         footer = [command, f"Version {version}; {origin['date']}; {resamples} resamples from seed {seed}."]
         page = output or common_folder(found) / "comparison.html"
-        write_text(page, comparison_page(comparison, explorer=explorer, footer=footer), "--output")
+        write_text(page, comparison_page(comparison, explorer=explorer, picture=picture, footer=footer), "--output")
         print(f"\npage          {page}")
         numbers |= comparison.to_dict() | {"provenance": origin}

@@ -29,11 +29,12 @@ from captioning.checkpoint.load import read_members, read_model
 from captioning.cli import IMPORTED
 from captioning.cli.build import build, restrict_imports
 from captioning.cli.parser import OneLineErrors
+from captioning.comparison.conditions import attention_kind
 from captioning.data import CaptionSource
 from captioning.decoding import BeamOptions
 from captioning.encoders.base import without_weights
 from captioning.errors import InputError, check_range, did_you_mean, one_line
-from captioning.evaluation.metrics import METRICS, better
+from captioning.evaluation.metrics import METRICS, better, log_key
 from captioning.files import read_config, write_text
 from captioning.kernels.machine import best_precision
 from captioning.provenance import provenance
@@ -208,7 +209,7 @@ class Fit(CommandLine):
                 mode = config[name].mode if part.get("mode") is not None else mode if "monitor" not in part else None
             config[name].mode = _mode(f"--{name}", config[name].monitor, mode)
         in_place = config.ckpt_path is not None and (config.name is not None or config.ckpt_path in _BY_NAME)
-        name = config.name or (_stems(config.config) or ["run"])[0]
+        name = config.name or _stem(config.config)
         if config.name is None and "WANDB_SWEEP_ID" in os.environ:
             name = f"{name}_{config.seed_everything}"
         folders = (Path(config.runs, name if n == 1 else f"{name}-{n}") for n in itertools.count(1))
@@ -251,9 +252,17 @@ class Fit(CommandLine):
             config = self.config.clone()
             config.ckpt_path = None  # a run that is started with this file is a new one
             write_text(run.config, self.parser.dump(config, skip_none=False))
-        labels = {"seed": seed, "provenance": provenance(command=shlex.join(sys.argv), seed=seed)}
+        estimator = getattr(self.model.objective, "estimator", None)
+        labels = {  # columns of wandb's table of runs
+            "attention": attention_kind(self.config_dump),
+            "estimator": estimator and type(estimator).__name__,
+            "inference": self.model.attention.inference,
+            "encoder": type(self.model.encoder).__name__,
+            "seed": seed,
+            "provenance": provenance(command=shlex.join(sys.argv), seed=seed),
+        }
         for logger in trainer.loggers:
-            logger.log_hyperparams(self.config_dump | labels | {"attention": type(self.model.attention).__name__})
+            logger.log_hyperparams(self.config_dump | labels)
         try:
             trainer.fit(self.model, self.datamodule, ckpt_path=self.config.ckpt_path, weights_only=True)
         except SIGTERMException:
@@ -274,9 +283,9 @@ def _mode(option: str, monitor: str | None, mode: str | None) -> str:
     """Return how values of what is monitored compare: as the metric does, which no other mode may contradict."""
     if monitor is None:  # a checkpoint is the newest
         return mode or "min"
-    if monitor.startswith("val/") and monitor[4:] not in METRICS:
-        near = did_you_mean(monitor, [f"val/{name}" for name in METRICS])
-        raise InputError(f"{option}.monitor {monitor}: no validation logs that{near}")
+    keys = [log_key("val", name) for name in METRICS]
+    if monitor.startswith("val") and monitor not in keys:
+        raise InputError(f"{option}.monitor {monitor}: no validation logs that{did_you_mean(monitor, keys)}")
     own = better(monitor)
     if mode is None and own is None:
         raise InputError(f"{option}.mode: give min or max for {monitor}")
@@ -303,9 +312,9 @@ def _run_of(words: argparse.Namespace) -> RunFolder | None:
     return run if run is not None and run.config.is_file() else None
 
 
-def _stems(configs: Any) -> list[str]:
-    """Return the names of configuration files; the first names the experiment, later ones are overlays."""
-    return [Path(str(getattr(config, "relative", config))).stem for config in configs or ()]
+def _stem(configs: Any) -> str:
+    """Return the name of the first configuration file, which names the experiment; later ones are overlays."""
+    return Path(str(getattr(configs[0], "relative", configs[0]))).stem if configs else "run"
 
 
 def _loggers(config: Any, folder: Path) -> list[Namespace]:
@@ -321,7 +330,7 @@ def _loggers(config: Any, folder: Path) -> list[Namespace]:
         if logger.class_path.endswith("WandbLogger"):
             arguments.pop("experiment", None)  # an object, which no config can hold
             defaults: dict[str, Any] = {"project": os.environ.get("WANDB_PROJECT", "captioning"), "job_type": "train"}
-            defaults |= {"name": folder.name, "group": " ".join(_stems(config.config)) or None}
+            defaults |= {"name": folder.name, "group": attention_kind(config.as_dict())}
             for name, value in defaults.items():
                 arguments[name] = arguments.get(name) or value
             if config.ckpt_path is None or not arguments.get("id"):  # a resumed run goes on in wandb, too
@@ -385,10 +394,12 @@ class ScoreCommand(CommandLine):
         parser.add_argument("--results", type=str | None, default=None, help="Folder to write to; default: the run's.")
 
     def before_instantiate_classes(self) -> None:
-        """Choose the folder for the results: the run's, with one of its own for an ensemble and for other data."""
+        """Choose the folder for the results: the run's, or one in it for another context, an ensemble and other data."""
         words, run = self.words, self.run
         stem = Path(self.saved.path.rpartition("/")[2] or "model").stem
         folder = run.path if run is not None else Path(words.runs or "runs", "scored", stem)
+        if self.config.model.inference not in (None, self.saved.captioner.decoder.attention.inference):
+            folder /= self.config.model.inference
         if self.config.model.ensemble:
             folder /= "ensemble"
         if words.config:
@@ -396,7 +407,7 @@ class ScoreCommand(CommandLine):
         self.folder = Path(self.config.results or folder)
         super().before_instantiate_classes()
         logger = self.config.trainer.logger
-        if logger is None and self.stage == "test" and run is not None and not words.config:
+        if logger is None and self.stage == "test" and run is not None and self.folder == run.path:
             logger = [  # the test of a run is logged to the run of wandb that it has
                 Namespace(class_path=entry["class_path"], init_args=Namespace(**entry["init_args"]))
                 for entry in read_config(run.config).get("trainer", {}).get("logger") or []

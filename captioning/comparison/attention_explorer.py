@@ -13,7 +13,8 @@ from captioning.component import known_class
 from captioning.data.records import CaptionSource
 from captioning.errors import InputError
 from captioning.evaluation.metrics import TITLES
-from captioning.inference import ImageCaptioner, load
+from captioning.inference import ImageCaptioner, load, same_words
+from captioning.inference.caption import Caption
 from captioning.views.explorer import Shown, explorer_fragment, shown_image
 
 if TYPE_CHECKING:
@@ -93,6 +94,16 @@ def explore(
             start = len(list(itertools.takewhile(lambda words: len(set(words)) == 1, said_by_all)))
             images[name]["runs"].append(caption.for_explorer(run.name, numbers=numbers, start=start))
     return explorer_fragment(list(images.values())) if images else "", notices
+
+
+def same_words_of(runs: Sequence[Run], models: Mapping[str, ImageCaptioner[Captioner]]) -> Caption | None:
+    """Return the first reference of the first image as the models see it (``same_words``); None without the image."""
+    tested = {run.name: run for run in runs if run.captions and run.name in models}
+    for image_id in sorted(set.intersection(*(set(run.captions or ()) for run in tested.values())) if tested else ()):
+        files, _ = _image_files([*tested.values()], [image_id])
+        words = next(iter(tested.values())).captions[image_id].reference_words[0]  # type: ignore[index]
+        return same_words({name: models[name] for name in tested}, files[image_id], words) if files else None
+    return None
 
 
 def _image_files(runs: Sequence[Run], ids: Sequence[int]) -> tuple[dict[int, Path], str]:

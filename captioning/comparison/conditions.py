@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from captioning.comparison.result import Cell, Comparison, Row, Table
 from captioning.comparison.runs import Run, flat
-from captioning.evaluation.metrics import better
+from captioning.evaluation.metrics import TITLES, better
 
 _SEARCH = {
     "Split of the test": "split",
@@ -27,7 +27,7 @@ _ELSEWHERE = (
 def add_conditions(result: Comparison, runs: Sequence[Run]) -> None:
     """Add the curves, and the tables of the validation, of speed, size and decoding, and of settings that differ."""
     leading = [f"val/{result.metric}", "val/nll", "val/pointing_accuracy", "val/attention_correctness"]
-    keys = sorted({key for run in runs for key in run.curves if "/" in key and not key.endswith("_no_penalty")})
+    keys = sorted({key for run in runs for key in run.curves if "/" in key and "_controls/" not in key})
     ordered = sorted(keys, key=[*leading, "train/loss", *keys].index)
     result.curves = {key: {run.name: run.curves[key] for run in runs if run.curves.get(key)} for key in ordered}
     rows = []
@@ -40,11 +40,19 @@ def add_conditions(result: Comparison, runs: Sequence[Run]) -> None:
         rows += [Row(f"{key} {which}", list(map(_point, points))) for which, points in named.items()]
     if rows:
         result.tables.append(Table("Validation", rows, "In training, at the optimizer step beside the score."))
+    contexts = [run.contexts for run in runs]
     rows = [
         Row("Training, captions per second", [Cell.plain(run.captions_per_second, "{:,.0f}") for run in runs]),
         Row("Parameters, decoder", [Cell.plain(run.parameters.get("decoder"), "{:,.0f}") for run in runs]),
         Row("Parameters, encoder", [Cell.plain(run.parameters.get("encoder"), "{:,.0f}") for run in runs]),
         Row("Attention", [_attention(run) for run in runs]),
+        *(
+            Row(
+                f"{TITLES[result.metric]}, {mode} context",
+                [Cell.plain(of.get(mode, {}).get(result.metric), "{:.2f}") for of in contexts],
+            )
+            for mode in sorted({mode for of in contexts for mode in of})
+        ),
         *(Row(title, [Cell.plain(run.search.get(key)) for run in runs]) for title, key in _SEARCH.items()),
     ]
     if rows := [row for row in rows if any(cell.text for cell in row.cells)]:
@@ -63,8 +71,15 @@ def _point(point: tuple[int, float] | None) -> Cell:
 def _attention(run: Run) -> Cell:
     settings = flat(run.settings)
     names = [settings.get(f"model.decoder.{key}") for key in ("attention", "attention.score", "output")]
-    kind, *parts = [*["summed"] * (names[-1] == "SummedOutput"), *(str(name) for name in names if name), ""]
-    return Cell(kind, detail=", ".join(filter(None, parts)))
+    return Cell(attention_kind(run.settings), detail=", ".join(filter(None, names)))
+
+
+def attention_kind(settings: Mapping[str, Any]) -> str:
+    """Return one word for the attention of a configuration: soft, hard, summed, multihead ..; "" if it names none."""
+    names = flat(settings)
+    if names.get("model.decoder.output") == "SummedOutput":
+        return "summed"
+    return str(names.get("model.decoder.attention") or "").removesuffix("Attention").lower()
 
 
 def settings_of(run: Run) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from captioning.comparison.result import Comparison
 from captioning.comparison.runs import Curve
 from captioning.evaluation.metrics import TITLES
+from captioning.inference.caption import Caption
 from captioning.views.page import render
 
 # Okabe and Ito's colours, distinguishable for colour-blind readers, one for a variant; further variants start over.
@@ -16,12 +17,15 @@ _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#0
 _DOTS_UP_TO = 30  # points are marked as long as they do not run together
 
 
-def comparison_page(comparison: Comparison, *, explorer: str = "", footer: Sequence[str] = ()) -> str:
+def comparison_page(
+    comparison: Comparison, *, explorer: str = "", picture: Caption | None = None, footer: Sequence[str] = ()
+) -> str:
     """Return a complete HTML document that opens from disk and needs no network.
 
     Args:
         explorer: ``explorer_fragment`` of the images where the runs disagree. Without it the page has their captions as
             text.
+        picture: The same words as several models see them.
         footer: Lines about where the page comes from.
     """
     colors = {run: _COLORS[number % len(_COLORS)] for number, runs in enumerate(comparison.variants) for run in runs}
@@ -39,6 +43,7 @@ def comparison_page(comparison: Comparison, *, explorer: str = "", footer: Seque
         metric=TITLES[comparison.metric],
         charts=charts,
         explorer=explorer,
+        picture=picture and f"data:image/jpeg;base64,{base64.b64encode(picture._repr_jpeg_()).decode()}",
         footer=footer,
     )
 

@@ -33,6 +33,7 @@ class Run:
     scores: dict[str, float] = field(default_factory=dict)  # of the test split, without prefix ("bleu4": percent)
     search: dict[str, Any] = field(default_factory=dict)  # decoding options of the test, such as beam_size
     captions: dict[int, CaptionedImage] | None = None  # by image id; None if the run was not tested
+    contexts: dict[str, dict[str, float]] = field(default_factory=dict)  # as scores, of tests with another context
     checkpoint: Path | None = None  # the one that was tested, else the best
     parameters: dict[str, int] = field(default_factory=dict)  # numbers, of "encoder" and "decoder"
 
@@ -69,6 +70,8 @@ def read_run(folder: Path) -> Run:
     scores, captions = folder / "test_metrics.json", folder / "test_captions.json"
     if scores.is_file():
         run.scores, run.search = read_metrics(scores)
+    others = ((mode, folder / mode / scores.name) for mode in ("expected", "argmax", "sample"))
+    run.contexts = {mode: read_metrics(path)[0] for mode, path in others if path.is_file()}
     if captions.is_file():
         run.captions = read_captions(captions) or None
     tested = layout.checkpoints / Path(str(run.search.get("checkpoint"))).name

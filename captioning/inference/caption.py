@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -46,6 +46,8 @@ class Caption:
         path: Path of the image file; None for an image given as pixels.
         photo: Reads the whole image again and returns it; None where there is only the view.
         alternatives: The other captions: of the beam, best first, or drawn, in the order of drawing.
+        model: Name of the model, where others stand beside it.
+        beside: The same words of the same image from other models, by their names, as ``same_words`` makes them.
     """
 
     text: str
@@ -59,6 +61,8 @@ class Caption:
     path: str | None = None
     photo: Callable[[], Photo] | None = None
     alternatives: list[Caption] = dataclasses.field(default_factory=list)
+    model: str = ""
+    beside: Mapping[str, Caption] = dataclasses.field(default_factory=dict)
 
     @property
     def alphas(self) -> Float32:
@@ -91,10 +95,16 @@ class Caption:
         Raises:
             InputError: The image's file is gone, or the attention has no heads.
         """
-        from captioning.views.overlays import WHOLE, attention_figure  # imports matplotlib
+        from captioning.views.overlays import WHOLE, Look, attention_figure  # imports matplotlib
 
         if heads and self.trace.heads is None:
             raise InputError("heads: this model's attention has none; leave it out")
+        if heads and self.beside:
+            raise InputError("heads: several models are drawn as one row each; leave it out")
+        beside = {
+            name: Look(other.trace, other.cells, WHOLE if other.photo is None else other.photo()[1])
+            for name, other in self.beside.items()
+        }
         photo, region = (self.view, WHOLE) if self.photo is None else self.photo()
         return attention_figure(
             self.view,
@@ -107,6 +117,8 @@ class Caption:
             text=self.text,
             heads=heads,
             details=details,
+            name=self.model,
+            beside=beside,
         )
 
     def save_figure(self, path: str | Path, style: Style = "color", **options: bool) -> None:

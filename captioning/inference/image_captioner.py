@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, overload
@@ -184,6 +184,11 @@ class ImageCaptioner(Generic[Model]):
                 results.append(dataclasses.replace(caption, words=list(words), text=text))
         return results
 
+    def members(self) -> list[ImageCaptioner[Captioner]]:
+        """Return the models of an ensemble in their order, each a captioner of its own; of one model, that alone."""
+        models = self.model.given if isinstance(self.model, Ensemble) else [self.model]
+        return [ImageCaptioner(model, self.vocabulary, self.settings) for model in models]
+
     def _decoded(
         self,
         images: Sequence[tuple[ImageSource, list[Image.Image]]],
@@ -256,3 +261,18 @@ class ImageCaptioner(Generic[Model]):
             **limits,
         )
         return [samples[start : start + S] for start in range(0, len(samples), S)]
+
+
+def same_words(
+    captioners: Mapping[str, ImageCaptioner[Captioner]], image: ImageSource, words: Sequence[str]
+) -> Caption:
+    """Force the same words through several models; returns the first one's caption, whose figure has a row for each.
+
+    Attention that can choose a location shows its most probable one, whatever its inference mode.
+    """
+    captions = {}
+    for name, captioner in captioners.items():
+        mode: Any = "argmax" if "argmax" in captioner.model.decoder.attention.inference_modes else None
+        (captions[name],) = captioner.force_decode([image], [words], inference=mode)
+    (name, first), *others = captions.items()
+    return dataclasses.replace(first, model=name, beside=dict(others))

@@ -41,7 +41,7 @@ class Ensemble(CaptionModel):
         self, members: Sequence[Captioner], *, load: Callable[[Tensor, Preprocessing], Tensor] | None = None
     ) -> None:
         super().__init__()
-        self.encoder = members[0].encoder
+        self.encoder, self.given = members[0].encoder, tuple(members)
         # Members whose traces are averaged come first; a mean does not depend on the order.
         self.captioners = sorted(members, key=lambda member: not _same_view(member.encoder, self.encoder))
         self.members = torch.nn.ModuleList(self.captioners)

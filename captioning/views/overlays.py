@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,17 @@ Box = tuple[float, float, float, float]
 WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
 
 
+class Look(NamedTuple):
+    """Where a model looked at T words: the trace of these (T,) steps, and its cells on its view.
+
+    ``region`` is the view's box in the photo, in fractions of its width and height (``Preprocessing.region``).
+    """
+
+    trace: AttentionTrace
+    cells: CellGrid
+    region: Box = WHOLE
+
+
 def attention_figure(
     view: Image.Image,
     words: Sequence[str],
@@ -48,12 +59,14 @@ def attention_figure(
     text: str | None = None,
     heads: bool = False,
     details: bool = False,
+    name: str = "",
+    beside: Mapping[str, Look] | None = None,
 ) -> Figure:
     """Return the image and its caption, followed by a panel per word with the attention over the model's view.
 
-    All maps have one scale, whose end is written at the bottom. If hard attention chose a cell, the cell is outlined.
-    If the trace has a posterior, it is shown in place of the alphas: it says where the word came from. With ``heads``
-    there is a panel for each head. Save with ``save_figure``; the figure is not registered with
+    All maps have one scale, whose end is written at the bottom. If hard attention chose a cell, that cell alone is
+    painted, and outlined. If the trace has a posterior, it is shown in place of the alphas: it says where the word came
+    from. With ``heads`` there is a panel for each head. Save with ``save_figure``; the figure is not registered with
     pyplot.
 
     Args:
@@ -67,6 +80,8 @@ def attention_figure(
         text: The caption as written; by default the words with spaces between them.
         heads: Show the attention of each head beneath their mean.
         details: Write beta and the map's maximum beneath each panel, and show the alphas above a posterior.
+        name: Name of the model, where others stand beside it.
+        beside: Where other models looked at the same words, by their names; drawn beneath.
 
     Raises:
         ValueError: There are no heads to show.
@@ -74,13 +89,10 @@ def attention_figure(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    trace = trace.map(np.asarray)
-    maps = _named_maps(trace, heads=heads, details=details)
     whole = (view if photo is None else photo).convert("RGB")
-    background = _background(whole, region)
-    on_view = cells.scaled((background.shape[0], background.shape[1]))
-    smooth = {name: [smooth_alphas(alpha, on_view) for alpha in alphas] for name, alphas in maps.items()}
-    end = scale_end((float(each.max()) for of_map in smooth.values() for each in of_map), trace.alphas.shape[1])
+    looks = {name: Look(trace, cells, region)} | dict(beside or {})
+    maps = [row for label, look in looks.items() for row in _maps(label, look, whole, heads=heads, details=details)]
+    end = scale_end((float(smooth.max()) for row in maps for smooth in row.smooth), trace.alphas.shape[1])
 
     # The image takes the place of two by two panels, unless all words fit beside it.
     one_line = len(maps) == 1 and len(words) < _COLUMNS
@@ -90,7 +102,8 @@ def attention_figure(
     columns = max(photo_columns, -(-count // lines))
     places = [(y, x) for y in range(lines) for x in range(columns) if y >= photo_lines or x >= photo_columns]
 
-    aspect, below = background.shape[1] / background.shape[0], _BELOW if details else _GAP
+    (down, right), below = maps[0].cells.size, _BELOW if details else _GAP
+    aspect = right / down
     width, height = _PANEL * min(1.0, aspect), _PANEL / max(1.0, aspect)  # of a panel, in inches
     place = max(width, 1.3 if details else _PLACE)
     line = _ABOVE + len(maps) * (height + below)
@@ -111,28 +124,28 @@ def attention_figure(
     figure.suptitle(caption, y=1 - 0.1 / size[1], fontsize=12, weight="bold", va="top", parse_math=False)
     photo_size = photo_columns * (place + _GAP) - (_GAP if one_line else _MARGIN), photo_lines * line - _ABOVE - below
     _draw_photo(panel(0, 0, *photo_size), whole, region)
-    chosen = trace.chosen()
     for step, word in enumerate(words):
         row, column = places[step]
         is_first = step == 0 or row > places[step - 1][0]
-        for number, (name, of_words) in enumerate(smooth.items()):
+        for number, (label, background, smooth, on_view, seen) in enumerate(maps):
             left = column * (place + _GAP) + (place - width) / 2
             axes = panel(row * line + number * (height + below), left, width, height)
-            axes.imshow(paint(background, of_words[step], end, style), aspect="auto")
+            axes.imshow(paint(background, smooth[step], end, style), aspect="auto")
             if number == 0:
                 letters = 10 * place  # that fit
                 axes.set_title(
                     word, fontsize=max(5.0, 11 * min(1.0, letters / max(1, len(word)))), pad=4, parse_math=False
                 )
             if len(maps) > 1 and is_first:
-                axes.set_ylabel(name, fontsize=8, color=_GREY)
-            if (location := chosen[step]) is not None:
+                axes.set_ylabel(label, fontsize=8, color=_GREY)
+            if (location := seen.chosen()[step]) is not None:
                 _outline(axes, _cell(on_view, location))
             if details:
+                first = number == 0 or maps[number - 1].trace is not seen
                 beta = (
-                    "" if trace.betas is None or number else f"\N{GREEK SMALL LETTER BETA} {trace.betas[step]:.2f} · "
+                    f"\N{GREEK SMALL LETTER BETA} {seen.betas[step]:.2f} · " if first and seen.betas is not None else ""
                 )
-                axes.set_xlabel(f"{beta}at most {of_words[step].max():.2g}", fontsize=8, color=_GREY, labelpad=2)
+                axes.set_xlabel(f"{beta}at most {smooth[step].max():.2g}", fontsize=8, color=_GREY, labelpad=2)
     _draw_scale(figure, end, style)
     return figure
 
@@ -152,6 +165,25 @@ def save_figure(figure: Figure, target: Path | IO[bytes], **options: Any) -> Non
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
+class _Map(NamedTuple):
+    """A row of panels, one for each word."""
+
+    label: str
+    background: NDArray[np.float32]  # the model's view of the photo
+    smooth: list[NDArray[np.float32]]
+    cells: CellGrid  # on the background
+    trace: AttentionTrace
+
+
+def _maps(name: str, look: Look, whole: Image.Image, *, heads: bool, details: bool) -> list[_Map]:
+    """Return the rows of panels of a model."""
+    trace, background = look.trace.map(np.asarray), _background(whole, look.region)
+    on_view, named = look.cells.scaled(background.shape[:2]), _named_maps(trace, heads=heads, details=details)
+    labels = [": ".join(filter(None, (name, kind * (len(named) > 1)))) for kind in named]
+    smooth = [[smooth_alphas(weights, on_view) for weights in of_words] for of_words in named.values()]
+    return [_Map(label, background, row, on_view, trace) for label, row in zip(labels, smooth, strict=True)]
+
+
 def _named_maps(trace: AttentionTrace, *, heads: bool, details: bool) -> dict[str, NDArray[np.float32]]:
     """Return the maps of every word by name, each (T, L); a ValueError if there are no heads to show."""
     if heads:
@@ -160,7 +192,8 @@ def _named_maps(trace: AttentionTrace, *, heads: bool, details: bool) -> dict[st
         count = trace.heads.shape[1]
         return {f"mean of {count} heads": trace.alphas} | {f"head {k + 1}": trace.heads[:, k] for k in range(count)}
     if trace.posterior is None:
-        return {"attention": trace.alphas}
+        chosen = trace.locations[:, None] == np.arange(trace.alphas.shape[1])  # (T, L)
+        return {"attention": np.where(chosen.any(axis=1, keepdims=True), chosen, trace.alphas)}
     posterior = {"after the word": trace.posterior}
     return {"before the word": trace.alphas} | posterior if details else posterior
 

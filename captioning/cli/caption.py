@@ -126,7 +126,7 @@ def caption(
             content = one.to_dict()
             if overlay is not None:
                 content["overlay"] = str(overlays[str(one.path)])
-                drawn = one if len(models) == 1 else same_words(members, one.path, one.words)
+                drawn = one if len(models) == 1 else same_words(members, str(one.path), one.words)
                 drawn.save_figure(overlays[str(one.path)], style, heads=heads, details=details)
             if lines is not None:
                 print(json_text.dumps(content), file=lines, flush=True)

@@ -394,7 +394,7 @@ class ScoreCommand(CommandLine):
         parser.add_argument("--results", type=str | None, default=None, help="Folder to write to; default: the run's.")
 
     def before_instantiate_classes(self) -> None:
-        """Choose the folder for the results: the run's, or one in it for another context, an ensemble and other data."""
+        """Choose the folder for the results: the run's, or one in it for another context, an ensemble, other data."""
         words, run = self.words, self.run
         stem = Path(self.saved.path.rpartition("/")[2] or "model").stem
         folder = run.path if run is not None else Path(words.runs or "runs", "scored", stem)

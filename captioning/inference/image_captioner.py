@@ -186,6 +186,7 @@ class ImageCaptioner(Generic[Model]):
 
     def members(self) -> list[ImageCaptioner[Captioner]]:
         """Return the models of an ensemble in their order, each a captioner of its own; of one model, that alone."""
+        assert isinstance(self.model, (Captioner, Ensemble))
         models = self.model.given if isinstance(self.model, Ensemble) else [self.model]
         return [ImageCaptioner(model, self.vocabulary, self.settings) for model in models]
 

@@ -68,7 +68,7 @@ def test_a_results_file_that_breaks_the_schema_is_refused_in_one_line(tmp_path, 
 
 
 def test_references_of_coco_are_tokenised_and_gathered_by_image(folder):
-    words = read_references(Path("refs.json"))[0]
+    words = read_references(Path("refs.json"))
     assert words.keys() == {7, 8, 9} and [len(words[i]) for i in (7, 8, 9)] == [2, 1, 1]
     assert words[7][0] == ["a", "dog", "runs", "fast"]
 
@@ -78,9 +78,9 @@ def test_references_of_karpathy_are_of_the_split_and_keep_their_tokens(tmp_path)
     images = [karpathy("test", 3, "a dog s life", "x"), karpathy("val", 4, "b"), karpathy("restval", 5, "c")]
     path.write_text(json.dumps({"images": images}))
     words = {3: [["a", "dog", "s", "life"], ["x"]]}
-    assert read_references(path) == (words, f"the split file's own; {PennTreebank.description}")
-    assert read_references(path, split="val")[0] == {4: [["b"]]}
-    assert read_references(path, split="train")[0] == {5: [["c"]]}
+    assert read_references(path) == words
+    assert read_references(path, split="val") == {4: [["b"]]}
+    assert read_references(path, split="train") == {5: [["c"]]}
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def evaluate(
     with tables(json) as numbers:
         words = tokenizer_from(tokenizer)
         given = read_results(captions)
-        known, tokens = read_references(references, split=split, tokenizer=words)
+        known = read_references(references, split=split, tokenizer=words)
         hypotheses, references_of_images = pair(given, known, where=captions, tokenizer=words)
         print(f"{len(given)} captions of {len(known)} images with references")
         print(f"{'':12}{'score':>8}  {'95 % interval':>18}")
@@ -51,5 +51,5 @@ def evaluate(
             for title, (value, low, high) in zip(family.titles, intervals(counts, family.values).T, strict=True):
                 print(f"{title:12}{value:8.2f}  {f'{low:.2f} to {high:.2f}':>18}")
                 numbers["values"][title] = {"value": float(value), "interval": [float(low), float(high)]}
-        numbers |= {"unit": UNIT, "images": len(references_of_images), "tokens": tokens}
-        print(f"{UNIT}. Intervals: bootstrap over images, 1000 resamples.\nTokens: {tokens}.")
+        numbers |= {"unit": UNIT, "images": len(references_of_images), "tokens": words.description}
+        print(f"{UNIT}. Intervals: bootstrap over images, 1000 resamples.\nTokens: {words.description}.")

@@ -436,7 +436,7 @@ class ScoreCommand(CommandLine):
             for name, metric in METRICS.items():
                 if name in values:
                     print(f"{metric.title:45}{values[name]:8.2f}" + f" {metric.unit}" * (metric.unit != "percent"))
-            print(f"tokens: {data.source.tokens}\nwritten to {self.folder}")
+            print(f"tokens: {data.source.tokenizer.description}\nwritten to {self.folder}")
 
 
 def _data_of(path: Path) -> dict[str, Any]:

@@ -29,12 +29,6 @@ class KarpathySource(CaptionSource):
     def __init__(self, json_path: str, image_dir: str) -> None:
         self.json_path, self.image_dir = Path(json_path), Path(image_dir)
 
-    @property
-    def tokens(self) -> str:
-        if isinstance(self.tokenizer, PennTreebank):
-            return f"the split file's own; {super().tokens}"
-        return super().tokens
-
     def annotations(self) -> list[Path]:
         return [self.json_path]
 

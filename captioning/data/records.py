@@ -149,10 +149,6 @@ class CaptionSource:
     tokenizer: Tokenizer = PennTreebank()
     """Splits its captions into words; the data module sets its own."""
 
-    @property
-    def tokens(self) -> str:
-        return self.tokenizer.description
-
     def prepare(self) -> None:
         """Generate the data, or check that their files exist; an InputError says which is missing, and what to do.
 

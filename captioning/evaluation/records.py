@@ -136,11 +136,11 @@ def read_results(path: Path) -> dict[int, str]:
     return captions
 
 
-def read_references(path: Path, *, split: str, tokenizer: Tokenizer) -> tuple[dict[int, list[list[str]]], str]:
-    """Return the word lists of each image's references, by image number, and a description of the words.
+def read_references(path: Path, *, split: str, tokenizer: Tokenizer) -> dict[int, list[list[str]]]:
+    """Return the word lists of each image's references, by image number.
 
     Captions of a COCO annotation file (``captions_val2017.json``) are tokenised. A Karpathy split file
-    (``dataset_coco.json``) has tokens of its own, which the default tokenizer keeps; its images are numbered by
+    (``dataset_coco.json``) has tokens of its own, which the default tokenizer reads; its images are numbered by
     ``cocoid``, or by ``imgid`` if they have none. References without a word are left out.
 
     Args:
@@ -151,7 +151,6 @@ def read_references(path: Path, *, split: str, tokenizer: Tokenizer) -> tuple[di
     """
     content = read_json(path)
     references: dict[int, list[list[str]]] = {}
-    tokens = tokenizer.description
     if isinstance(content, dict) and "annotations" in content:
         for entry in converted(path, content["annotations"], list[ImageCaption], "COCO's annotations"):
             if words := tokenizer.tokenize(entry.caption):
@@ -161,14 +160,14 @@ def read_references(path: Path, *, split: str, tokenizer: Tokenizer) -> tuple[di
 
         source = KarpathySource(str(path), image_dir="")
         source.tokenizer = tokenizer
-        index, tokens = source.index(split), source.tokens
+        index = source.index(split)
         for row, image_id in enumerate(index.image_ids.tolist()):
             references[image_id] = [caption.split() for caption in index.references(row)]
     else:
         raise InputError(f"{path}: no references, expected COCO's annotations or Karpathy's images")
     if not references:
         raise InputError(f"{path}: holds no caption")
-    return references, tokens
+    return references
 
 
 def pair(

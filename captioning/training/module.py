@@ -275,7 +275,11 @@ class CaptioningModule(pl.LightningModule):
         if not isinstance(tokenizer, PennTreebank):
             search["tokenizer"] = type(tokenizer).__name__
         pointed = any(image.hits or image.reference_hits for image in self.results)
-        about = {"search": search, "tokens": data.source.tokens, "cells": vars(self.encoder.cells) if pointed else None}
+        about = {
+            "search": search,
+            "tokens": tokenizer.description,
+            "cells": vars(self.encoder.cells) if pointed else None,
+        }
         write_evaluation(
             Path(self.trainer.default_root_dir), stage, metrics, self.results, **about, provenance=self.provenance
         )

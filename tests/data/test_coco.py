@@ -63,7 +63,7 @@ def test_a_byte_order_mark_changes_nothing(root):
         path.write_text(path.read_text(encoding="utf-8"), encoding="utf-8-sig")
     source = CocoSource(str(root))
     assert len(source.index("val").captions) == 3 and len(source.objects("val")(9)) == 2
-    words, _ = read_references(source.files("val")[0], split="val", tokenizer=source.tokenizer)
+    words = read_references(source.files("val")[0], split="val", tokenizer=source.tokenizer)
     assert words[9] == [["soup", "is", "n't", "cold"]]
 
 

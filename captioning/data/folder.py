@@ -99,7 +99,8 @@ class _Row(msgspec.Struct):
 def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
     """Yield the captions of a file, each with the number of the line that it begins on."""
     lines, number = io.StringIO(_text(path), newline=""), 1
-    first, token, form = lines.readline(), ".token" in path.name.lower(), {"strict": True, "skipinitialspace": True}
+    first, token = lines.readline(), ".token" in path.name.lower()
+    form: dict[str, Any] = {"strict": True, "skipinitialspace": True}
     lines.seek(0)
     try:
         if path.suffix.lower() == ".jsonl":

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from jsonargparse import ArgumentParser
 
 import captioning.attention
 from captioning.attention import Attention, Normaliser, Score
 from captioning.attention.hard import StochasticAttention
+from captioning.cli import IMPORTED
+from captioning.cli.build import build, restrict_imports
 from captioning.data.batch import pad_captions
 from captioning.model import AttentionDecoder
 
@@ -72,8 +73,11 @@ def test_example_attends_to_the_k_best_locations_and_learns(my_attention, masked
 
 def test_example_config_builds_it(my_attention):
     config = yaml.safe_load(block("yaml"))["model"]["decoder"]["init_args"]["attention"]
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--attention", type=Attention)
-    attention = parser.instantiate_classes(parser.parse_object({"attention": config})).attention
+    IMPORTED.append("my_attention")  # as --import does
+    try:
+        restrict_imports()
+        (attention,) = build({"attention": Attention}, [{"attention": config}])
+    finally:
+        IMPORTED.remove("my_attention")
     assert isinstance(attention, my_attention.TopAttention) and attention.k == 3
     assert isinstance(attention.score, my_attention.HadamardScore)

@@ -128,7 +128,7 @@ class CaptionIndex:
     def check_images(self) -> None:
         """Raise an InputError if image files do not exist or are empty, with their number and the first names.
 
-        All are looked at, which takes two seconds for 120,000 on a local disk.
+        All are looked at, which takes three seconds for 120,000 on a local disk.
         """
         paths = map(self.image_path, range(len(self)))
         if missing := [path for path in paths if not (path.is_file() and path.stat().st_size)]:

@@ -114,7 +114,7 @@ class CaptionIndex:
         except InputError as error:
             paths = map(self.image_path, (row for row in range(len(self)) if row != i))
             if others := [path for path in paths if not has_header(path)]:
-                raise InputError(f"{error}. Neither can {len(others):,} others: {first_names(others)}") from error
+                raise InputError(f"{error}. {len(others):,} more cannot be read: {first_names(others)}") from error
             raise
 
     def references(self, i: int) -> list[str]:

@@ -81,7 +81,7 @@ def test_one_image_that_cannot_be_read_names_all_that_are_none(tmp_path):
     assert index.image(2, preprocessing).size == (30, 20)
     with pytest.raises(InputError, match=r"^\S*/5\.png: cannot be read as an image .*") as caught:
         index.image(3, preprocessing)
-    _, others = str(caught.value).split("Neither can 3 others: ")
+    _, others = str(caught.value).split(". 3 more cannot be read: ")
     assert re.findall(r"(\d)\.png", others) == ["2", "7", "9"]
 
 

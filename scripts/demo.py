@@ -16,16 +16,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from commands import Commands
 
 from captioning.errors import InputError, exits_on_input_error
-from captioning.files import read_config, replacing, write_json
+from captioning.files import read_config, write_json
 from captioning.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from captioning.inference.caption import Caption
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RUNS = {"soft": "shapes_soft", "hard": "shapes_hard"}  # key in summary.json -> config
@@ -94,14 +91,8 @@ def caption_a_photograph(runs: Path) -> None:
         print(f"  no caption: {error}")
         return
     print(f"  caption     {caption.text}")
-    draw(caption, overlay)
+    caption.save_figure(overlay)
     print(f"  overlay     {overlay}   (where it looked at each word)\n", flush=True)
-
-
-def draw(caption: Caption, overlay: Path) -> None:
-    overlay.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(overlay) as part:
-        caption.figure().savefig(part, dpi=120, format="png")
 
 
 def train(runs: Path, overlay: str | None) -> dict[str, float]:
@@ -137,7 +128,8 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
         seconds = commands.run(name, ["fit", *options])
         # The demo does not show hard attention's bounds, which take half of its test.
         best = RunFolder(runs / name).checkpoint("best")
-        commands.run(name, ["test", "--ckpt_path", str(best), "--model.bound_samples=0"])
+        for context in ([], ["--model.inference=expected"]) if name == "hard" else ([],):
+            commands.run(name, ["test", "--ckpt_path", str(best), "--model.bound_samples=0", *context])
         return seconds
 
     seconds = {}
@@ -167,9 +159,12 @@ def entry_of(runs: Path, name: str, seconds: float) -> dict[str, Any]:
         for row, caption in zip(rows, captions, strict=True)
     }
     overlay = folder.path / "overlay.png"
-    draw(captions[0], overlay)
+    captions[0].save_figure(overlay)
+    expected = folder.path / "expected/test_metrics.json"  # soft attention's context is the expected one anyway
+    soft_scores = json.loads(expected.read_text()) if expected.is_file() else scores
     return {
         **{f"bleu{n}": round(scores[f"test/bleu{n}"], 2) for n in range(1, 5)},
+        "bleu4_expected": round(soft_scores["test/bleu4"], 2),
         "pointing_accuracy": round(scores.get("test/pointing_accuracy", 0.0), 2),  # 0 if no noun names an object
         "seconds": round(seconds, 1),
         "checkpoint": str(best),
@@ -242,13 +237,23 @@ def seconds_of_a_step(images: int, captions: int) -> float:
 def report(runs: Path, summary: dict[str, Any]) -> None:
     """Compare the runs, print the scores, where everything is, and what to type next."""
     page = runs / "comparison.html"
-    command = ["compare", *(str(runs / name) for name in RUNS), "--output", str(page)]
+    command = [
+        "compare",
+        *(str(runs / name) for name in RUNS),
+        "--output",
+        str(page),
+        "--figure",
+        str(runs / "soft_hard.png"),
+    ]
     print(f"\n$ captioning {shlex.join(command)}", flush=True)
     if subprocess.run([sys.executable, "-m", "captioning", *command], check=False).returncode:
         raise InputError("the comparison failed; its message stands above")
-    print("\nTest split, free-running decoding; scores in percent, BLEU with brevity penalty:")
+    print(
+        "\nTest split, free-running decoding; scores in percent, BLEU with brevity penalty. Hard attention looks at one"
+    )
+    print("location per word; bleu4_expected is with the expected context, as in soft attention:")
     print(f"{'':18}" + "".join(f"{name:>8}" for name in RUNS))
-    for score in ("bleu1", "bleu2", "bleu3", "bleu4", "pointing_accuracy", "seconds"):
+    for score in ("bleu1", "bleu2", "bleu3", "bleu4", "bleu4_expected", "pointing_accuracy", "seconds"):
         print(f"{score:18}" + "".join(f"{summary[name][score]:8.1f}" for name in RUNS))
     for name in RUNS:
         entry = summary[name]
@@ -260,6 +265,7 @@ def report(runs: Path, summary: dict[str, Any]) -> None:
         print(f"  checkpoint  {entry['checkpoint']}")
         print(f"  run folder  {runs / name}   (config, metrics, samples, captions of the test split)")
     print(f"\nsummary       {runs / 'summary.json'}")
+    print(f"picture       {runs / 'soft_hard.png'}   (the same words: soft's weights, hard's locations)")
     print(f"comparison    {page}   (open it in a browser)")
     print("\nNext:")
     print(f"  captioning caption YOUR_IMAGE.png --model {summary['soft']['checkpoint']} --overlay overlay.png")

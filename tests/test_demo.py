@@ -85,7 +85,7 @@ def test_the_demo_begins_with_a_photograph_and_names_its_overlay(tmp_path, capsy
 
 def test_the_demo_ends_with_the_comparison_of_its_runs_and_says_where_it_is(tested_pair, capfd):
     runs = tested_pair[0].parent
-    entry = dict.fromkeys(("bleu1", "bleu2", "bleu3", "bleu4", "pointing_accuracy", "seconds"), 1.0)
+    entry = dict.fromkeys(("bleu1", "bleu2", "bleu3", "bleu4", "bleu4_expected", "pointing_accuracy", "seconds"), 1.0)
     entry |= {"examples": {"a.png": {"caption": "two cats", "expected": "a cat left of a dog"}}}
     entry |= {"overlay": "a-overlay.png", "checkpoint": "best.ckpt"}
     demo.report(runs, {"soft": entry, "hard": entry})

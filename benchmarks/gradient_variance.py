@@ -34,12 +34,11 @@ from captioning.objective import (
     ExpectedContextBaseline,
     LeaveOneOut,
     MovingAverage,
-    NoBaseline,
 )
 from captioning.provenance import provenance
 
 ESTIMATORS: dict[str, Estimator] = {
-    "none": NoBaseline(),
+    "none": Estimator(),
     "moving average (the paper's)": MovingAverage(per_step=False, to_go=False),
     "moving average per step": MovingAverage(),
     "self-critical, caption": ArgmaxBaseline(to_go=False),

@@ -14,7 +14,6 @@ from pytorch_lightning.callbacks import EMAWeightAveraging
 from study import read_study
 
 from captioning.cli.lightning import Fit
-from captioning.objective.terms import DoublyStochasticPenalty
 from captioning.vocabulary import Vocabulary
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -114,6 +113,5 @@ def test_every_setting_of_the_paper_is_in_its_coco_config(monkeypatch):
     assert (encoder.grid_size, encoder.annotation_dim, encoder.frozen) == ((14, 14), 512, True)
     assert (decoder.embedding_dim, decoder.hidden_dim, decoder.gated) == (512, 1800, True)
     words = cli.config_dump["data"]["vocabulary"]["max_words"]
-    (penalty,) = [term for term in cli.model.objective.terms if isinstance(term, DoublyStochasticPenalty)]
-    assert (cli.datamodule.batch_size, words, penalty.weight) == (64, 10000, 1.0)
+    assert (cli.datamodule.batch_size, words, cli.model.objective.attention_penalty) == (64, 10000, 1.0)
     assert isinstance(cli.model.optimizer([torch.nn.Parameter(torch.zeros(1))]), torch.optim.Adam)

@@ -9,10 +9,10 @@ import torch.multiprocessing
 from captioning.errors import InputError
 from captioning.objective.estimators import (
     ArgmaxBaseline,
+    Estimator,
     ExpectedContextBaseline,
     LeaveOneOut,
     MovingAverage,
-    NoBaseline,
 )
 
 N, T = 4, 3
@@ -25,7 +25,7 @@ SOME = torch.tensor([True, True, False, False])
 PAPER = {"per_step": False, "to_go": False}
 
 ESTIMATORS = [
-    NoBaseline(),
+    Estimator(),
     MovingAverage(),
     MovingAverage(to_go=False),
     MovingAverage(per_word=True, **PAPER),
@@ -57,7 +57,7 @@ def test_a_batch_without_draws_gives_finite_zeros_and_moves_no_baseline(estimato
 
 
 def test_without_a_baseline_every_step_gets_the_captions_log_probability():
-    signal = NoBaseline()(REWARDS, MASK, ALL)
+    signal = Estimator()(REWARDS, MASK, ALL)
     torch.testing.assert_close(signal.advantages, TOTALS.unsqueeze(1) * MASK)
 
 

@@ -15,7 +15,6 @@ from captioning.model import AttentionDecoder
 from captioning.model.captioner import Captioner
 from captioning.objective import Likelihood
 from captioning.objective.reductions import caption_nll, doubly_stochastic_penalty, step_entropy, token_log_probs
-from captioning.objective.terms import ForcedBatch, Term
 
 N, T, L, V, M = 3, 4, 5, 7, 9
 
@@ -49,20 +48,7 @@ def test_entropy_is_zero_for_one_location_and_log_l_for_none_preferred():
     torch.testing.assert_close(step_entropy(torch.full((N, T, L), 1 / L)), torch.full((N, T), math.log(L)))
 
 
-class LongestCaption(Term):
-    """Half the number of steps of the longest caption."""
-
-    def __init__(self, *, reported: bool) -> None:
-        super().__init__()
-        self.reported = reported
-
-    def forward(self, step: ForcedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        longest = step.output.mask.sum(dim=1).max().float()
-        return 0.5 * longest, {"longest": longest}
-
-
-@pytest.mark.parametrize("reported", [True, False])
-def test_a_term_of_the_users_own_is_added_to_the_loss_and_if_it_counts_to_the_logged_loss(reported):
+def test_the_loss_is_the_nll_plus_lambda_times_the_penalty():
     """With all weights 0, words have probability 1 / V and locations 1 / L; the captions have 3 and 2 steps."""
     decoder = AttentionDecoder(SoftAttention(AdditiveScore(3)), embedding_dim=4, hidden_dim=6, dropout=0.0)
     captioner = Captioner(ConvEncoder((2,), (4,), image_size=16), decoder, vocabulary_size=V).train()
@@ -70,9 +56,7 @@ def test_a_term_of_the_users_own_is_added_to_the_loss_and_if_it_counts_to_the_lo
         torch.nn.init.zeros_(parameter)
     images = torch.arange(2)
     batch = CaptionBatch(*pad_captions([[4, 5], [6]]), images, images, images, annotations=torch.randn(2, L, 2))
-    objective = Likelihood(attention_penalty=0.3, terms=[LongestCaption(reported=reported)]).connect(decoder.attention)
-    loss, logged, _ = objective(captioner, batch)
-    likelihood = math.log(V) + 0.3 * ((1 - 3 / L) ** 2 + (1 - 2 / L) ** 2) / 2
-    assert loss.item() == pytest.approx(likelihood + 1.5, abs=1e-6)
-    assert logged["loss"].item() == pytest.approx(likelihood + 1.5 * reported, abs=1e-6)
-    assert logged["longest"].item() == 3
+    loss, logged, _ = Likelihood(attention_penalty=0.3).connect(decoder.attention)(captioner, batch)
+    penalty = ((1 - 3 / L) ** 2 + (1 - 2 / L) ** 2) / 2
+    assert loss.item() == logged["loss"].item() == pytest.approx(math.log(V) + 0.3 * penalty, abs=1e-6)
+    assert logged["attention_penalty"].item() == pytest.approx(penalty, abs=1e-6)

@@ -1,4 +1,4 @@
-"""How runs were made: validation in training, speed, size, decoding, settings and curves."""
+"""How runs were made: speed, size, decoding, settings and curves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from captioning.comparison.result import Cell, Comparison, Row, Table
 from captioning.comparison.runs import Run, flat
-from captioning.evaluation.metrics import TITLES, better
+from captioning.evaluation.metrics import TITLES
 
 _SEARCH = {
     "Split of the test": "split",
@@ -25,21 +25,11 @@ _ELSEWHERE = (
 
 
 def add_conditions(result: Comparison, runs: Sequence[Run]) -> None:
-    """Add the curves, and the tables of the validation, of speed, size and decoding, and of settings that differ."""
+    """Add the curves, and the tables of speed, size and decoding, and of settings that differ."""
     leading = [f"val/{result.metric}", "val/nll", "val/pointing_accuracy", "val/attention_correctness"]
     keys = sorted({key for run in runs for key in run.curves if "/" in key and "_controls/" not in key})
     ordered = sorted(keys, key=[*leading, "train/loss", *keys].index)
     result.curves = {key: {run.name: run.curves[key] for run in runs if run.curves.get(key)} for key in ordered}
-    rows = []
-    for key in [key for key in leading if key in keys]:
-        curves = [run.curves.get(key) for run in runs]
-        choose = min if better(key) == "min" else max
-        best = [choose(curve, key=lambda point: point[1]) if curve else None for curve in curves]
-        final = [curve[-1] if curve else None for curve in curves]
-        named = {"best and final": best} if best == final else {"best": best, "final": final}
-        rows += [Row(f"{key} {which}", list(map(_point, points))) for which, points in named.items()]
-    if rows:
-        result.tables.append(Table("Validation", rows, "In training, at the optimizer step beside the score."))
     contexts = [run.contexts for run in runs]
     rows = [
         Row("Training, captions per second", [Cell.plain(run.captions_per_second, "{:,.0f}") for run in runs]),
@@ -62,10 +52,6 @@ def add_conditions(result: Comparison, runs: Sequence[Run]) -> None:
         )
         result.tables.append(Table("Speed, size and decoding", rows, note))
     result.tables.append(_settings_table(runs))
-
-
-def _point(point: tuple[int, float] | None) -> Cell:
-    return Cell() if point is None else Cell(f"{point[1]:.2f}", detail=f"step {point[0]:,}", value=point[1])
 
 
 def _attention(run: Run) -> Cell:

@@ -1,4 +1,4 @@
-"""What training minimises: objectives, their terms, and estimators of the gradient of drawn locations."""
+"""What training minimises: objectives, and estimators of the gradient of drawn locations."""
 
 from captioning.objective.estimators import (
     ArgmaxBaseline,
@@ -6,25 +6,20 @@ from captioning.objective.estimators import (
     ExpectedContextBaseline,
     LeaveOneOut,
     MovingAverage,
-    NoBaseline,
 )
 from captioning.objective.objective import Likelihood, Objective
 from captioning.objective.reductions import ArcticReduction, Reduction
 from captioning.objective.self_critical import SelfCriticalTraining
-from captioning.objective.terms import ForcedBatch, Term
 
 __all__ = [
     "ArcticReduction",
     "ArgmaxBaseline",
     "Estimator",
     "ExpectedContextBaseline",
-    "ForcedBatch",
     "LeaveOneOut",
     "Likelihood",
     "MovingAverage",
-    "NoBaseline",
     "Objective",
     "Reduction",
     "SelfCriticalTraining",
-    "Term",
 ]

@@ -13,7 +13,6 @@ and the *advantage* R_t - b_t.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from typing import NamedTuple
 
 import torch
@@ -87,15 +86,8 @@ class Estimator(Component):
             return rewards.flip(1).cumsum(dim=1).flip(1)
         return rewards.sum(dim=1, keepdim=True).expand_as(rewards)
 
-    @abstractmethod
     def baseline(self, draws: Draws, returns: Tensor) -> Tensor:
-        """Return b_t (N, T) for returns (N, T)."""
-
-
-class NoBaseline(Estimator):
-    """b_t = 0, for comparing variances."""
-
-    def baseline(self, draws: Draws, returns: Tensor) -> Tensor:
+        """Return b_t (N, T) for returns (N, T): 0, unless a subclass knows better."""
         return torch.zeros_like(returns)
 
 

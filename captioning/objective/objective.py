@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
-from captioning.attention import Attention
+from captioning.attention import Attention, Memory
+from captioning.attention.memory import repeat_rows
 from captioning.component import Component
 from captioning.data.batch import CaptionBatch
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.errors import InputError, check_range
 from captioning.model import Captioner, DecoderOutput
-from captioning.objective.estimators import Estimator, MovingAverage
-from captioning.objective.reductions import Reduction
-from captioning.objective.terms import NLL, DoublyStochasticPenalty, Entropy, ForcedBatch, Reinforce, Term
+from captioning.objective.estimators import Estimator, MovingAverage, Signal
+from captioning.objective.processes import sum_over_processes
+from captioning.objective.reductions import Reduction, step_entropy, step_log_probs
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -77,7 +80,7 @@ class Likelihood(Objective):
     """-log p(y | a) plus the doubly stochastic penalty (Eq. 14); with hard attention, the bound L_s of Eq. 10 instead.
 
     Args:
-        attention_penalty: lambda of Eq. 14, ``DoublyStochasticPenalty``.
+        attention_penalty: lambda of Eq. 14; ``reductions.doubly_stochastic_penalty`` gives the exact reduction.
         estimator: The estimator of REINFORCE for attention that needs one; by default ``MovingAverage``.
         reward_weight: lambda_r of the learning rule below Eq. 12; 1 gives the gradient of the bound L_s.
         entropy_weight: lambda_e of that rule, the weight of the alphas' entropy, for stochastic attention.
@@ -86,7 +89,6 @@ class Likelihood(Objective):
         samples: How many times each caption is decoded in training, each with its own dropout, over one encoding of
             the image. With hard attention the estimator sets it.
         reduction: How terms are averaged; per word by default.
-        terms: Terms of your own, added to the others.
     """
 
     def __init__(
@@ -99,21 +101,19 @@ class Likelihood(Objective):
         label_smoothing: float = 0.0,
         samples: int = 1,
         reduction: Reduction | None = None,
-        terms: Sequence[Term] = (),
     ) -> None:
         super().__init__()
         check_range(1, samples=samples)
+        check_range(0, attention_penalty=attention_penalty, entropy_weight=entropy_weight)
+        check_range(0, 0.99, label_smoothing=label_smoothing)
+        check_range(-math.inf, reward_weight=reward_weight)
+        self.attention_penalty = attention_penalty
+        self.estimator = estimator
         self.reward_weight = reward_weight
+        self.entropy_weight = entropy_weight
+        self.label_smoothing = label_smoothing
         self.samples = samples
         self.reduction = reduction or Reduction()
-        likelihood = [NLL(label_smoothing), DoublyStochasticPenalty(attention_penalty), Entropy(entropy_weight)]
-        reinforce = [] if estimator is None else [Reinforce(estimator, reward_weight)]
-        self.terms = nn.ModuleList([*likelihood, *terms, *reinforce])
-
-    @property
-    def estimator(self) -> Estimator | None:
-        """The estimator of REINFORCE; None for attention that needs none."""
-        return next((term.estimator for term in self.terms if isinstance(term, Reinforce)), None)
 
     def connect(self, attention: Attention) -> Self:
         if self.estimator is not None and not attention.needs_estimator:
@@ -122,24 +122,50 @@ class Likelihood(Objective):
         if attention.needs_estimator:
             if self.samples > 1:
                 raise InputError("samples: with hard attention the estimator sets them; leave it out")
-            if self.estimator is None:
-                self.terms.append(Reinforce(MovingAverage(), self.reward_weight))
-            assert self.estimator is not None
+            self.estimator = self.estimator or MovingAverage()
             self.samples = self.estimator.samples
         return self
 
     def forward(self, captioner: Captioner, batch: CaptionBatch) -> Loss:
         memory = captioner.encode_batch(batch)
         output = captioner.teacher_force(batch, memory, self.samples)
-        forced = ForcedBatch(captioner, batch, memory, output, self.samples, self.reduction)
-        logged: dict[str, Tensor] = {}
-        loss = reported = None
-        for term in self.terms:
-            value, to_log = term(forced)
-            logged |= to_log
-            if value is not None:
-                loss = value if loss is None else loss + value
-                if term.reported:
-                    reported = value if reported is None else reported + value
-        assert loss is not None and reported is not None
-        return Loss(loss, {name: tensor.detach() for name, tensor in ({"loss": reported} | logged).items()}, output)
+        alphas, log_prob, mask, average = output.trace.alphas, output.log_prob, output.mask, self.reduction
+        image_index = repeat_rows(batch.image_index, self.samples)  # (N,)
+        exists = None if memory.mask is None else memory.mask[image_index]  # (N, L)
+
+        nll = average.nll(output.logits, output.targets, mask, label_smoothing=self.label_smoothing)  # a draw of Eq. 10
+        penalty = average.penalty(alphas, exists, stochastic=log_prob is not None)
+        loss = nll + self.attention_penalty * penalty  # Eq. 14
+        if log_prob is not None:  # below Eq. 12: stochastic attention should keep exploring
+            loss = loss - self.entropy_weight * average.over_steps(step_entropy(alphas), mask)
+        logged = {"loss": loss, "nll": nll, "attention_penalty": penalty}
+        if self.estimator is not None and log_prob is not None and captioner.decoder.attention.draws:
+            signal = self.signal(captioner, batch, memory, output, image_index)
+            credit = average.over_steps(signal.advantages * log_prob, mask)  # (log p(y | s, a) - b) log p(s | a)
+            loss = loss - self.reward_weight * credit  # only its gradient has a meaning: that of Eq. 11-12
+            logged |= _means(signal)
+        return Loss(loss, {name: tensor.detach() for name, tensor in logged.items()}, output)
+
+    def signal(
+        self, captioner: Captioner, batch: CaptionBatch, memory: Memory, output: DecoderOutput, image_index: Tensor
+    ) -> Signal:
+        """Return the learning signal of the draws; ``image_index`` (N,) is the image of every caption of the output."""
+        assert self.estimator is not None
+        rewards = step_log_probs(output.logits, output.targets, output.mask)
+        use_expectation, reference = memory.use_expectation, None
+        sampled = torch.ones_like(output.mask[:, 0]) if use_expectation is None else ~use_expectation[image_index]
+        if self.estimator.reference is not None:
+            with torch.no_grad(), captioner.decoder.attention.inferring(self.estimator.reference):
+                other = captioner.teacher_force(batch, memory)
+            reference = step_log_probs(other.logits, other.targets, other.mask)
+        return self.estimator(rewards, output.mask, sampled, reference)
+
+
+def _means(signal: Signal) -> dict[str, Tensor]:
+    """Return means over the drawn steps of all processes, in nats; nan if nothing was drawn. "reward" is the return."""
+    count = signal.drawn.sum()
+    sums = [(values * signal.drawn).sum() for values in (signal.returns, signal.baseline, signal.advantages)]
+    *totals, count = sum_over_processes(torch.stack([*sums, count]))
+    reward, baseline, advantage = (total / count for total in totals)
+    squares = sum_over_processes(((signal.advantages - advantage) ** 2 * signal.drawn).sum())
+    return {"reward": reward, "baseline": baseline, "advantage_std": (squares / count).sqrt()}

@@ -15,9 +15,10 @@ import pytest
 from helpers import SCRIPTS, save_image
 from helpers_faults import command
 from helpers_runs import COLUMNS, ROWS, WORDS, save_checkpoint
+from matplotlib import rc_context
 from PIL import Image, features
 
-from captioning.attention import HardAttention
+from captioning.attention import HardAttention, SoftAttention
 from captioning.inference import load
 from captioning.model import SummedOutput
 
@@ -100,6 +101,23 @@ def test_the_style_of_an_overlay_can_be_the_papers(capsys, checkpoint, folder, t
         run(capsys, folder / "b.png", "--model", checkpoint, *arguments)
     color, paper = (np.asarray(Image.open(tmp_path / f"{style}.png").convert("RGB")) for style in ("color", "paper"))
     assert color.shape == paper.shape and (color != paper).any()
+
+
+def test_an_overlay_of_two_models_has_a_row_for_each_of_the_same_words(capsys, folder, tmp_path):
+    soft, hard = (
+        save_checkpoint(tmp_path / f"{name}.ckpt", attention=attention, search={"max_length": 4})
+        for name, attention in (("its_weights", SoftAttention), ("its_cells", HardAttention))
+    )
+    both, one, target = ["--model", soft, "--model", hard], ["--model", soft], tmp_path / "x.svg"
+    with rc_context({"svg.fonttype": "none"}):
+        (line,), _ = run(capsys, folder / "b.png", *both, "--overlay", target)
+        shown = target.read_text()
+        run(capsys, folder / "b.png", *one, "--overlay", target)
+    words = len(line.split())
+    assert shown.count(">its_weights</text>") == shown.count(">its_cells</text>") >= 1
+    assert shown.count("<image ") == 2 + 2 * words and "its_weights" not in target.read_text()
+    _, err = run(capsys, folder / "b.png", *both, "--overlay", target, "--heads", code=2)
+    assert "heads: " in err
 
 
 def test_a_summed_outputs_posterior_is_drawn_and_explored(capsys, folder, tmp_path):

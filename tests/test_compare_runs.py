@@ -47,7 +47,8 @@ def test_two_runs_become_a_table_a_page_and_numbers(tested_pair, capsys):
     numbers = tested_pair[0].parent / "numbers.json"
     # The first run is not there twice with those of its folder, nor is one by a link.
     (numbers.parent / "a_link").symlink_to(tested_pair[0])
-    compare_command(str(tested_pair[0]), str(numbers.parent), resamples=50, json=numbers, metric="bleu1")
+    options = {"json": numbers, "metric": "bleu1", "figure": numbers.with_suffix(".svg")}
+    compare_command(str(tested_pair[0]), str(numbers.parent), resamples=50, **options)
     out = " ".join(capsys.readouterr().out.split())
     for expected in (ONE_SEED, "Captions of 4 images", "Pointing accuracy", "Parameters, decoder"):
         assert expected in out
@@ -56,7 +57,8 @@ def test_two_runs_become_a_table_a_page_and_numbers(tested_pair, capsys):
     assert content["provenance"]["command"].startswith("captioning compare ")
     assert content["tables"]["Speed, size and decoding"]["Parameters, decoder"]["soft"] > 100
     page = (numbers.parent / "comparison.html").read_text()
-    assert ONE_SEED in page
+    assert ONE_SEED in page and "The same words through every model" in page
+    assert options["figure"].read_text().count("<image ") > 2
     assert "longer n-grams). The captions are those that were tested; teacher forcing gives" in page
     images = explored_images(page)
     for item in content["disagreements"]:

@@ -13,7 +13,7 @@ from PIL import Image
 from captioning.cells import CellGrid
 from captioning.errors import warn_once
 from captioning.views.maps import LOOKS, smooth_alphas
-from captioning.views.overlays import attention_figure, save_figure
+from captioning.views.overlays import Look, attention_figure, save_figure
 
 CELLS = CellGrid.regular((3, 5), (40, 60))
 GREY = Image.new("RGB", (60, 40), "gray")
@@ -240,3 +240,15 @@ def test_the_chosen_cell_is_framed_in_its_panel_and_soft_attention_chooses_nothi
             box = patch.get_bbox()
             assert (box.x0, box.x1) == pytest.approx((column * width / 5, (column + 1) * width / 5), abs=1)
             assert (box.y0, box.y1) == pytest.approx((row * height / 3, (row + 1) * height / 3), abs=1)
+
+
+def test_models_stand_beneath_one_another_and_of_hard_attention_the_chosen_cell_alone_is_bright():
+    words, chosen = ["a", "b", "c"], [0, 14, 9]
+    spread = np.full((3, 15), 1 / 15)  # what hard attention drew from
+    beside = {"hard": Look(trace_of(spread, locations=chosen), CELLS)}
+    soft = trace_of([one_hot(cell) for cell in (7, 2, 12)])
+    figure = attention_figure(GREY, words, soft, CELLS, name="soft", beside=beside)
+    assert brightest_cells(figure) == [7, 0, 2, 14, 12, 9]
+    assert [axes.get_ylabel() for axes in panels(figure)] == ["soft", "hard", "", "", "", ""]
+    assert [bool(axes.patches) for axes in panels(figure)] == [False, True] * 3
+    assert [axes.get_title() for axes in panels(figure)[::2]] == words

@@ -13,7 +13,7 @@ In the letters of the paper, where t is the step and phi the selection of the at
     h_t = o * tanh(c_t)                                                    Eq. 3
     p(y_t) = softmax(L_o(E y_{t-1} + L_h h_t + L_z z_t))                   Eq. 7    model/output.py
 
-Training minimises the terms of Eq. 14 (objective/terms.py); where locations are drawn, the bound of Eq. 10 by the
+Training minimises Eq. 14 (objective/objective.py); where locations are drawn, the bound of Eq. 10 by the
 gradient of Eq. 11-12 (objective/estimators.py).
 """
 

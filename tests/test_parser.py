@@ -1,4 +1,4 @@
-"""A typed function is a command: its options, its help, its completion in a shell."""
+"""A typed function is a command: its options, its help."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import importlib
 import inspect
 import re
 import shlex
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 import pytest
-from helpers_faults import command
 
-from captioning.cli import COMMANDS, TRAINING
+from captioning.cli import COMMANDS
 from captioning.cli.parser import call, parser_of
 from captioning.errors import InputError
 
@@ -140,55 +138,3 @@ def test_the_examples_of_a_command_can_be_parsed(name):
     for line in re.findall(r"^ +captioning (.+?)(?: {3,}.*| > .*)?$", text, re.MULTILINE):
         assert line.startswith(name)
         parser.parse_args(shlex.split(line)[len(name.split()) :])
-
-
-@pytest.fixture(scope="module")
-def script(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("completion") / "captioning.bash"
-    with pytest.MonkeyPatch.context() as patch, path.open("w") as file:
-        patch.setattr("sys.stdout", file)
-        command("completion", "bash")
-    return path
-
-
-def completed(script: Path, line: str, folder: Path) -> set[str]:
-    """The words that bash offers for the last, begun word of a line."""
-    words = shlex.split(line) if not line.endswith(" ") else [*shlex.split(line), ""]
-    program = (
-        f"source {script}\n"
-        f"COMP_WORDS=({' '.join(word or chr(39) * 2 for word in words)}); COMP_CWORD={len(words) - 1}\n"
-        "function_name=$(complete -p captioning | sed 's/.*-F \\([^ ]*\\).*/\\1/')\n"
-        f"$function_name captioning {shlex.quote(words[-1])} {words[-2]}\n"
-        "printf '%s\\n' \"${COMPREPLY[@]}\"\n"
-    )
-    done = subprocess.run(["bash", "-c", program], cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return {word.strip() for word in done.stdout.splitlines()}
-
-
-@pytest.mark.parametrize(
-    ("line", "offered"),
-    [
-        ("captioning ca", {"caption"}),
-        ("captioning ", {*TRAINING, *COMMANDS}),
-        ("captioning caption --ov", {"--overlay"}),
-        ("captioning caption --style ", {"color", "paper"}),
-        ("captioning fit --ckpt", {"--ckpt_path"}),
-        ("captioning test --data.test", {"--data.test_split"}),
-        ("captioning prepare sh", {"shapes"}),
-        ("captioning prepare coco --kar", {"--karpathy"}),
-        ("captioning caption --model be", {"best.ckpt"}),
-        ("captioning caption ph", {"photo.jpg"}),
-        ("captioning fit --config con", {"config.yaml"}),
-    ],
-)
-def test_bash_completes_commands_options_choices_and_files(script, tmp_path, line, offered):
-    for name in ("best.ckpt", "photo.jpg", "config.yaml"):
-        (tmp_path / name).touch()
-    assert completed(script, line, tmp_path) - {"-h", "--help"} == offered
-
-
-def test_zsh_gets_a_script_of_its_own(capsys):
-    command("completion", "zsh")
-    text = capsys.readouterr().out
-    assert text.startswith("#compdef captioning") and "--overlay" in text

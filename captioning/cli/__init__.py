@@ -32,7 +32,6 @@ COMMANDS = {
     "average": "write a checkpoint whose weights are the mean of several",
     "prepare": "get a data set, or an encoder's weights",
     "extract": "compute a frozen encoder's features once, for faster training",
-    "completion": "print a script that completes command lines in bash or zsh",
 }
 """All other commands, with what each does."""
 

@@ -135,7 +135,7 @@ def shapes(
 
 
 def weights(*, root: Path = Path("data/weights")) -> None:
-    """Download the encoder of the Lite2 configurations: timm's published weights of EfficientNet-Lite2.
+    """Download timm's weights of EfficientNet-Lite2, the encoder of the Lite2 configurations.
 
     Args:
         root: Folder of the file.

@@ -1,4 +1,4 @@
-"""What callers ask of captions: several, diverse ones, a beginning, a length, no repetition; for every model."""
+"""What callers ask of captions: several, a beginning, a length, no repetition; for every model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ def all_of(caption: Caption) -> list:
 METHODS = {
     "greedy": {"method": "greedy"},
     "beam": {"method": "beam", "beam_size": 4},
-    "groups": {"method": "beam", "beam_size": 4, "diverse": 2},
     "sample": {"method": "sample", "samples": 3, "seed": 0},
 }
 
@@ -80,10 +79,6 @@ def test_the_n_best_are_the_beginning_of_the_beam(captioners, images, name):
         ({"prefix": " ".join(WORDS[:3]), "max_length": 3}, "prefix: 3 words leave no room below max_length 3"),
         ({"samples": 0}, "samples must be in 1 .. 1000, got 0"),
         ({"method": "greedy", "samples": 2}, "samples=2: greedy decoding has one caption; use beam or sample"),
-        ({"method": "sample", "diverse": 2}, "diverse=2 has an effect only in a beam search, not with sample"),
-        ({"method": "greedy", "diversity": 1.0}, "diversity=1.0 has an effect only in a beam search"),
-        ({"diversity": 1.0}, "diversity=1.0 has an effect only between the groups"),
-        ({"diverse": 2, "diversity": -1.0}, "diversity must be in 0"),
         ({"no_repeat_ngram": 0}, "no_repeat_ngram must be at least 1, got 0"),
     ],
 )

@@ -37,8 +37,6 @@ def caption(
     no_repeat_ngram: int | None = None,
     prefix: str | None = None,
     samples: int | None = None,
-    diverse: int | None = None,
-    diversity: float | None = None,
     inference: Literal["expected", "argmax", "sample"] | None = None,
     sample: bool = False,
     temperature: float | None = None,
@@ -69,8 +67,6 @@ def caption(
         no_repeat_ngram: Allow no sequence of so many words twice.
         prefix: Begin every caption with this text, such as "a photo of".
         samples: Print the N best captions or, with --sample, N samples.
-        diverse: Divide the beam into so many groups that avoid each other's words.
-        diversity: How strongly the groups do so, in nats.
         inference: How hard attention forms contexts.
         sample: Draw words at random instead of searching.
         temperature: With --sample: below 1, probable words are drawn more often.

@@ -132,13 +132,13 @@ def assembled(history: list[Choices], length_normalization: float) -> list[list[
     total = log_probs.cumsum(dim=2).gather(2, last).squeeze(2) / (step + 1.0) ** length_normalization
     finished = ids.gather(2, last).squeeze(2) == END
     trace = _traces(history, rows_of).map(_on_cpu)
-    columns = (field.flatten(0, 1).tolist() for field in (exists, total, ended, step, finished, ids, log_probs))
+    columns = (field.flatten(0, 1).tolist() for field in (exists, total, step, finished, ids, log_probs))
     images: list[list[Hypothesis]] = [[] for _ in ids]
-    for n, (is_one, log_prob_of_all, slot, end, is_finished, words, of_words) in enumerate(zip(*columns, strict=True)):
+    for n, (is_one, log_prob_of_all, end, is_finished, words, of_words) in enumerate(zip(*columns, strict=True)):
         if is_one:
             count = end + (not is_finished)
             of_steps = trace.map(itemgetter((n, slice(count))))
-            hypothesis = Hypothesis(words[:count], of_words[: end + 1], log_prob_of_all, is_finished, of_steps, slot)
+            hypothesis = Hypothesis(words[:count], of_words[: end + 1], log_prob_of_all, is_finished, of_steps)
             images[n // K].append(hypothesis)
     return images
 

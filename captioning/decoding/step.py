@@ -51,7 +51,6 @@ class Hypothesis:
         log_prob: The sum of ``log_probs`` divided by the length normalisation; hypotheses are ranked by it.
         finished: False if the maximum length cut the caption off.
         trace: Trace of the steps that chose the words, (len(ids), ..); float32, on the CPU.
-        slot: Slot of the beam that it ended in; the slots of a group are adjacent.
     """
 
     ids: list[int]
@@ -59,7 +58,6 @@ class Hypothesis:
     log_prob: float
     finished: bool
     trace: AttentionTrace
-    slot: int = 0
 
 
 @dataclass(frozen=True)

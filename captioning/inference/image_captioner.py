@@ -243,9 +243,7 @@ class ImageCaptioner(Generic[Model]):
             hypotheses = decoding.beam_search(
                 step,
                 state,
-                beam_size=options.width,
-                groups=options.diverse,
-                diversity=options.diversity,
+                beam_size=max(options.beam_size, options.samples or 1),
                 length_normalization=options.length_normalization,
                 **limits,
             )

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from captioning.decoding import BeamOptions, Constraints
-from captioning.decoding.beam import DIVERSITY
 from captioning.errors import InputError, check_range, check_whole
 from captioning.vocabulary import Vocabulary
 
-# The method that an option has an effect with.
-_METHOD_OF = {"diverse": "beam", "diversity": "beam"} | dict.fromkeys("temperature top_k top_p seed".split(), "sample")
+_OF_SAMPLING = ("temperature", "top_k", "top_p", "seed")  # options without an effect on other methods
 
 
 @dataclass(frozen=True)
@@ -22,8 +20,6 @@ class DecodingOptions(BeamOptions):
         method: Beam search, greedy decoding, or sampling of words.
         samples: Number of captions of an image: drawn ones, in the order of drawing, or the best of the beam, which is
             widened to so many. None is one drawn caption, or the whole beam.
-        diverse: Number of groups of a diverse beam search; 1 is the plain one. The beam is widened to a multiple.
-        diversity: Strength of the diverse beam search; see ``beam_search``.
         prefix: Text that captions begin with, such as "a photo of"; None leaves the beginning to the model.
         inference: How hard attention forms its contexts, "expected", "argmax" or "sample"; see
             ``Attention.inference``. None takes the mode that the model was configured with.
@@ -40,8 +36,6 @@ class DecodingOptions(BeamOptions):
 
     method: Literal["beam", "greedy", "sample"] = "beam"
     samples: int | None = None
-    diverse: int = 1
-    diversity: float = DIVERSITY
     prefix: str | None = None
     inference: Literal["expected", "argmax", "sample"] | None = None
     temperature: float = 1.0
@@ -53,26 +47,17 @@ class DecodingOptions(BeamOptions):
         super().__post_init__()
         check_range(1e-6, 1e6, temperature=self.temperature)
         check_range(1e-9, 1, top_p=self.top_p)
-        check_range(0, 1000, diversity=self.diversity)
         check_whole(0, 2**63 - 1, seed=self.seed)
-        check_whole(1, 1000, samples=self.samples, diverse=self.diverse)
+        check_whole(1, 1000, samples=self.samples)
         check_whole(1, top_k=self.top_k)
         if self.method not in ("beam", "greedy", "sample"):
             raise InputError(f"method must be beam, greedy or sample, got {self.method!r}")
-        for name, method in _METHOD_OF.items():
-            draws_contexts = name == "seed" and self.inference == "sample"
-            if getattr(self, name) != getattr(DecodingOptions, name) and self.method != method and not draws_contexts:
-                how = "when sampling" if method == "sample" else "in a beam search"
-                raise InputError(f"{name}={getattr(self, name)} has an effect only {how}, not with {self.method}")
-        if self.diversity != DIVERSITY and self.diverse == 1:
-            raise InputError(f"diversity={self.diversity} has an effect only between the groups of diverse, 2 or more")
+        for name in _OF_SAMPLING if self.method != "sample" else ():
+            value, draws_contexts = getattr(self, name), name == "seed" and self.inference == "sample"
+            if value != getattr(DecodingOptions, name) and not draws_contexts:
+                raise InputError(f"{name}={value} has an effect only when sampling, not with {self.method}")
         if self.method == "greedy" and self.samples not in (None, 1):
             raise InputError(f"samples={self.samples}: greedy decoding has one caption; use beam or sample")
-
-    @property
-    def width(self) -> int:
-        """The beam size: at least ``beam_size`` and ``samples``, and a multiple of the groups."""
-        return -(-max(self.beam_size, self.samples or 1) // self.diverse) * self.diverse
 
     def constraints(self, vocabulary: Vocabulary) -> Constraints:
         """Return the constraints on a model's captions; an InputError if it does not know the words of the prefix."""

@@ -163,6 +163,8 @@ def test_sampling_with_a_seed_repeats_itself_and_leaves_the_global_stream_alone(
         ({"top_k": 5}, "top_k=5 has an effect only when sampling, not with beam"),
         ({"method": "greedy", "seed": 0}, "seed=0 has an effect only"),
         ({"method": "sample", "temperature": 0.0}, "temperature must be in 1e-06 .. 1000000.0, got 0.0"),
+        ({"method": "sample", "top_k": 0}, "top_k must be at least 1, got 0"),
+        ({"method": "sample", "top_p": 1.5}, "top_p must be in .* 1, got 1.5"),
         ({"beam_size": 0}, "beam_size must be in 1"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"max_length": 5.5}, "max_length must be a whole number, got 5.5"),

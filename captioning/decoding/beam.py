@@ -8,7 +8,7 @@ from torch import Tensor
 from captioning.decoding.constraints import Constraints
 from captioning.decoding.search import Choices, Search
 from captioning.decoding.step import Hypothesis, StepFunction
-from captioning.errors import InputError, check_whole
+from captioning.errors import InputError
 from captioning.trace import State
 from captioning.vocabulary import END, START
 
@@ -36,10 +36,9 @@ def beam_search(
         constraints: What the words must be.
 
     Raises:
-        InputError: An option is out of its range, or no word of an image has a finite probability.
+        InputError: No caption of ``max_length`` words meets the constraints, or no word has a finite probability.
     """
     constraints.check(max_length)
-    check_whole(1, beam_size=beam_size)
     B, K, device = state[0].shape[0], beam_size, state[0].device
     search = Search(step, B, device, constraints, length_normalization=length_normalization)
     slots = torch.arange(K, device=device)

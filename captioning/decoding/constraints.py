@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from captioning.decoding.step import check_lengths
-from captioning.errors import InputError, check_whole
+from captioning.errors import InputError
 from captioning.vocabulary import END, PAD, START, UNK
 
 NEVER = (PAD, START, UNK)
@@ -25,17 +25,11 @@ class Constraints:
         no_repeat_ngram: Length n of the word sequences that may occur only once in a caption; None allows repetition.
             A caption that no word may continue ends, even before ``min_length``.
         prefix: Ids of the words that every caption begins with. The prefix itself may repeat n-grams.
-
-    Raises:
-        InputError: A number is out of its range.
     """
 
     min_length: int = 0
     no_repeat_ngram: int | None = None
     prefix: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_whole(1, no_repeat_ngram=self.no_repeat_ngram)
 
     def check(self, max_length: int) -> None:
         """Raises:

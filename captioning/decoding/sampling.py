@@ -9,7 +9,6 @@ from captioning.decoding.beam import beam_search
 from captioning.decoding.constraints import Constraints
 from captioning.decoding.search import Choices, Search
 from captioning.decoding.step import Hypothesis, ImageStepFunction, StepFunction
-from captioning.errors import InputError
 from captioning.trace import State
 from captioning.vocabulary import END, START
 
@@ -57,15 +56,8 @@ def sample(
         max_length, constraints: As in ``greedy``.
 
     Raises:
-        InputError: An option is out of its range.
+        InputError: No caption of ``max_length`` words meets the constraints.
     """
-    if temperature <= 0:
-        raise InputError(f"temperature must be positive, got {temperature}; use greedy decoding for the limit 0")
-    if top_k is not None and top_k < 1:
-        raise InputError(f"top_k must be at least 1, got {top_k}")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise InputError(f"top_p must be in (0, 1], got {top_p}")
-
     constraints.check(max_length)
     N, device = state[0].shape[0], state[0].device
     images = step.images if isinstance(step, ImageStepFunction) else N

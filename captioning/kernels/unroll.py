@@ -52,7 +52,7 @@ class _Collect(torch.autograd.Function):
 
 def collected(tensor: Tensor) -> Tensor:
     """Return ``tensor`` with a list in which steps store the factors of its gradient."""
-    if tensor.requires_grad and torch.is_grad_enabled():
+    if tensor.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return _Collect.apply(tensor)
     return tensor
 
@@ -85,7 +85,7 @@ def uses_of(tensor: Tensor) -> dict[CollectedGradient, list[Use]] | None:
 
     A step that appends factors must return no gradient for ``tensor`` itself.
     """
-    return getattr(tensor.grad_fn, "uses", None)
+    return None if torch.compiler.is_compiling() else getattr(tensor.grad_fn, "uses", None)
 
 
 class _Product(torch.autograd.Function):

@@ -26,7 +26,7 @@ from PIL import Image, ImageOps
 PAD, START, END, UNK = range(4)
 IDEOGRAPH = "[\u2e80-\U0010ffff]"
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")  # for EPS Pillow would start Ghostscript
-SEARCH = {"beam_size": 3, "length_normalization": 0.0, "max_length": 30, "min_length": 1}
+SEARCH = {"beam_size": 3, "length_normalization": 0.0, "max_length": 30, "min_length": 1, "no_repeat_ngram": 0}
 
 
 class Hypothesis(NamedTuple):
@@ -50,7 +50,7 @@ class OnnxCaptioner:
             for name in ("encoder.onnx", "step.onnx")
         )
         configured = self.config["settings"].get("model", {}).get("search") or {}
-        self.search = SEARCH | {name: value for name, value in configured.items() if name in SEARCH}
+        self.search = SEARCH | {name: value for name, value in configured.items() if name in SEARCH and value}
 
     def caption(self, path: str | Path, **options: Any) -> list[Hypothesis]:
         """Return the captions of an image file, best first. Options not given are the model's own."""
@@ -66,9 +66,17 @@ class OnnxCaptioner:
         return re.sub(f"(?<={IDEOGRAPH}) | (?={IDEOGRAPH})", "", text) if of_characters else text
 
     def beam_search(
-        self, parts: dict[str, Any], beam_size: int, length_normalization: float, max_length: int, min_length: int
+        self,
+        parts: dict[str, Any],
+        beam_size: int,
+        length_normalization: float,
+        max_length: int,
+        min_length: int,
+        no_repeat_ngram: int,
     ) -> list[Hypothesis]:
         """Return up to ``beam_size`` captions of one image, best first; a beam of 1 is greedy decoding.
+
+        No sequence of ``no_repeat_ngram`` words stands twice in a caption; 0 allows that.
 
         A finished caption leaves the beam, which becomes narrower. The search ends when all captions have finished, or
         at ``max_length``.
@@ -84,6 +92,8 @@ class OnnxCaptioner:
             results = dict(zip(outputs, self.step.run(None, {"tokens": tokens, **repeated, **state}), strict=True))
             log_probs = results["log_probs"]
             log_probs[:, [PAD, START, UNK, *([END] if length <= min_length else [])]] = -np.inf
+            for row, (ids, _) in enumerate(beams if no_repeat_ngram else ()):
+                log_probs[row, _completing(ids, no_repeat_ngram)] = -np.inf
             candidates = (total[:, None] + log_probs).ravel()
             best = np.argsort(-candidates, kind="stable")[: beam_size - len(ended)]
             best = best[np.isfinite(candidates[best])]
@@ -105,6 +115,12 @@ class OnnxCaptioner:
         for (ids, alphas), log_prob in zip(beams, total, strict=True):
             ended.append(Hypothesis(ids, float(log_prob / max_length**length_normalization), False, np.array(alphas)))
         return sorted(ended, key=lambda hypothesis: (not hypothesis.finished, -hypothesis.log_prob))
+
+
+def _completing(ids: list[int], n: int) -> list[int]:
+    """Return the words after which the last n words of a caption would stand in it twice."""
+    last = ids[len(ids) - n + 1 :]
+    return [ids[i + n - 1] for i in range(len(ids) - n + 1) if ids[i : i + n - 1] == last]
 
 
 def prepare(path: str | Path, preprocessing: dict[str, Any]) -> np.ndarray:

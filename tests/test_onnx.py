@@ -28,7 +28,7 @@ from captioning.model import SummedOutput
 for _library in ("onnx", "onnxscript", "onnxruntime"):
     pytest.importorskip(_library, reason="needs the onnx extra")
 
-SEARCH = {"beam_size": 3, "max_length": 7, "length_normalization": 0.5, "min_length": 1}
+SEARCH = {"beam_size": 3, "max_length": 7, "length_normalization": 0.5, "min_length": 1, "no_repeat_ngram": 2}
 SLOW = {
     "1.5-entmax": {"attention": lambda score: SoftAttention(score, normaliser=Entmax15())},
     "heads": {"gated": False, "attention": lambda score: MultiHeadAttention(score, heads=2)},

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from captioning.data.transforms import Preprocessing
-from captioning.encoders import ConvEncoder, EfficientNetLite2, Encoder, MobileNetV1, TimmEncoder, TorchvisionEncoder
+from captioning.encoders import ConvEncoder, EfficientNetLite2, Encoder, TimmEncoder, TorchvisionEncoder
 from captioning.encoders.base import whole_name, without_weights
 from captioning.errors import InputError
 
@@ -48,11 +48,11 @@ def small(node: str = "layer2", **options) -> TorchvisionEncoder:
     return TorchvisionEncoder("resnet18", node, **{"weights": None, "image_size": 48, **options})
 
 
-def as_trained(network: nn.Module, variances: tuple[float, float]) -> nn.Module:
+def as_trained(network: nn.Module) -> nn.Module:
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):  # trained ones are not 0 and 1
             nn.init.normal_(module.running_mean, std=0.1)
-            nn.init.uniform_(module.running_var, *variances)
+            nn.init.uniform_(module.running_var, 0.5, 2.0)
     return network
 
 
@@ -61,7 +61,7 @@ def resnet() -> nn.Module:
     from torchvision.models import resnet18
 
     torch.manual_seed(1)
-    return as_trained(resnet18(weights=None).eval(), variances=(0.5, 2.0))
+    return as_trained(resnet18(weights=None).eval())
 
 
 @pytest.fixture(scope="module")
@@ -420,7 +420,7 @@ def test_a_timm_networks_head_is_what_its_classifier_gets_the_mean_of(tmp_path, 
     from safetensors.torch import save_file
 
     torch.manual_seed(3)
-    whole, images = as_trained(timm.create_model(name, output_stride=stride), (0.5, 2.0)), torch.randn(2, 3, 64, 64)
+    whole, images = as_trained(timm.create_model(name, output_stride=stride)), torch.randn(2, 3, 64, 64)
     save_file(whole.state_dict(), tmp_path / "whole.safetensors")
     options = {"weights": str(tmp_path / "whole.safetensors"), "image_size": 64}
     encoder = TimmEncoder(name, "head", **options, model_args={"output_stride": stride})
@@ -471,7 +471,7 @@ def test_annotations_of_efficientnet_lite2_and_the_names_of_its_tensors_equal_ti
     torch.manual_seed(3)
     options = {"weights": None, "image_size": 96, "crop": False}
     theirs, ours = TimmEncoder(LITE2, "head", **options), EfficientNetLite2(weights=None, image_size=96)
-    as_trained(theirs, variances=(0.5, 2.0))
+    as_trained(theirs)
     assert ours.preprocessing == theirs.preprocessing and ours.grid_size == (3, 3) and ours.annotation_dim == 1280
     ours.load_state_dict(theirs.state_dict())  # strict
     assert [name for name, _ in ours.named_parameters()] == [name for name, _ in theirs.named_parameters()]
@@ -497,27 +497,6 @@ WEIGHTS = sorted((Path(__file__).parent.parent / "data/weights").glob(f"{LITE2}*
 def test_files_of_efficientnet_lite2s_weights_from_several_places_are_equal():
     first, *others = (EfficientNetLite2(weights=str(path)).identity() for path in WEIGHTS)
     assert all(other["weights"] == first["weights"] for other in others)
-
-
-# MobileNetV1
-
-
-@pytest.mark.parametrize("same", [True, False])
-@pytest.mark.parametrize(("layers", "block", "dim"), [(11, 3, 512), (12, "blocks.4.0", 1024), (13, 4, 1024)])
-def test_annotations_of_mobilenet_equal_timms(layers, block, dim, same):
-    pytest.importorskip("timm")
-    torch.manual_seed(3)
-    options = {"weights": None, "image_size": 64, "crop": False, "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
-    model_args = {"pad_type": "same" if same else "", "output_stride": 16}
-    theirs = TimmEncoder("mobilenetv1_100", block, **options, model_args=model_args)
-    as_trained(theirs, variances=(0.01, 0.05))
-    ours = MobileNetV1(layers, weights=None, image_size=64, same_padding=same)
-    assert ours.preprocessing == theirs.preprocessing
-    state, images = theirs.state_dict(), torch.randn(6, 3, 64, 64)
-    ours.load_state_dict({name: state[name] for name in ours.state_dict()})
-    assert ours.grid_size == (4, 4) and ours.annotation_dim == dim
-    assert ours(images).std() > 0.1 and torch.equal(ours(images), theirs(images))
-    torch.testing.assert_close(ours(images), torch.cat([ours(image) for image in images.split(1)]))
 
 
 # Mistakes
@@ -551,8 +530,6 @@ OF_TIMM = functools.partial(TimmEncoder, name="resnet18", weights=None)
         (ConvEncoder, {"channels": (4, 5), "strides": (2, 2), "image_size": 30}, "must divide image_size 30"),
         (EfficientNetLite2, {"weights": None, "image_size": 80}, "image_size must be a multiple of 32, got 80"),
         (EfficientNetLite2, {"weights": None, "image_size": 0}, "image_size must be in 32 .. 4096, got 0"),
-        (MobileNetV1, {"weights": None, "layers": 14}, "layers"),
-        (MobileNetV1, {"weights": None, "image_size": 40}, "a multiple of 16, got 40"),
     ],
 )
 def test_mistakes_are_named_with_what_there_is(encoder, options, message):

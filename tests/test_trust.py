@@ -19,7 +19,7 @@ from helpers_runs import edit_checkpoint, save_checkpoint, tiny_config
 
 from captioning.checkpoint.load import read_model
 from captioning.checkpoint.model_card import card
-from captioning.encoders import MobileNetV1
+from captioning.encoders import EfficientNetLite2
 from captioning.errors import InputError, printable
 from captioning.inference import load
 
@@ -109,7 +109,7 @@ def test_a_pickle_does_not_run(place, capsys, where):
 
 def test_a_path_in_a_setting_is_neither_read_nor_written(place):
     """An encoder's published weights are read when a run begins, never when its checkpoint is opened."""
-    save_checkpoint(Path("sent.ckpt"), with_encoder=MobileNetV1(layers=6, weights=None, image_size=32))
+    save_checkpoint(Path("sent.ckpt"), with_encoder=EfficientNetLite2(weights=None, image_size=64))
     os.mkfifo("pipe")  # reading it would wait forever
     before = sorted(os.listdir())
     for weights in ("pipe", str(place / "elsewhere/weights.safetensors"), "https://example.org/weights"):

@@ -1,13 +1,12 @@
 """Image -> annotations a (B, L, D). An encoder owns its freezing, its input size and its normalisation.
 
-``TorchvisionEncoder`` and ``TimmEncoder`` take published networks. ``MobileNetV1`` is the pretrained captioner's and
-needs neither library. ``ConvEncoder`` is a small one trained from scratch.
+``TorchvisionEncoder`` and ``TimmEncoder`` take published networks. ``EfficientNetLite2`` is the pretrained captioner's
+and needs neither library. ``ConvEncoder`` is a small one trained from scratch.
 """
 
 from captioning.encoders.base import Encoder
 from captioning.encoders.conv import ConvEncoder
 from captioning.encoders.efficientnet import EfficientNetLite2
-from captioning.encoders.mobilenet import MobileNetV1
 from captioning.encoders.published import TimmEncoder, TorchvisionEncoder
 
-__all__ = ["ConvEncoder", "EfficientNetLite2", "Encoder", "MobileNetV1", "TimmEncoder", "TorchvisionEncoder"]
+__all__ = ["ConvEncoder", "EfficientNetLite2", "Encoder", "TimmEncoder", "TorchvisionEncoder"]

@@ -170,7 +170,7 @@ class Encoder(Component):
         their centre where the cell looks. Cells come from the middle half of the grid, in pairs that mirror each other:
         the part of a gradient that is spread over the whole view moves the centres of a pair to opposite sides. The
         architecture alone does not say it: training may favour one side of every window, by 10 pixels of 16 in a
-        trained MobileNetV1. The standard error of 64 probes is about 2 % of a stride. A cell that no probe sees is in
+        trained network. The standard error of 64 probes is about 2 % of a stride. A cell that no probe sees is in
         the middle of its even part of the view.
         """
         regular = CellGrid.regular(self.grid_size, self.preprocessing.size)

@@ -186,10 +186,11 @@ def score(runs: Path) -> None:
 def _card(sets: dict[str, Any]) -> str:
     """Return the captioner's card with the metrics of both validation sets."""
     lines = ["| metric | " + " | ".join(sets) + " |", "| --- |" + " --- |" * len(sets)]
-    for metric in ("bleu1", "bleu4", "rouge_l", "cider_d", "meteor"):
+    titles = {"bleu1": "BLEU-1", "bleu4": "BLEU-4", "rouge_l": "ROUGE-L", "cider_d": "CIDEr-D", "meteor": "METEOR"}
+    for metric, title in titles.items():
         cells = [one.get(metric) for one in sets.values()]
         texts = ["-" if c is None else f"{c['value']:.2f} ({c['low']:.2f} to {c['high']:.2f})" for c in cells]
-        lines.append(f"| {metric} | {' | '.join(texts)} |")
+        lines.append(f"| {title} | {' | '.join(texts)} |")
     how = "Validation images, which all choices were made on; in brackets a 95 % interval over images."
     return (RECIPE / "card.md").read_text(encoding="utf-8") + f"\n## Metrics\n\n{how}\n\n" + "\n".join(lines) + "\n"
 

@@ -21,7 +21,7 @@ from captioning.vocabulary import UNK, Vocabulary
 
 PRETRAINED = "pretrained"
 """The name of the captioner that is installed with the package, an exported folder."""
-FOLDER = Path(__file__).parent.parent / "pretrained" / "flickr8k_mobilenet"
+FOLDER = Path(__file__).parent.parent / "pretrained" / "photos_lite2"
 
 
 class SavedModel(NamedTuple):

@@ -28,7 +28,7 @@ PAGES = {
     "data/README.md": "data.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
-    "captioning/pretrained/flickr8k_mobilenet/README.md": "pretrained.md",
+    "captioning/pretrained/photos_lite2/README.md": "pretrained.md",
 }
 NOTEBOOK = "notebooks/caption_and_look.ipynb"
 _LINK = re.compile(r"(?<=\]\()([^)\s#]+)")

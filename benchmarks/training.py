@@ -53,7 +53,6 @@ MODELS = {
     "hard": Model(lambda sizes: lstm(sizes, HardAttention)),
     "two_samples": Model(lstm, samples=2),
     "summed": Model(lambda sizes: lstm(sizes, output=SummedOutput())),
-    "summed_blocks": Model(lambda sizes: lstm(sizes, output=SummedOutput(block=(2, 2)))),
     "transformer": Model(transformer),
 }
 

@@ -40,10 +40,11 @@ VALIDATION = {"Flickr8k, 1,000 images": DATA / "flickr8k/dataset_flickr8k.json",
 TIMED = 50
 """Images that are captioned one after the other to measure the time."""
 
-_FIRST, _TUNED, _MEAN, _BEST = (f"pretrained{suffix}" for suffix in ("_first", "_tuned", "_mean", ""))
-_CRITICAL = ("pretrained_self_critical_1", "pretrained_self_critical_2")
-FRACTIONS = (0.5, 0.25, 0.25)
-"""Of the tuned model and of the self-critical runs in the mean of the weights."""
+_FIRST, _TUNED, _CRITICAL, _MEAN, _BEST = (
+    f"pretrained{suffix}" for suffix in ("_first", "_tuned", "_self_critical", "_mean", "")
+)
+FRACTIONS = (0.65, 0.35)
+"""Of the tuned and the self-critical stage in the mean of their weights, chosen on the validation images."""
 
 
 @exits_on_input_error
@@ -75,7 +76,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def recipe(runs: Path) -> dict[str, list[str]]:
     """Return the commands that make the captioner, in their order; those of this program's own stages are empty."""
-    names = (_FIRST, _TUNED, *_CRITICAL, _MEAN, _BEST)
+    names = (_FIRST, _TUNED, _CRITICAL, _MEAN, _BEST)
     best = {name: str(RunFolder(runs / name).checkpoint("best")) for name in names}
     first, features, tuned_features = str(RECIPE / "first.yaml"), "data/pretrained/features", "data/pretrained/tuned"
     extract = ["extract", "--config", first, "--split", "train", "--split", "val", "--flipped"]
@@ -97,17 +98,10 @@ def recipe(runs: Path) -> dict[str, list[str]]:
         "first": fit(_FIRST, "--data.features", features),
         "tuned": fit(_TUNED, *after(_FIRST, "tuned")),
         "tuned_features": [*extract, "--init_from", best[_TUNED], "--output", tuned_features],
-        **{
-            f"critical_{seed}": fit(
-                run,
-                *after(_TUNED, "self_critical"),
-                *("--data.features", tuned_features, "--seed_everything", str(seed)),
-            )
-            for seed, run in enumerate(_CRITICAL, start=1)
-        },
+        "critical": fit(_CRITICAL, *after(_TUNED, "self_critical"), "--data.features", tuned_features),
         "average": [
-            *("average", "--output", best[_MEAN], "--fraction", *map(str, FRACTIONS)),
-            *(word for run in (_TUNED, *_CRITICAL) for word in ("--model", best[run])),
+            *("average", "--output", best[_MEAN], "--model", best[_TUNED], best[_CRITICAL]),
+            *("--fraction", *map(str, FRACTIONS)),
         ],
         "score": [],
         "export": [
@@ -157,7 +151,7 @@ def score(runs: Path) -> None:
 
     training = KarpathySource(str(JOINED), str(DATA)).index("train").captions
     sentences, measured = Sentences(caption.split() for caption in training), {}
-    for name in (_FIRST, _TUNED, *_CRITICAL, _MEAN):
+    for name in (_FIRST, _TUNED, _CRITICAL, _MEAN):
         captioner = load(RunFolder(runs / name).checkpoint("best"))
         captions, sets = [], {}
         for title, path in VALIDATION.items():

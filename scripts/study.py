@@ -8,7 +8,7 @@ page from the scores and captions of the runs.
 
 examples:
   python scripts/study.py configs/studies/lite2.yaml --jobs 2
-  python scripts/study.py configs/studies/lite2.yaml --only soft summed_blocks --seeds 1 --dry_run
+  python scripts/study.py configs/studies/lite2.yaml --only soft summed_rows --seeds 1 --dry_run
   python scripts/study.py configs/studies/lite2.yaml --report table.md
 """
 

@@ -81,11 +81,7 @@ class Step(nn.Module):
         torch.manual_seed(2)
         attention = case.attention(AdditiveScore(10))
         decoder: Decoder = AttentionDecoder(
-            attention,
-            embedding_dim=9,
-            hidden_dim=14,
-            dropout=0.0,
-            output=case.output and case.output(block=(2, 2)),
+            attention, embedding_dim=9, hidden_dim=14, dropout=0.0, output=case.output and case.output()
         )
         if case.transformer:
             decoder = TransformerDecoder(attention, dim=8, layers=2, heads=2, dropout=0.0)

@@ -36,10 +36,10 @@ L = GRID[0] * GRID[1]
 WORDS = ([4, 6, 5], [5], [7, 12])
 
 
-def make_captioner(output: SummedOutput | None = None, attention=None, *, std=0.7, dropout=0.0, **options):
+def make_captioner(attention=None, *, std=0.7, dropout=0.0, **options):
     attention = attention or SoftAttention(AdditiveScore(A))
     decoder = AttentionDecoder(
-        attention, embedding_dim=E, hidden_dim=H, dropout=dropout, output=output or SummedOutput(), **options
+        attention, embedding_dim=E, hidden_dim=H, dropout=dropout, output=SummedOutput(), **options
     )
     encoder = ConvEncoder((D,), (4,), image_size=16)
     encoder.grid_size = GRID
@@ -58,13 +58,13 @@ def make_batch(*, mask=None, dtype=torch.float32) -> CaptionBatch:
 
 def some_mask() -> torch.Tensor:
     mask = torch.rand(B, L) > 0.3
-    mask[0, :2], mask[0, 4:6] = False, False  # a block of 2 x 2 that is absent
+    mask[0, :2], mask[0, 4:6] = False, False
     mask[:, 3] = True
     return mask
 
 
-def log_likelihoods(captioner: Captioner, batch: CaptionBatch, output) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(log w (T, C + 1), log p(words | component) (T, C + 1, V)) of every caption in float64, one step at a time.
+def log_likelihoods(captioner: Captioner, batch: CaptionBatch) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(log w (T, L + 1), log p(words | location) (T, L + 1, V)) of every caption in float64, one step at a time.
 
     The recurrence, h and alphas, is the decoder's own, which test_decoder.py verifies.
     """
@@ -83,69 +83,36 @@ def log_likelihoods(captioner: Captioner, batch: CaptionBatch, output) -> list[t
             h, alpha = attended.h[0].detach().double().numpy(), attended.alphas[0].detach().double().numpy()
             beta = 1.0 if attended.beta_logit is None else float(torch.sigmoid(attended.beta_logit[0]))
             s = W["embedding.weight"][int(token)] + W["output.L_h.weight"] @ h
-            annotations, weights = components(output, a[n], alpha, batch.annotation_mask, n)
-            hidden = [s] + [s + W["output.L_z.weight"] @ annotation for annotation in annotations]
+            hidden = [s] + [s + W["output.L_z.weight"] @ annotation for annotation in a[n]]
             logits = np.array([W["output.L_o.weight"] @ x + W["output.L_o.bias"] for x in hidden])
             log_p.append(logits - np.log(np.exp(logits).sum(1, keepdims=True)))
             with np.errstate(divide="ignore"):
-                log_w.append(np.log(np.array([1 - beta, *(beta * weights)])))
+                log_w.append(np.log(np.array([1 - beta, *(beta * alpha)])))
         captions.append((np.array(log_w), np.array(log_p)))
     return captions
 
 
-def summed_of(captioner: Captioner, batch: CaptionBatch, output) -> np.ndarray:
+def summed_of(captioner: Captioner, batch: CaptionBatch) -> np.ndarray:
     """log p of every word at all steps of all captions, (M, V)."""
-    captions = log_likelihoods(captioner, batch, output)
+    captions = log_likelihoods(captioner, batch)
     return np.concatenate([np.logaddexp.reduce(log_w[:, :, None] + log_p, axis=1) for log_w, log_p in captions])
 
 
-def components(output, a, alpha, mask, n):
-    """The annotations and weights of one step's components."""
-    if output.block is None:
-        return a, alpha
-    exists = np.ones(L, bool) if mask is None else mask[n].numpy()
-    cells = [[i for i in block if exists[i]] for block in blocks(output)]
-    annotations = np.array([a[block].mean(axis=0) if block else np.zeros(D) for block in cells])
-    return annotations, np.array([alpha[block].sum() for block in blocks(output)])
-
-
-def blocks(output) -> list[list[int]]:
-    """The locations of every block, in row-major order; without blocks every location is one."""
-    height, width = output.block or (1, 1)
-    groups: dict[tuple[int, int], list[int]] = {}
-    for i in range(L):
-        groups.setdefault((i // GRID[1] // height, i % GRID[1] // width), []).append(i)
-    return [group for _, group in sorted(groups.items())]
-
-
-OUTPUTS = {
-    "all": {},
-    "blocks of one cell": {"block": (1, 1)},
-    "blocks": {"block": (2, 2)},
-    "ragged blocks": {"block": (2, 3)},
-}
-
-
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("options", OUTPUTS.values(), ids=OUTPUTS)
-def test_likelihood_is_the_sum_over_locations(options, masked):
-    captioner, batch = make_captioner(SummedOutput(**options)), make_batch(mask=some_mask() if masked else None)
+def test_likelihood_is_the_sum_over_locations(masked):
+    captioner, batch = make_captioner(), make_batch(mask=some_mask() if masked else None)
     with torch.no_grad():
         output = captioner(batch)
-        expected = summed_of(captioner, batch, captioner.decoder.output)
+        expected = summed_of(captioner, batch)
     np.testing.assert_allclose(output.logits.double().numpy(), expected, atol=2e-5)
     np.testing.assert_allclose(output.logits.exp().sum(1).numpy(), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("options", "normaliser"),
-    [*((options, None) for options in OUTPUTS.values()), ({}, Sparsemax()), ({"block": (2, 2)}, Entmax15())],
-    ids=[*OUTPUTS, "sparsemax", "1.5-entmax over blocks"],
-)
-def test_gradient_of_the_objective_matches_finite_differences(options, normaliser):
+@pytest.mark.parametrize("normaliser", [None, Sparsemax(), Entmax15()], ids=["softmax", "sparsemax", "1.5-entmax"])
+def test_gradient_of_the_objective_matches_finite_differences(normaliser):
     """Of the NLL and the penalty with respect to every parameter's first entries, in float64."""
     attention = SoftAttention(AdditiveScore(A), normaliser=normaliser)
-    captioner = make_captioner(SummedOutput(**options), attention).double()
+    captioner = make_captioner(attention).double()
     batch = make_batch(mask=some_mask(), dtype=torch.double)
     objective = Likelihood(attention_penalty=0.3, label_smoothing=0.1).connect(captioner.decoder.attention)
     parameters = list(captioner.decoder.parameters())
@@ -163,12 +130,6 @@ def test_gradient_of_the_objective_matches_finite_differences(options, normalise
             assert float(gradient.view(-1)[place]) == pytest.approx((around[0] - around[1]) / 2e-5, abs=1e-7)
 
 
-def built(grid_size: tuple[int, int] | None = GRID, **options) -> AttentionDecoder:
-    decoder = AttentionDecoder(SoftAttention(AdditiveScore(A)), embedding_dim=E, output=SummedOutput(**options))
-    decoder.build(V, D, grid_size)
-    return decoder
-
-
 def with_attention(attention: Attention) -> AttentionDecoder:
     return AttentionDecoder(attention, output=SummedOutput())
 
@@ -180,12 +141,6 @@ def with_attention(attention: Attention) -> AttentionDecoder:
         (lambda: with_attention(GumbelAttention(AdditiveScore(A))), "GumbelAttention chooses locations itself"),
         (lambda: with_attention(MultiHeadAttention(ScaledDotScore(), heads=1)), "looks at several locations at once"),
         (lambda: with_attention(NTMAttention(AdditiveScore(A))), "NTMAttention .* writes over them"),
-        (lambda: SummedOutput(block=(0, 2)), "block"),
-        (lambda: built(None, block=(2, 2)), "needs annotations on a grid"),
-        (
-            lambda: (d := built(block=(2, 2)))(*pad_captions([[4, 5]]), d.encode(torch.randn(1, 7, D))),
-            "7 annotations do not lie on a grid of 3 x 4",
-        ),
     ],
 )
 def test_options_that_do_not_fit_are_refused(make, message):
@@ -199,7 +154,7 @@ def test_reinforce_bound_of_the_same_model_is_below_the_likelihood():
     with torch.no_grad():
         output = captioner(batch)
         likelihood = reductions.step_log_probs(output.logits, output.targets, output.mask).sum(1).double().numpy()
-        caption_parts = log_likelihoods(captioner, batch, captioner.decoder.output)
+        caption_parts = log_likelihoods(captioner, batch)
     for n in (1, 2):  # captions of two and three steps: 13^2 and 13^3 paths
         log_w, log_p = caption_parts[n]
         targets = [*WORDS[n], END]
@@ -214,9 +169,8 @@ def test_reinforce_bound_of_the_same_model_is_below_the_likelihood():
         assert bound < likelihood[n] - 0.05
 
 
-@pytest.mark.parametrize("options", OUTPUTS.values(), ids=OUTPUTS)
-def test_posterior_is_bayes_rule(options):
-    captioner, batch = make_captioner(SummedOutput(**options)), make_batch(mask=some_mask())
+def test_posterior_is_bayes_rule():
+    captioner, batch = make_captioner(), make_batch(mask=some_mask())
     with torch.no_grad():
         output = captioner(batch)
     posterior = output.trace.posterior
@@ -227,16 +181,14 @@ def test_posterior_is_bayes_rule(options):
     assert captioner(batch).trace.posterior is None
     captioner.eval()
     with torch.no_grad():
-        for n, (log_w, log_p) in enumerate(log_likelihoods(captioner, batch, captioner.decoder.output)):
+        for n, (log_w, log_p) in enumerate(log_likelihoods(captioner, batch)):
             for t, word in enumerate([*WORDS[n], END]):
                 joint = np.exp(log_w[t, 1:] + log_p[t, 1:, word])
-                of_components = [posterior[n, t, block].sum() for block in blocks(captioner.decoder.output)]
-                np.testing.assert_allclose(of_components, joint / joint.sum(), atol=1e-5)
+                np.testing.assert_allclose(posterior[n, t], joint / joint.sum(), atol=1e-5)
 
 
-@pytest.mark.parametrize("options", OUTPUTS.values(), ids=OUTPUTS)
-def test_search_steps_equal_teacher_forcing(options):
-    captioner, batch = make_captioner(SummedOutput(**options)), make_batch(mask=some_mask())
+def test_search_steps_equal_teacher_forcing():
+    captioner, batch = make_captioner(), make_batch(mask=some_mask())
     decoder = captioner.decoder
     with torch.no_grad():
         memory = captioner.encode(annotations=batch.annotations, mask=batch.annotation_mask)
@@ -251,9 +203,8 @@ def test_search_steps_equal_teacher_forcing(options):
                 torch.testing.assert_close(step[exists], logits[:, t][exists], atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("options", OUTPUTS.values(), ids=OUTPUTS)
-def test_searches_in_a_batch_equal_those_of_single_images(options):
-    captioner, batch = make_captioner(SummedOutput(**options), std=1.0), make_batch(mask=some_mask())
+def test_searches_in_a_batch_equal_those_of_single_images():
+    captioner, batch = make_captioner(std=1.0), make_batch(mask=some_mask())
     with torch.inference_mode():
         memory = captioner.encode(annotations=batch.annotations, mask=batch.annotation_mask)
         together = captioner.search(memory, BeamOptions(beam_size=3, max_length=8))

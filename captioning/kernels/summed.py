@@ -12,9 +12,8 @@ with each exponential divided by its sum over the words, which cancels. Callers 
 A (B, L, r), the locations' summand of the output's hidden layer, and W (V, r). G and its gradient exist for a few
 images at a time, which fit in the cache; exp(G) alone is kept for the backward pass.
 
-Letters: B images; M steps, of the images ``image_index`` (M,); L locations, and L + 1 weights. With fewer components,
-A is averaged over blocks of cells and their weights are summed. Locations without a weight, such as those outside the
-support of sparse alphas, are left out.
+Letters: B images; M steps, of the images ``image_index`` (M,); L locations, and L + 1 weights. Locations without a
+weight, such as those outside the support of sparse alphas, are left out.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class AttentionDecoder(Decoder):
         self.hidden_to_gates = StepLinear(H, 4 * H, bias=False)
         self.context_to_gates = StepLinear(D, 4 * H, bias=False)
         self.gate = ScalarGate(H) if self.gated else NoGate()
-        self.output.build(E, H, D, vocabulary_size, grid_size, dropout=self.dropout)
+        self.output.build(E, H, D, vocabulary_size, dropout=self.dropout)
         self._initialise()
 
     def _initialise(self) -> None:

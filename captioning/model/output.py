@@ -25,16 +25,9 @@ class Output(Component):
         """Raise an InputError if this output does not work with ``attention``."""
 
     def build(
-        self,
-        embedding_dim: int,
-        hidden_dim: int,
-        annotation_dim: int,
-        vocabulary_size: int,
-        grid_size: tuple[int, int] | None,
-        *,
-        dropout: float,
+        self, embedding_dim: int, hidden_dim: int, annotation_dim: int, vocabulary_size: int, *, dropout: float
     ) -> None:
-        """Create the layers, for annotations on a grid of ``grid_size`` (height, width) or on none.
+        """Create the layers.
 
         Args:
             dropout: Probability of dropping a unit of h_t and of the hidden layer.

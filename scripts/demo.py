@@ -91,6 +91,7 @@ def caption_a_photograph(runs: Path) -> None:
         print(f"  no caption: {error}")
         return
     print(f"  caption     {caption.text}")
+    print("  in truth    Grace Hopper, a woman in a navy uniform in front of a flag")
     caption.save_figure(overlay)
     print(f"  overlay     {overlay}   (where it looked at each word)\n", flush=True)
 

@@ -59,7 +59,7 @@ def write_export(
         settings: The full configuration that it was trained with.
         card: The model card, in Markdown.
         dtype: Type that the large parameters are stored in. The model still computes in float32. The smallest ones,
-            3 % of all numbers, and the buffers keep their types: they need the digits, and are small.
+            2 % of all numbers, and the buffers keep their types: they need the digits, and are small.
 
     Raises:
         InputError: The folder cannot be written or has files of something else, or the type is too small for a weight.

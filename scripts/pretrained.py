@@ -171,7 +171,7 @@ def score(runs: Path) -> None:
     best.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(RunFolder(runs / chosen).checkpoint("best"), best)
     hours = {path.stem: path.read_text().split()[0] for path in sorted((runs / _BEST).glob("*.done"))}
-    facts = {"chosen": chosen, "scores": measured, "unit": f"{UNIT}; sentences in percent of captions"}
+    facts = {"chosen": chosen, "stages": measured, "unit": f"{UNIT}; sentences in percent of captions"}
     origin = provenance(command="python scripts/pretrained.py --only score", seed=1)
     write_json(MEASUREMENT, facts | {"hours": hours, "search": vars(captioner.options), **origin})
     write_text(runs / _BEST / "card.md", _card(measured[chosen]["sets"]))

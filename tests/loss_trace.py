@@ -20,7 +20,7 @@ from captioning.encoders import ConvEncoder
 from captioning.files import write_json
 from captioning.model import AttentionDecoder, SummedOutput
 from captioning.model.captioner import Captioner
-from captioning.objective import Likelihood
+from captioning.objective import Likelihood, MovingAverage
 from captioning.vocabulary import UNK
 
 FILE = Path(__file__).with_suffix(".json")
@@ -46,7 +46,8 @@ def losses(kind: str, *, lr: float = 0.2, scale: float = 1.0) -> list[float]:
     with torch.no_grad():
         for parameter in parameters:
             parameter.copy_(torch.from_numpy(draw.normal(0, 0.4 * scale, parameter.shape)))
-    objective = Likelihood().connect(decoder.attention)
+    estimator = MovingAverage(per_step=False, to_go=False) if kind == "hard" else None  # as the paper
+    objective = Likelihood(estimator=estimator).connect(decoder.attention)
 
     torch.manual_seed(5)  # of hard attention's draws
     values = []

@@ -253,7 +253,7 @@ def test_a_run_logs_to_wandb_offline_without_an_account_or_a_question(workdir):
     run = start("fit", "--config", "tiny.yaml", "--name", "my run", NETRC=str(workdir / "no-netrc"), HOME=str(workdir))
     assert run.wait(timeout=150) == 0, Path("log").read_text()
     (folder,) = Path("runs/my run/wandb").glob("offline-run-*")
-    assert list(folder.glob("files/media/images/val/sample_1*.png"))
+    assert list(folder.glob("files/media/table/val/samples_*.json"))
     assert "wandb sync 'runs/my run'/wandb/offline-run-*" in Path("log").read_text()
 
 

@@ -102,7 +102,7 @@ def assert_same_end(folder: Path, name: str) -> None:
     whole, other = weights_of(folder, "whole"), weights_of(folder, name)
     assert whole["global_step"] == other["global_step"]
     for key, value in whole["state_dict"].items():
-        assert torch.equal(other["state_dict"][key], value), key
+        assert torch.equal(other["state_dict"][key].nan_to_num(), value.nan_to_num()), key  # nan: no such step yet
 
 
 def test_two_processes_that_are_killed_or_asked_to_stop_go_on_to_the_last_bit(tmp_path):

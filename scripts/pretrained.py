@@ -26,6 +26,7 @@ from commands import Commands
 from sentences import Sentences
 
 from captioning.errors import InputError, exits_on_input_error
+from captioning.evaluation.metrics import TITLES
 from captioning.files import read_json, write_json, write_text
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
@@ -180,11 +181,10 @@ def score(runs: Path) -> None:
 def _card(sets: dict[str, Any]) -> str:
     """Return the captioner's card with the metrics of both validation sets."""
     lines = ["| metric | " + " | ".join(sets) + " |", "| --- |" + " --- |" * len(sets)]
-    titles = {"bleu1": "BLEU-1", "bleu4": "BLEU-4", "rouge_l": "ROUGE-L", "cider_d": "CIDEr-D", "meteor": "METEOR"}
-    for metric, title in titles.items():
+    for metric in ("bleu1", "bleu4", "rouge_l", "cider_d", "meteor"):
         cells = [one.get(metric) for one in sets.values()]
         texts = ["-" if c is None else f"{c['value']:.2f} ({c['low']:.2f} to {c['high']:.2f})" for c in cells]
-        lines.append(f"| {title} | {' | '.join(texts)} |")
+        lines.append(f"| {TITLES[metric]} | {' | '.join(texts)} |")
     how = "Validation images, which all choices were made on; in brackets a 95 % interval over images."
     return (RECIPE / "card.md").read_text(encoding="utf-8") + f"\n## Metrics\n\n{how}\n\n" + "\n".join(lines) + "\n"
 

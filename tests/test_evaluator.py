@@ -97,6 +97,15 @@ def test_a_model_is_evaluated_on_a_data_set_in_one_call(split, source):
     assert first == images[:2]
 
 
+def test_no_word_sequence_of_a_length_stands_twice_in_evaluated_captions(split, source):
+    plain, unique = (
+        [image.words for image in evaluate(split.captioner, split.vocabulary, source, search, split="val")[1]]
+        for search in (BeamOptions(max_length=9), BeamOptions(max_length=9, no_repeat_ngram=1))
+    )
+    assert any(len({*words}) < len(words) for words in plain)
+    assert all(len({*words}) == len(words) for words in unique)
+
+
 def test_an_ensemble_of_other_views_loads_its_images_itself(split, source):
     decoder = AttentionDecoder(SoftAttention(AdditiveScore(10)), embedding_dim=9, hidden_dim=14)
     other = Captioner(ConvEncoder((8, 12), (4, 2), image_size=32), decoder, vocabulary_size=len(split.vocabulary))

@@ -163,6 +163,15 @@ def test_hovering_and_arrow_keys_move_the_map_and_stop_at_the_ends(visit):
         assert shown(page, "soft") == text
 
 
+def test_the_bar_under_a_word_is_its_probability(visit):
+    page = visit()
+    widths = "(bars) => bars.map((bar) => bar.offsetWidth / bar.parentElement.offsetWidth)"
+    bars = panel(page, "soft").locator(".probability span").evaluate_all(widths)
+    assert bars == pytest.approx([0.5, 0.25, 0.75, 0.125], abs=0.05)
+    assert "probability 0.50 · weight of the image (β) 0.10" in panel(page, "soft").locator(".details").inner_text()
+    assert "The bar under a word is its probability" in page.locator(".note").inner_text()
+
+
 def posterior_page() -> str:
     both = run_captions(
         "summed", " ".join(SOFT), alphas=peaked(SOFT_CELLS), posterior=peaked(SOFT_CELLS[::-1]), grid_size=GRID
@@ -174,6 +183,7 @@ def test_attention_before_and_after_the_word_is_switched_where_there_are_both(vi
     page = visit(posterior_page())
     word(page, "summed", "dogs").hover()
     assert page.locator('.attention[aria-pressed="true"]').inner_text() == "After the word"
+    assert "Before the word: where the model looks for the next word." in page.locator(".note").inner_text()
     assert (brightest(page, "summed"), brightest(page, "soft")) == (SOFT_CELLS[1], SOFT_CELLS[2])
     assert "strongest in row 1, column 4" in panel(page, "summed").locator(".details").inner_text()
     assert "has no" not in panel(page, "soft").locator(".details").inner_text()

@@ -10,7 +10,7 @@ class Explorer {
     this.data = data;
     this.map = new AttentionMap(data.map);
     this.style = "smooth";
-    this.kinds = Object.keys(data.attentions); // the alphas, "prior"; "posterior"; "head 1", "head 2", ..
+    this.kinds = Object.keys(data.attentions); // "prior", the alphas; "posterior"; "head 1", "head 2", ..
     this.attention = this.kinds[0];
     this.opacity = 0.9;
     this.matrixOpen = false;
@@ -170,10 +170,11 @@ class Explorer {
         element(
           "p",
           { class: "note" },
-          "The bar under a word is the gate β. The bar under a picture is the value scale of the caption's maps: " +
-            `attention per location; the tick is even attention. A dotted word has a probability below ${UNSURE_BELOW}.`,
+          "The bar under a word is its probability: a full bar is certain, and a dotted word has a probability below " +
+            `${UNSURE_BELOW}. The bar under a picture is the scale of the caption's maps, attention per location; the ` +
+            "tick is even attention.",
           "posterior" in this.data.attentions
-            ? " Before the word: the alphas, a prior. After the word: their posterior, once the word is known."
+            ? " Before the word: where the model looks for the next word. After the word: which of these places gave it."
             : "",
         ),
         element(

@@ -209,7 +209,7 @@ class Panel {
   showCaption(rank, { word = 0, pins = [], lead = true } = {}) {
     const focused = this.words.contains(document.activeElement);
     Object.assign(this.state, { caption: rank, word, pins });
-    const { words, betas } = this.caption;
+    const { words } = this.caption;
     const probabilities = words.map((_, step) => this.#probability(step));
     this.beam.querySelectorAll(".hypothesis").forEach((item, k) => item.setAttribute("aria-pressed", String(k === rank)));
     this.words.replaceChildren(
@@ -219,16 +219,16 @@ class Panel {
             class: isUnsure(probabilities[step]) ? "word unsure" : "word",
             "data-step": step,
             tabindex: "-1",
-            title: probabilities[step] === null ? null : `p = ${fixed(probabilities[step])}`,
+            title: probabilities[step] === null ? null : `probability ${fixed(probabilities[step])}`,
           },
           element("span", { class: "text" }, text),
           isUnsure(probabilities[step]) ? element("span", { class: "spoken" }, " (unsure)") : null,
-          betas === null
+          probabilities[step] === null
             ? null
             : element(
                 "span",
-                { class: "gate", title: `β ${fixed(betas[step])}` },
-                element("span", { style: `width:${100 * (betas[step] ?? 0)}%` }),
+                { class: "probability" },
+                element("span", { style: `width:${100 * probabilities[step]}%` }),
               ),
         ),
       ),
@@ -378,7 +378,7 @@ class Panel {
     if (this.state.pins.includes(step)) parts.push("pinned");
     const probability = this.#probability(step);
     if (probability !== null) parts.push(`probability ${fixed(probability)}`);
-    if (betas !== null) parts.push(`β ${fixed(betas[step])}`);
+    if (betas !== null) parts.push(`weight of the image (β) ${fixed(betas[step])}`);
     if (location !== null) parts.push(`${symbol} ${fixed(attention[location], 4)} in ${where(location)}`);
     else if (chosen[step] !== null) parts.push(`chose ${where(chosen[step])}, α ${fixed(attention[chosen[step]], 3)}`);
     else parts.push(`strongest in ${where(strongest)}`);

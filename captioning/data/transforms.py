@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -118,12 +118,10 @@ class TrainingTransform:
     """``Preprocessing`` with random crops and mirroring.
 
     Attributes:
-        random_crop: Whether to cut the square from anywhere in the resized image instead of its centre; if the whole
-            image is squashed, to squash a random part of it, ``LEAST`` of its width and height or more.
+        random_crop: Whether to cut the square from anywhere in the resized image instead of its centre.
         flip: Probability of mirroring. Captions say "left" and "right", which mirroring makes wrong.
     """
 
-    LEAST: ClassVar[float] = 0.8
     preprocessing: Preprocessing
     random_crop: bool = True
     flip: float = 0.0
@@ -131,16 +129,8 @@ class TrainingTransform:
     def __call__(self, image: Image.Image, random: torch.Generator | None = None) -> Tensor:
         """Return the training input, (3, height, width) float32, by random numbers of this generator or torch's own."""
         crop = self.preprocessing.crop
-        if not self.random_crop:
+        if crop is None or not self.random_crop:
             view = self.preprocessing.view(image)
-        elif crop is None:
-            across, down, x, y = torch.rand(4, generator=random).tolist()
-            width, height = (
-                round(side * (self.LEAST + (1 - self.LEAST) * r))
-                for side, r in zip(image.size, (across, down), strict=True)
-            )
-            left, top = round(x * (image.width - width)), round(y * (image.height - height))
-            view = self.preprocessing.view(image.crop((left, top, left + width, top + height)))
         else:
             resized = self.preprocessing.resized(image)
             left, top = (int(torch.randint(side - crop + 1, (), generator=random)) for side in resized.size)

@@ -180,6 +180,8 @@ class CaptionDataModule(pl.LightningDataModule):
         random_crop, flip = (False, 0.0) if by_image else (self.augmentation.random_crop, self.augmentation.flip)
         check_range(0, 1, **{"data.augmentation.flip": flip})
         if self.features is None:
+            if random_crop and encoder.preprocessing.crop is None:
+                raise InputError("data.augmentation.random_crop: this encoder sees the whole image; leave it out")
             if random_crop or flip:
                 transform = TrainingTransform(encoder.preprocessing, random_crop=random_crop, flip=flip)
         else:

@@ -64,7 +64,7 @@ _FIT = """usage: captioning fit --config CONFIG.yaml [--config OVERLAY.yaml ...]
 
   --config FILE.yaml            a configuration; of several, the later ones win
   --ckpt_path FILE.ckpt         checkpoint to resume
-  --name NAME                   name of the run (default: the config's); its folder is RUNS/NAME
+  --name NAME                   name of the run (default: the config's); its folder is runs/NAME
   --init_from MODEL             start from the weights of this model, with a new optimizer
   --seed_everything N           seed of all random numbers
   --trainer.max_epochs N        largest number of epochs
@@ -84,6 +84,7 @@ _FIT = """usage: captioning fit --config CONFIG.yaml [--config OVERLAY.yaml ...]
   --help_all                    every option with its meaning and default (a thousand lines)
 
 examples:
+  captioning fit --config configs/shapes_soft.yaml --trainer.max_epochs 12
   captioning fit --config configs/shapes_hard.yaml --seed_everything 2
   captioning fit --ckpt_path runs/shapes_soft/checkpoints/last.ckpt     (resume)"""
 
@@ -123,6 +124,10 @@ def announce(command: str, what: str = "PyTorch") -> None:
         print(f"captioning {command}: importing {what} ...", file=sys.stderr, flush=True)
 
 
+def say_written(path: Path) -> None:
+    print(f"written to {path}", file=sys.stderr, flush=True)
+
+
 @contextlib.contextmanager
 def tables(json: Path | None) -> Iterator[dict[str, Any]]:
     """Yield what takes the numbers of printed tables, and write them as JSON at the end; ``-`` prints them alone."""
@@ -133,3 +138,4 @@ def tables(json: Path | None) -> Iterator[dict[str, Any]]:
         print(json_text.dumps(numbers, ensure_ascii=False, indent=1))
     elif json is not None:
         write_json(json, numbers)
+        say_written(json)

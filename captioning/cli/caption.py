@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from captioning.cli import announce, near
+from captioning.cli import announce, near, say_written
 from captioning.errors import InputError, printable
 from captioning.files import refuse_inputs, replacing, write_text
 from captioning.run_folder import RunFolder
@@ -134,6 +134,9 @@ def caption(
                 explored.append(shown_image(name, one.view, [one.for_explorer(title)]))
     if explorer is not None and explored:
         write_text(explorer, explorer_page(explored, f"Where {title} looks"), "--explorer")
+    for output in (overlay, explorer, json):
+        if output is not None and len(unread) < len(named) and str(output) != "-":
+            say_written(output)
     if unread and not single:
         print(f"error: {len(unread)} of {len(named)} images unreadable", file=sys.stderr)
     if unread:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from captioning.cli import IMPORTED, announce, near, tables
+from captioning.cli import IMPORTED, announce, near, say_written, tables
 from captioning.errors import InputError
 from captioning.files import write_text
 
@@ -79,6 +79,7 @@ def compare(
             if picture is None:
                 raise InputError(f"--figure {figure}: the runs have no image in common whose file and models are there")
             picture.save_figure(figure)
+            say_written(figure)
         print_comparison(comparison)
         command = f"captioning compare {shlex.join(runs)} --metric {metric}"
         origin = provenance(command=command, seed=seed)

@@ -34,7 +34,7 @@ def evaluate(
     if json is not None:
         refuse_inputs(json, [captions, references], "--json")
     announce("evaluate")
-    from captioning.evaluation.metrics import UNIT, count
+    from captioning.evaluation.metrics import UNIT, count, few
     from captioning.evaluation.records import pair, read_references, read_results
     from captioning.evaluation.resampling import intervals
     from captioning.vocabulary import tokenizer_from
@@ -52,4 +52,6 @@ def evaluate(
                 print(f"{title:12}{value:8.2f}  {f'{low:.2f} to {high:.2f}':>18}")
                 numbers["values"][title] = {"value": float(value), "interval": [float(low), float(high)]}
         numbers |= {"unit": UNIT, "images": len(references_of_images), "tokens": words.description}
+        if caution := few(len(references_of_images)):
+            print(f"{caution}.")
         print(f"{UNIT}. Intervals: bootstrap over images, 1000 resamples.\nTokens: {words.description}.")

@@ -22,6 +22,7 @@ import yaml
 from jsonargparse import Namespace
 from pytorch_lightning import callbacks
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from captioning.checkpoint.io import read_checkpoint
@@ -34,7 +35,7 @@ from captioning.data import CaptionSource
 from captioning.decoding import BeamOptions
 from captioning.encoders.base import without_weights
 from captioning.errors import InputError, check_range, did_you_mean, one_line
-from captioning.evaluation.metrics import METRICS, better, log_key
+from captioning.evaluation.metrics import METRICS, better, few, log_key
 from captioning.files import read_config, write_text
 from captioning.kernels.machine import best_precision
 from captioning.provenance import provenance
@@ -270,13 +271,21 @@ class Fit(CommandLine):
                 raise SystemExit(0) from None
             words = ["--ckpt_path", str(run.checkpoint("last"))]
             words += [word for module in IMPORTED for word in ("--import", module)]
+            code = 130 if self.stop.asked == signal.SIGINT else 143
+            self._end_wandb(code)
             print(f"to go on: captioning fit {shlex.join(words)}", file=sys.stderr, flush=True)
-            raise SystemExit(130 if self.stop.asked == signal.SIGINT else 143) from None
+            raise SystemExit(code) from None
+        self._end_wandb()
         best: Any = trainer.checkpoint_callbacks[0]
         if best.best_model_score is not None and trainer.is_global_zero:
-            print(f"best checkpoint: {best.best_model_path} ({best.monitor} {float(best.best_model_score):.2f})")
-            if any(self.folder.glob("wandb/offline-run-*")):
-                print(f"wandb ran offline; to upload: wandb sync {shlex.quote(str(self.folder))}/wandb/offline-run-*")
+            score, caution = f"{best.monitor} {float(best.best_model_score):.2f}", few(len(self.model.results))
+            print(f"best checkpoint: {best.best_model_path} ({score}{f'; {caution}' * bool(caution)})")
+
+    def _end_wandb(self, code: int = 0) -> None:
+        """Let wandb end and say how to upload an offline run, so that this is not printed below our last line."""
+        for logger in self.trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                logger.experiment.finish(code)
 
 
 def _mode(option: str, monitor: str | None, mode: str | None) -> str:
@@ -436,7 +445,10 @@ class ScoreCommand(CommandLine):
             for name, metric in METRICS.items():
                 if name in values:
                     print(f"{metric.title:45}{values[name]:8.2f}" + f" {metric.unit}" * (metric.unit != "percent"))
-            print(f"tokens: {data.source.tokenizer.description}\nwritten to {self.folder}")
+            print(f"tokens: {data.source.tokenizer.description}")
+            if caution := few(len(model.results)):
+                print(caution)
+            print(f"written to {self.folder}")
 
 
 def _data_of(path: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from captioning.errors import InputError
 from captioning.evaluation.metrics import TITLES
 from captioning.inference import ImageCaptioner, load, same_words
 from captioning.inference.caption import Caption
+from captioning.progress import Progress
 from captioning.views.explorer import Shown, explorer_fragment, shown_image
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner[Captioner
         The models by run, and one sentence on every checkpoint that cannot be loaded.
     """
     models, problems = {}, []
-    for run in runs:
+    for run in Progress("loading models", over=runs, unit=" runs"):
         if run.checkpoint is None:
             continue
         try:
@@ -66,7 +67,7 @@ def explore(
     notices: list[str] = []
     images: dict[str, Shown] = {}
     framings: dict[float, str] = {}  # runs that crop differently share no view
-    for run in tested:
+    for run in Progress("attention", over=tested, unit=" runs"):
         if run.name not in models or run.checkpoint is None:
             notices.append(f"No attention of {run.name}: its checkpoint is missing, or cannot be loaded.")
             continue

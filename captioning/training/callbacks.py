@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from captioning.data.batch import CaptionBatch
 from captioning.errors import check_range
+from captioning.evaluation.metrics import few
 from captioning.files import replacing
 
 
@@ -72,12 +74,15 @@ class CaptionSamples(Callback):
 
 
 class LogLines(Callback):
-    """Prints a line after every validation, which a log has in place of the bars and a terminal keeps below them."""
+    """Prints a line after every validation, which a log has in place of the bars and a terminal keeps below them.
+
+    What a reader could misread in such a line is said once below it.
+    """
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._started = time.perf_counter()
+        self._started, self._said = time.perf_counter(), {""}
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if trainer.sanity_checking or trainer.state.fn != "fit" or not trainer.is_global_zero:
             return
         names = ("train/loss", "val/nll", "val/bleu4", "val/pointing_accuracy")
@@ -85,6 +90,12 @@ class LogLines(Callback):
         metrics = [f"{name} {float(logged[name]):.2f}" for name in names if name in logged]
         seconds = time.perf_counter() - self._started
         print(f"epoch {trainer.current_epoch + 1}, step {trainer.global_step}, {seconds:.0f} s:", *metrics, flush=True)
+        notes = {few(len(pl_module.results))}
+        if logged.get("train/loss", 0) > logged.get("val/nll", math.inf):
+            notes.add("train/loss is above val/nll, because it has dropout, label smoothing and the attention penalty")
+        for note in sorted(notes - self._said):
+            print(f"  {note}", flush=True)
+        self._said |= notes
 
 
 class Throughput(Callback):

@@ -69,7 +69,7 @@ _FIT = """usage: captioning fit --config CONFIG.yaml [--config OVERLAY.yaml ...]
   --seed_everything N           seed of all random numbers
   --trainer.max_epochs N        largest number of epochs
   --trainer.accelerator NAME    auto, cpu or gpu; --trainer.devices N: processes, one per GPU
-  --early_stopping.patience N   stop after N validations without a better val/bleu4
+  --early_stopping.patience N   stop after N validations without a better val/bleu4 (default: 5)
   --data.source CLASS           ShapesSource, CocoSource, KarpathySource, FolderSource
   --data.source.root DIR        set an option of a class
   --data.features DIR           features that `captioning extract` wrote, for a frozen encoder
@@ -93,11 +93,11 @@ _SCORE = """usage: captioning {command} --ckpt_path MODEL [--config DATA.yaml] [
   --ckpt_path MODEL             a FILE.ckpt, exported folder, hf:owner/name or pretrained
   --config FILE.yaml            a configuration with other data; default: that of the checkpoint's run
   --results DIR                 folder for metrics and captions (default: the run's)
-  --data.test_split SPLIT       split that test and predict use (default: test)
+  --data.test_split SPLIT       split that test and predict use (default: test); validate uses val
   --data.source.root DIR        set an option of the data source
   --data.limit_images N         use only the first images of the split
   --model.search.beam_size K    partial captions kept at each step of beam search
-  --model.inference HOW         how hard attention forms contexts: expected, argmax or sample
+  --model.inference HOW         what hard attention looks at: expected (all places), argmax (the best one) or sample
   --model.ensemble '["b.ckpt"]' average the word probabilities with those of these models
   --trainer.accelerator NAME    auto, cpu or gpu
   --help_all                    every option with its meaning and default; give --ckpt_path, too

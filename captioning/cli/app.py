@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import importlib.util
 import os
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,8 +72,7 @@ def _limits(model: str) -> str:
 
     card = (FOLDER if model == PRETRAINED else Path(model)) / "README.md"
     text = card.read_text(encoding="utf-8") if card.is_file() else ""
-    found = re.search(r"^## Limits\s+- (.+?)\n(?:- |\n)", text, re.MULTILINE | re.DOTALL)
-    return " ".join(found[1].split()) if found else ""
+    return " ".join(text.partition("## Limits\n\n- ")[2].partition("\n\n")[0].partition("\n- ")[0].split())
 
 
 def _answer(captioner: ImageCaptioner[Any], name: str, path: str | None) -> str:

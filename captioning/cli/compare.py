@@ -27,8 +27,8 @@ def compare(
 ) -> None:
     """Compare runs: metrics on the same images with intervals and tests, curves, speed, attention.
 
-    All runs are compared with the first. Runs that differ only in their seed are one variant. The command
-    prints tables and writes a page. It compares the captions that `captioning test` wrote.
+    The captions are those that `captioning test` wrote. All runs are compared with the first. Runs that
+    differ only in their seed are one variant. The command prints tables and writes a page.
 
     Args:
         *runs: The folder of a run, or a folder of runs.
@@ -37,7 +37,7 @@ def compare(
         images: Number of images to show, those that differ most.
         resamples: Number of resamples for intervals and tests.
         seed: Seed of the resampling.
-        figure: Draw one caption's words as one run of each variant sees them, a row of maps each: png, pdf or svg.
+        figure: Draw where one run of each variant looks at the words of one caption: a png, pdf or svg file.
         output: The page, an HTML file; by default comparison.html beside the runs.
         json: Also write the numbers as JSON; - prints only them.
 

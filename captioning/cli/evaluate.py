@@ -44,7 +44,7 @@ def evaluate(
         given = read_results(captions)
         known = read_references(references, split=split, tokenizer=words)
         hypotheses, references_of_images = pair(given, known, where=captions, tokenizer=words)
-        print(f"{len(given)} captions of {len(known)} images with references")
+        print(f"{len(given)} captions of {len(known)} images with references{few(len(references_of_images))}")
         print(f"{'':12}{'score':>8}  {'95 % interval':>18}")
         numbers["values"] = {}
         for family, counts in count(hypotheses, references_of_images, java=words.english):
@@ -52,6 +52,4 @@ def evaluate(
                 print(f"{title:12}{value:8.2f}  {f'{low:.2f} to {high:.2f}':>18}")
                 numbers["values"][title] = {"value": float(value), "interval": [float(low), float(high)]}
         numbers |= {"unit": UNIT, "images": len(references_of_images), "tokens": words.description}
-        if caution := few(len(references_of_images)):
-            print(f"{caution}.")
         print(f"{UNIT}. Intervals: bootstrap over images, 1000 resamples.\nTokens: {words.description}.")

@@ -86,6 +86,7 @@ def _quieten() -> None:
     netrc = Path(os.environ.get("NETRC") or os.path.expanduser("~/.netrc"))
     if not os.environ.get("WANDB_API_KEY") and not (netrc.is_file() and "wandb" in netrc.read_text(errors="ignore")):
         os.environ.setdefault("WANDB_MODE", "offline")  # otherwise it would ask, or fail where it cannot
+        os.environ.setdefault("WANDB_QUIET", "true")  # how to upload is said once, by fit
 
 
 class Parser(OneLineErrors, LightningArgumentParser):
@@ -264,28 +265,27 @@ class Fit(CommandLine):
         }
         for logger in trainer.loggers:
             logger.log_hyperparams(self.config_dump | labels)
+        code = 0
         try:
             trainer.fit(self.model, self.datamodule, ckpt_path=self.config.ckpt_path, weights_only=True)
         except SIGTERMException:
             if trainer.global_rank:  # any other code would make the launcher kill the first while it saves
                 raise SystemExit(0) from None
+            code = 130 if self.stop.asked == signal.SIGINT else 143
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                logger.experiment.finish(code)  # so that what it says at its end stands above our last line
+        if code:
             words = ["--ckpt_path", str(run.checkpoint("last"))]
             words += [word for module in IMPORTED for word in ("--import", module)]
-            code = 130 if self.stop.asked == signal.SIGINT else 143
-            self._end_wandb(code)
             print(f"to go on: captioning fit {shlex.join(words)}", file=sys.stderr, flush=True)
-            raise SystemExit(code) from None
-        self._end_wandb()
+            raise SystemExit(code)
         best: Any = trainer.checkpoint_callbacks[0]
         if best.best_model_score is not None and trainer.is_global_zero:
-            score, caution = f"{best.monitor} {float(best.best_model_score):.2f}", few(len(self.model.results))
-            print(f"best checkpoint: {best.best_model_path} ({score}{f'; {caution}' * bool(caution)})")
-
-    def _end_wandb(self, code: int = 0) -> None:
-        """Let wandb end and say how to upload an offline run, so that this is not printed below our last line."""
-        for logger in self.trainer.loggers:
-            if isinstance(logger, WandbLogger):
-                logger.experiment.finish(code)
+            score = f"{best.monitor} {float(best.best_model_score):.2f}{few(len(self.model.results))}"
+            print(f"best checkpoint: {best.best_model_path} ({score})")
+            if any(self.folder.glob("wandb/offline-run-*")):
+                print(f"wandb ran offline; to upload: wandb sync {shlex.quote(str(self.folder))}/wandb/offline-run-*")
 
 
 def _mode(option: str, monitor: str | None, mode: str | None) -> str:
@@ -438,17 +438,14 @@ class ScoreCommand(CommandLine):
             return
         getattr(trainer, self.stage)(model, datamodule=data, verbose=False)
         if trainer.is_global_zero:
-            models = f"; {1 + len(model.others)} models" if model.others else ""
-            context = f"beam {model.search.beam_size}, {model.attention.inference} context; in percent"
-            print(f"\n{data.evaluated_split} split, {len(model.results)} images{models}; {context}")
+            models, images = f"; {1 + len(model.others)} models" * bool(model.others), len(model.results)
+            context = f"beam {model.search.beam_size}, {model.attention.inference} context; in percent{few(images)}"
+            print(f"\n{data.evaluated_split} split, {images} images{models}; {context}")
             values = {name.partition("/")[2]: float(value) for name, value in trainer.callback_metrics.items()}
             for name, metric in METRICS.items():
                 if name in values:
                     print(f"{metric.title:45}{values[name]:8.2f}" + f" {metric.unit}" * (metric.unit != "percent"))
-            print(f"tokens: {data.source.tokenizer.description}")
-            if caution := few(len(model.results)):
-                print(caution)
-            print(f"written to {self.folder}")
+            print(f"tokens: {data.source.tokenizer.description}\nwritten to {self.folder}")
 
 
 def _data_of(path: Path) -> dict[str, Any]:

@@ -68,23 +68,16 @@ def explore(
     images: dict[str, Shown] = {}
     framings: dict[float, str] = {}  # runs that crop differently share no view
     for run in Progress("attention", over=tested, unit=" runs"):
-        if run.name not in models or run.checkpoint is None:
+        if run.name not in models:
             notices.append(f"No attention of {run.name}: its checkpoint is missing, or cannot be loaded.")
             continue
         model = models[run.name]
         framing = (model.encoder.preprocessing.crop or 0) / model.encoder.preprocessing.resize
         suffix = framings.setdefault(framing, f", as {run.name} cuts it" if framings else "")
-        shown, tested_one = run.checkpoint.name, run.search.get("checkpoint")
-        if tested_one not in (None, shown):
-            notices.append(f"{run.name} was tested with {tested_one}, which is gone; the attention shown is {shown}'s.")
         inference = run.search.get("inference", model.model.decoder.attention.inference)
         said = [item.captions[run.name].split() for item in items]
         sampled = seed if inference == "sample" else None
-        try:
-            captions = model.force_decode(paths, said, inference=inference, seed=sampled)
-        except InputError as error:  # a damaged image, or a mode that the checkpoint does not have
-            notices.append(f"No attention of {run.name}: {error}.")
-            continue
+        captions = model.force_decode(paths, said, inference=inference, seed=sampled)
         for item, caption in zip(items, captions, strict=True):
             name = f"{item.name}{suffix}"
             if name not in images:

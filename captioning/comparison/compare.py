@@ -14,8 +14,9 @@ from captioning.comparison.runs import Run
 from captioning.comparison.variants_table import add_variants
 from captioning.comparison.verdicts import ONE_SEED, add_verdicts
 from captioning.errors import InputError
+from captioning.evaluation.bleu import bleu_metrics
 from captioning.evaluation.metrics import TITLES, few
-from captioning.evaluation.resampling import LEVEL, Difference, Floats, Interval, differences, holm, intervals
+from captioning.evaluation.resampling import LEVEL, Difference, Interval, differences, holm, intervals
 from captioning.progress import Progress
 
 _GROUNDING = (
@@ -49,7 +50,6 @@ def compare(
     tested = {run.name: run.captions for run in runs if run.captions}
     result.notices += [_untested(run) for run in runs if not run.captions]
     common = _common_images(tested, result) if tested else []
-    result.notices += [f"{caution}."] if (caution := few(result.images)) and common else []
     scored = {name: [captions[i] for i in common or sorted(captions)] for name, captions in tested.items()}
     captions = caption_measures(scored, java=not any(run.search.get("tokenizer") for run in runs))
     nouns = grounding_measures(scored)
@@ -68,13 +68,13 @@ def compare(
         )
         note = (
             "Percent; BLEU with brevity penalty, CIDEr-D times 100. Below each score its 95 % interval (bootstrap over "
-            f"images){change * bool(compared)}, {resamples} resamples."
+            f"images){change * bool(compared)}, {resamples} resamples{few(result.images)}."
         )
         _add_scores(result, Table(f"Captions of {on}", [], note), captions, compared, resamples=resamples, seed=seed)
         bleu = captions[0].counts
-        ratios = [_length_ratio(bleu[run]) if run in bleu else None for run in result.runs]
-        row = Row("Words per reference word", [Cell.plain(ratio, "{:.3f}") for ratio in ratios])
-        result.tables[-1].rows.append(row)
+        totals = [bleu_metrics(bleu[run].sum(axis=0)) if run in bleu else {} for run in result.runs]
+        cells = [Cell.plain(total.get("length_ratio"), "{:.3f}") for total in totals]
+        result.tables[-1].rows.append(Row(TITLES["length_ratio"], cells))
     if nouns:
         _add_scores(result, Table("Grounding", [], _GROUNDING), nouns, compared, resamples=resamples, seed=seed)
     if any(len(group.runs) > 1 for group in groups):
@@ -123,8 +123,7 @@ def _add_scores(
             scores = {key: Interval(*of_key) for key, of_key in zip(measure.keys, ends.T.tolist(), strict=True)}
             result.scores.setdefault(run, {}).update(scores)
             if run in compared and first in measure.counts:
-                pair = measure.counts[first], counts
-                tested = differences(*pair, measure.values, resamples=resamples, seed=seed)
+                tested = differences(measure.counts[first], counts, measure.values, resamples=resamples, seed=seed)
                 tests |= {(run, key): test for key, test in zip(measure.keys, tested, strict=True)}
     for (run, key), corrected in zip(tests, holm(list(tests.values())), strict=True):
         result.tests.setdefault(run, {})[key] = corrected
@@ -149,11 +148,6 @@ def _cell(result: Comparison, measure: Measure, key: str, run: str) -> Cell:
         return Cell.plain(float(measure.values(counts.sum(axis=0))), "{:.1f}")
     score, of = result.scores[run][key], f", {int(counts[:, 1].sum())} {measure.unit}" if measure.unit else ""
     return Cell.measured(score.value, f"{score.low:.1f} to {score.high:.1f}{of}", result.tests.get(run, {}).get(key))
-
-
-def _length_ratio(counts: Floats) -> float | None:
-    hypothesis, reference = counts[:, -2:].sum(axis=0)
-    return float(hypothesis / reference) if reference else None
 
 
 def _disagreements(

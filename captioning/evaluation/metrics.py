@@ -67,8 +67,8 @@ def better(key: str) -> Literal["max", "min"] | None:
 
 
 def few(images: int) -> str:
-    """Return a caution where metrics are those of few images, "" otherwise."""
-    return f"{images} images are too few to judge captions by BLEU" if images < 100 else ""
+    """Return what follows a metric of few images, "" for 100 and more."""
+    return "; BLEU of fewer than 100 images says little" * (0 < images < 100)
 
 
 TITLES = {name: metric.title for name, metric in METRICS.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -262,7 +261,7 @@ class CaptioningModule(pl.LightningModule):
         tokenizer, stage = data.vocabulary.tokenizer, "test" if command == "test" else "val"
         # METEOR alone takes seconds: not after every epoch, and not on every process.
         if writes:
-            print(f"computing the metrics of {len(evaluated.images)} captions ...", file=sys.stderr, flush=True)
+            rank_zero_info(f"computing the metrics of {len(evaluated.images)} captions ...")
         metrics, self.results = evaluated.finish(java=writes and tokenizer.english)
         for name, value in metrics.items():
             self.log(log_key(stage, name), value, prog_bar=name == "bleu4", sync_dist=False)

@@ -94,7 +94,7 @@ def _flickr(name: str, form: str, archive: str) -> Callable[..., None]:
         except InputError as error:
             raise InputError(f"{error}. Fill in {form}, put {archive} into {root}, and run this again") from error
 
-    command.__doc__ = f"""Get {name.capitalize()}: download the captions, and unpack the images that a form gives (run it twice).
+    command.__doc__ = f"""Get {name.capitalize()}: download its captions, then unpack the images that a form gives.
 
     Args:
         root: Folder of the files.

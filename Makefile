@@ -68,15 +68,16 @@ clean:  ## remove the virtual environment and caches; runs and data stay
 	find captioning scripts tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamp is written last, so that an interrupted install is repeated. uv takes seconds where pip takes minutes. It is
-# installed from requirements.txt, too; where it cannot be installed or cannot reach its index, pip replaces it.
+# installed from requirements.txt, too; where it cannot be installed or cannot reach its index, pip replaces it. A
+# terminal sees uv's progress.
 $(STAMP): requirements.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "error: no Python >= 3.10 found; install one, or name it: make PYTHON=/path/to/python3" >&2; exit 2; }
-	@echo "installing into $(VENV) (about 6 GB with PyTorch) ..."
+	@echo "installing into $(VENV) (about 6 GB with PyTorch, some minutes) ..."
 	@rm -f $@
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@sed -n '/^uv==/,/[^\\]$$/p' requirements.txt > $(VENV)/uv.txt
 	@{ $(BIN)/python -m pip install --quiet --require-hashes -r $(VENV)/uv.txt && \
-	    $(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements.txt; } || \
+	    $(BIN)/uv pip install $$([ -t 2 ] || echo --quiet) --python $(BIN)/python --require-hashes -r requirements.txt; } || \
 	    { echo "uv did not succeed; trying pip, which takes some minutes ..."; \
 	    $(BIN)/python -m pip install --require-hashes -r requirements.txt; }
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .

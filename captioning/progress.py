@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from tqdm import tqdm
 
@@ -10,18 +11,19 @@ from captioning.errors import printable
 
 
 class Progress(tqdm):
-    """A bar of tqdm; ``update(n)`` says that n more units of the task are done. A context manager.
+    """A bar of tqdm; ``update(n)`` says that n more units are done, as does a loop over the bar. A context manager.
 
     Args:
         label: Name of the task.
         total: Units of the whole task; None if unknown.
         done: Units that were done before.
+        over: What a loop over the bar yields; each item is a unit.
         unit: What is counted. "B", bytes, are shown as kB, MB ..
     """
 
     monitor_interval = 0  # no thread, beside which the processes of a data loader would be forked
 
-    def __init__(self, label: str, total: int | None = None, done: int = 0, *, unit: str = " images") -> None:
+    def __init__(self, label: str, total: Any = None, done: int = 0, over: Any = None, unit: str = " images") -> None:
         seconds = 0.1 if sys.stderr.isatty() else 30
         options = {"unit": unit, "unit_scale": unit == "B", "mininterval": seconds, "maxinterval": seconds}
-        super().__init__(desc=printable(label), total=total, initial=done, dynamic_ncols=True, **options)
+        super().__init__(over, desc=printable(label), total=total, initial=done, dynamic_ncols=True, **options)

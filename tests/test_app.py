@@ -29,7 +29,10 @@ def test_without_the_extra_one_line_says_how_to_get_it(monkeypatch, capsys):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> Path:
-    return save_checkpoint(tmp_path_factory.mktemp("run") / "best.ckpt", search={"max_length": 6})
+    """An exported folder with a card."""
+    file = save_checkpoint(tmp_path_factory.mktemp("run") / "best.ckpt", search={"max_length": 6})
+    load(file).export(file.parent / "model", "# A model\n\n## Limits\n\n- It knows\n  noise.\n- It cannot read.\n")
+    return file.parent / "model"
 
 
 def command(checkpoint: Path, port: int) -> list[str]:
@@ -102,6 +105,14 @@ def test_a_photograph_is_captioned_and_explored_and_another_takes_its_place(page
         page.get_by_role("button", name=re.compile("clear|remove", re.IGNORECASE)).first.click()
         page.locator("iframe.frame").wait_for(state="detached")
     assert set(caption.words) <= set(WORDS)
+
+
+@pytest.mark.browser
+def test_the_first_page_says_what_it_is_and_what_the_model_knows_and_has_an_example(page):
+    page.get_by_role("heading", name="Describe a photograph").wait_for()
+    assert page.get_by_text("Drop a photograph").inner_text().endswith("at each word. It knows noise.")
+    page.get_by_role("button", name="Try an example").click()
+    page.frame_locator("iframe.frame").locator("h2", has_text="grace_hopper.jpg").wait_for()
 
 
 @pytest.mark.browser

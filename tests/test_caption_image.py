@@ -80,7 +80,7 @@ def test_an_unreadable_image_costs_a_line_and_the_exit_code(capsys, checkpoint, 
     lines, err = run(capsys, folder, none, "--model", checkpoint, "--json", tmp_path / "x.jsonl", code=2)
     entries = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
     assert [line.split("\t")[0] for line in lines] == [entry["image"] for entry in entries] and len(lines) == 3
-    _, first, second, last = err.splitlines()
+    _, first, second, _, last = err.splitlines()
     assert first == f"error: {none}: no such image file"
     assert second.startswith(f"error: {broken}: cannot be read as an image")
     assert last == "error: 2 of 5 images unreadable"
@@ -90,7 +90,8 @@ def test_an_unreadable_image_costs_a_line_and_the_exit_code(capsys, checkpoint, 
 @pytest.mark.parametrize("name", ["new/attention.png", "attention.pdf"])
 def test_the_overlay_of_a_single_image_is_a_file(capsys, checkpoint, folder, tmp_path, name):
     target = tmp_path / "out" / name
-    run(capsys, folder / "b.png", "--model", checkpoint, "--overlay", target)
+    _, err = run(capsys, folder / "b.png", "--model", checkpoint, "--overlay", target)
+    assert err == f"written to {target}\n"
     assert target.read_bytes()[:4] in (b"\x89PNG", b"%PDF")
     assert list(target.parent.iterdir()) == [target]
 

@@ -66,6 +66,9 @@ def step_of(checkpoint: str) -> int:
     return torch.load(checkpoint, weights_only=True)["global_step"]
 
 
+FEW = "; BLEU of fewer than 100 images says little"
+
+
 # fit
 
 
@@ -78,11 +81,13 @@ def test_fit_then_test_from_the_checkpoint_alone(workdir, capsys):
         assert {"train/loss", "train/captions_per_second", "train/learning_rate"} <= set(next(csv.reader(file)))
     printed = capsys.readouterr().out
     assert "run folder: runs/tiny" in printed and "best checkpoint: " in printed
+    assert "(train/loss may be above val/nll: it alone" in printed and printed.count(f"{FEW})\n") == 2
     assert re.search(r"^epoch 1, step 2, \d+ s: train/loss [\d.]+ val/nll [\d.]+ val/bleu4", printed, re.MULTILINE)
     command("test", "--ckpt_path", BEST)
     written = metrics_of("runs/tiny")
     assert set(written) >= {"test/bleu1", "test/bleu4", "test/nll"} and written["provenance"]["seed"] == 1
     printed = capsys.readouterr().out
+    assert f"in percent{FEW}\n" in printed
     assert "test split, 2 images; beam 1" in printed and f"tokens: {PennTreebank.description}" in printed
     command("validate", "--ckpt_path", "best", "--name", "tiny")
     command("predict", "--ckpt_path", "last", "--name", "tiny")
@@ -235,8 +240,11 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) ->
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_to_all_processes_of_a_run_ends_it_after_its_step(workdir, number, code):
     """As ``timeout``, systemd, schedulers and terminals send it: the processes that load images get it, too."""
+    config = tiny_config(workdir / "shapes")
+    del config["trainer"]["logger"]  # wandb offline, which says at its end how to upload
+    Path("tiny.yaml").write_text(yaml.safe_dump(config))
     words = ["fit", "--config", "tiny.yaml", "--trainer.max_epochs", "1000", "--data.num_workers", "2"]
-    run = start(*words)
+    run = start(*words, NETRC=str(workdir / "no-netrc"), HOME=str(workdir))
     wait_until(lambda: "epoch 2," in Path("log").read_text(), run)
     os.killpg(run.pid, number)
     assert run.wait(timeout=60) == code, Path("log").read_text()

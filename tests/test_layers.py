@@ -20,7 +20,7 @@ ROOMS = {
     "component": "errors",
     "files": "errors",
     "progress": "errors",
-    "views": "cells errors trace",
+    "views": "cells trace",
     "kernels": "trace",
     "vocabulary": "component errors files tokenizers",
     "attention": "component errors kernels trace",
@@ -32,7 +32,7 @@ ROOMS = {
     "objective": "attention component data decoding errors model trace vocabulary",
     "evaluation": "cells data decoding encoders errors files model objective tokenizers vocabulary",
     "inference": "cells checkpoint data decoding encoders errors files model trace views vocabulary",
-    "comparison": "component data errors evaluation files inference run_folder views",
+    "comparison": "component data errors evaluation files inference progress run_folder views",
     "training": "attention checkpoint data decoding encoders errors evaluation files model objective tokenizers views "
     "vocabulary",
     "cli": "checkpoint comparison data decoding encoders errors evaluation files inference kernels provenance "

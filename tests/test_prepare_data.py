@@ -89,7 +89,6 @@ def test_a_second_run_fetches_nothing(coco, server, tmp_path):
     command(*coco(tmp_path))
     before = len(server.requests)
     command(*coco(tmp_path))
-    command(*coco(tmp_path, "--check"))
     assert len(server.requests) == before == 3
 
 
@@ -109,16 +108,6 @@ def test_an_archive_put_there_by_hand_is_used_and_deleted_when_it_is_unpacked(co
     command(*coco(tmp_path))
     assert "/zips/val2017.zip" not in server.requests
     assert (tmp_path / "val2017/5.jpg").exists() and not list(tmp_path.glob("*.zip"))
-
-
-def test_checking_names_missing_files_and_fetches_nothing(coco, server, tmp_path, capsys):
-    command(*coco(tmp_path))
-    server.requests.clear()
-    (tmp_path / "train2017/2.jpg").unlink()
-    (tmp_path / "val2017/5.jpg").unlink()
-    line = refused(capsys, *coco(tmp_path, "--check"))
-    assert line.endswith(f'image files are missing or empty: "{tmp_path}/train2017/2.jpg"; see data/README.md')
-    assert server.requests == []
 
 
 def test_a_full_disk_is_reported_before_the_download(coco, server, tmp_path, monkeypatch, capsys):

@@ -10,6 +10,11 @@ import pytest
 from captioning.progress import Progress
 
 
+def test_a_loop_over_a_bar_counts_its_items(capsys):
+    assert list(Progress("scoring", over={"a": 1, "b": 2}.items(), unit=" runs")) == [("a", 1), ("b", 2)]
+    assert "scoring: 100%" in (err := capsys.readouterr().err) and " 2/2 [" in err
+
+
 @pytest.mark.parametrize(("terminal", "drawn"), [(True, 5), (False, 2)])
 def test_a_bar_counts_what_was_done_before_and_is_drawn_rarely_in_a_log(monkeypatch, terminal, drawn):
     stream = io.StringIO()

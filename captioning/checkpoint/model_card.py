@@ -45,8 +45,8 @@ All settings are in `config.json`.
 
 ## Limits
 
-- It knows {words:,} words, those of its training captions, and no others.
 - It describes images like those it was trained on; for other images its captions are fluent and wrong.
+- It knows {words:,} words, those of its training captions, and no others.
 - Attention shows which locations the words were computed from. It does not prove why a word was chosen.
 - It learned from what people wrote about the training images, their prejudices included.
 

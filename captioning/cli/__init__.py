@@ -64,12 +64,12 @@ _FIT = """usage: captioning fit --config CONFIG.yaml [--config OVERLAY.yaml ...]
 
   --config FILE.yaml            a configuration; of several, the later ones win
   --ckpt_path FILE.ckpt         checkpoint to resume
-  --name NAME                   name of the run (default: the config's); its folder is RUNS/NAME
+  --name NAME                   name of the run (default: the config's); its folder is runs/NAME
   --init_from MODEL             start from the weights of this model, with a new optimizer
   --seed_everything N           seed of all random numbers
   --trainer.max_epochs N        largest number of epochs
   --trainer.accelerator NAME    auto, cpu or gpu; --trainer.devices N: processes, one per GPU
-  --early_stopping.patience N   stop after N validations without a better val/bleu4
+  --early_stopping.patience N   stop after N validations without a better val/bleu4 (default: 5)
   --data.source CLASS           ShapesSource, CocoSource, KarpathySource, FolderSource
   --data.source.root DIR        set an option of a class
   --data.features DIR           features that `captioning extract` wrote, for a frozen encoder
@@ -84,6 +84,7 @@ _FIT = """usage: captioning fit --config CONFIG.yaml [--config OVERLAY.yaml ...]
   --help_all                    every option with its meaning and default (a thousand lines)
 
 examples:
+  captioning fit --config configs/shapes_soft.yaml --trainer.max_epochs 12
   captioning fit --config configs/shapes_hard.yaml --seed_everything 2
   captioning fit --ckpt_path runs/shapes_soft/checkpoints/last.ckpt     (resume)"""
 
@@ -92,11 +93,11 @@ _SCORE = """usage: captioning {command} --ckpt_path MODEL [--config DATA.yaml] [
   --ckpt_path MODEL             a FILE.ckpt, exported folder, hf:owner/name or pretrained
   --config FILE.yaml            a configuration with other data; default: that of the checkpoint's run
   --results DIR                 folder for metrics and captions (default: the run's)
-  --data.test_split SPLIT       split that test and predict use (default: test)
+  --data.test_split SPLIT       split that test and predict use (default: test); validate uses val
   --data.source.root DIR        set an option of the data source
   --data.limit_images N         use only the first images of the split
   --model.search.beam_size K    partial captions kept at each step of beam search
-  --model.inference HOW         how hard attention forms contexts: expected, argmax or sample
+  --model.inference HOW         what hard attention looks at: expected (all places), argmax (the best one) or sample
   --model.ensemble '["b.ckpt"]' average the word probabilities with those of these models
   --trainer.accelerator NAME    auto, cpu or gpu
   --help_all                    every option with its meaning and default; give --ckpt_path, too
@@ -123,6 +124,10 @@ def announce(command: str, what: str = "PyTorch") -> None:
         print(f"captioning {command}: importing {what} ...", file=sys.stderr, flush=True)
 
 
+def say_written(path: Path) -> None:
+    print(f"written to {path}", file=sys.stderr, flush=True)
+
+
 @contextlib.contextmanager
 def tables(json: Path | None) -> Iterator[dict[str, Any]]:
     """Yield what takes the numbers of printed tables, and write them as JSON at the end; ``-`` prints them alone."""
@@ -133,3 +138,4 @@ def tables(json: Path | None) -> Iterator[dict[str, Any]]:
         print(json_text.dumps(numbers, ensure_ascii=False, indent=1))
     elif json is not None:
         write_json(json, numbers)
+        say_written(json)

@@ -14,24 +14,27 @@ from captioning.errors import InputError, printable
 if TYPE_CHECKING:
     from captioning.inference import ImageCaptioner
 
+_INTRODUCTION = "Drop a photograph: the model describes it, and shows where it looked at each word."
 _STYLE = """
+h1 { font-family: system-ui, sans-serif; }
 .frame { width: 100%; height: 88vh; border: 0; }
 footer { display: none !important; }
 """
 
 
 def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860) -> None:
-    """Caption photographs on a page in the browser: drop one, see its words and where the model looked.
+    """Caption photographs on a page in the browser: drop a photograph, see its words and where the model looked.
 
     The command needs an extra: pip install -e '.[app]'. Only this machine can open the page, unless
     --host says otherwise, and photographs stay on the machine that serves it.
 
     Args:
         model: A FILE.ckpt, exported folder, hf:owner/name or pretrained.
-        host: Address to serve on; the default is this machine alone.
+        host: Address to serve on; only this machine can open the default.
         port: Port to serve on.
 
     Examples:
+        captioning app                     (then open http://127.0.0.1:7860)
         captioning app --model runs/demo/soft/checkpoints/best.ckpt
         captioning app --host 0.0.0.0      (for everybody who can reach this machine)
     """
@@ -40,15 +43,20 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
     print(f"captioning app: loading {printable(model)} ...", file=sys.stderr, flush=True)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # for what gradio sends when it is imported
     import gradio
+    from matplotlib.cbook import get_sample_data
 
     from captioning.inference import load
 
     captioner, name = load(model), Path(model).stem
+    example = str(get_sample_data("grace_hopper.jpg", asfileobj=False))
     with gradio.Blocks(title="Captions", analytics_enabled=False, delete_cache=(600, 600)) as page:  # seconds
+        gradio.Markdown(f"# Describe a photograph\n{_INTRODUCTION} {_limits(model)}")
         photo = gradio.File(label="Photograph", height=140)
+        button = gradio.Button("Try an example: Grace Hopper, photographed by the U.S. Navy (public domain)", size="sm")
+        button.click(lambda: example, None, photo, api_visibility="private")
         result = gradio.HTML(padding=False)
         photo.change(lambda path: _answer(captioner, name, path), photo, result, api_visibility="private")
-    place = {"server_name": host, "server_port": port}
+    place: dict[str, Any] = {"server_name": host, "server_port": port, "allowed_paths": [example]}
     try:
         page.launch(**place, prevent_thread_lock=True, quiet=True, ssr_mode=False, run_history=False, css=_STYLE)
     except OSError as error:  # gradio's own, without an errno
@@ -56,6 +64,15 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
         raise InputError(f"--host {host} --port {port}: cannot be served on; {what_to_do}") from error
     print(f"captioning app: {page.local_url} (Ctrl-C ends it)", file=sys.stderr, flush=True)
     page.block_thread()
+
+
+def _limits(model: str) -> str:
+    """Return what the card of an exported folder says first about the model's limits."""
+    from captioning.checkpoint.load import FOLDER, PRETRAINED
+
+    card = (FOLDER if model == PRETRAINED else Path(model)) / "README.md"
+    text = card.read_text(encoding="utf-8") if card.is_file() else ""
+    return " ".join(text.partition("## Limits\n\n- ")[2].partition("\n\n")[0].partition("\n- ")[0].split())
 
 
 def _answer(captioner: ImageCaptioner[Any], name: str, path: str | None) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from captioning.cli import announce, near
+from captioning.cli import announce, near, say_written
 from captioning.errors import InputError, printable
 from captioning.files import refuse_inputs, replacing, write_text
 from captioning.run_folder import RunFolder
@@ -48,26 +48,26 @@ def caption(
 ) -> None:
     """Caption images with the pretrained captioner or a model of your own, and draw where it looked.
 
-    Decoding options that are not given are those of the validations in training.
+    Options of the search that you leave out have the values of the model's training.
 
     Args:
         *images: Image files, folders of images, or - to read paths from standard input.
         model: A FILE.ckpt, exported folder, hf:owner/name or pretrained (default); repeat it for an ensemble.
         overlay: Draw where the model looked: a png, pdf or svg file for one image, a folder of png files for several.
-            With several models, the caption's words are forced through each, and each has a row of maps.
+            With several models, each has a row that shows where it looks at the same words.
         style: Style of overlays: on the image in colours, or as in the paper, by light alone.
-        details: Write beta and each map's maximum on overlays.
+        details: On overlays, also write each map's maximum and beta, how much the image weighs for a word.
         heads: Also draw each head of multi-head attention on overlays.
         explorer: Write a page to explore attention and other captions, an HTML file.
-        json: Also write words, alphas and more, one JSON object a line; - prints them in place of captions.
+        json: Also write words, attention and more, one JSON object a line; - prints them in place of captions.
         beam_size: Partial captions kept at each step; 1 is greedy search.
-        length_normalization: Divide a caption's score by its length to this power.
+        length_normalization: Divide a caption's log-probability by its length to this power; 0 prefers short captions.
         max_length: Largest number of words.
         min_length: Smallest number of words.
-        no_repeat_ngram: Allow no sequence of so many words twice.
+        no_repeat_ngram: Allow no sequence of N words twice.
         prefix: Begin every caption with this text, such as "a photo of".
         samples: Print the N best captions or, with --sample, N samples.
-        inference: How hard attention forms contexts.
+        inference: What hard attention looks at: the mean of all places, the most probable place, or a drawn one.
         sample: Draw words at random instead of searching.
         temperature: With --sample: below 1, probable words are drawn more often.
         top_k: With --sample: draw from the N most probable words.
@@ -78,6 +78,7 @@ def caption(
 
     Examples:
         captioning caption photo.jpg --overlay photo.png
+        captioning caption holiday/ --explorer holiday.html
         captioning caption holiday/ --model best.ckpt --overlay attention/ --json captions.jsonl
     """
     given = {**locals(), "method": "sample" if sample else None}  # the options by their names
@@ -134,6 +135,9 @@ def caption(
                 explored.append(shown_image(name, one.view, [one.for_explorer(title)]))
     if explorer is not None and explored:
         write_text(explorer, explorer_page(explored, f"Where {title} looks"), "--explorer")
+    for output in (overlay, explorer, json):
+        if output is not None and len(unread) < len(named) and str(output) != "-":
+            say_written(output)
     if unread and not single:
         print(f"error: {len(unread)} of {len(named)} images unreadable", file=sys.stderr)
     if unread:

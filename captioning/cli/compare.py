@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from captioning.cli import IMPORTED, announce, near, tables
+from captioning.cli import IMPORTED, announce, near, say_written, tables
 from captioning.errors import InputError
 from captioning.files import write_text
 
@@ -27,8 +27,8 @@ def compare(
 ) -> None:
     """Compare runs: metrics on the same images with intervals and tests, curves, speed, attention.
 
-    All runs are compared with the first. Runs that differ only in their seed are one variant. The command
-    prints tables and writes a page. It compares the captions that `captioning test` wrote.
+    The captions are those that `captioning test` wrote. All runs are compared with the first. Runs that
+    differ only in their seed are one variant. The command prints tables and writes a page.
 
     Args:
         *runs: The folder of a run, or a folder of runs.
@@ -37,7 +37,7 @@ def compare(
         images: Number of images to show, those that differ most.
         resamples: Number of resamples for intervals and tests.
         seed: Seed of the resampling.
-        figure: Draw one caption's words as one run of each variant sees them, a row of maps each: png, pdf or svg.
+        figure: Draw where one run of each variant looks at the words of one caption: a png, pdf or svg file.
         output: The page, an HTML file; by default comparison.html beside the runs.
         json: Also write the numbers as JSON; - prints only them.
 
@@ -79,6 +79,7 @@ def compare(
             if picture is None:
                 raise InputError(f"--figure {figure}: the runs have no image in common whose file and models are there")
             picture.save_figure(figure)
+            say_written(figure)
         print_comparison(comparison)
         command = f"captioning compare {shlex.join(runs)} --metric {metric}"
         origin = provenance(command=command, seed=seed)

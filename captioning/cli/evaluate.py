@@ -34,7 +34,7 @@ def evaluate(
     if json is not None:
         refuse_inputs(json, [captions, references], "--json")
     announce("evaluate")
-    from captioning.evaluation.metrics import UNIT, count
+    from captioning.evaluation.metrics import UNIT, count, few
     from captioning.evaluation.records import pair, read_references, read_results
     from captioning.evaluation.resampling import intervals
     from captioning.vocabulary import tokenizer_from
@@ -44,7 +44,7 @@ def evaluate(
         given = read_results(captions)
         known = read_references(references, split=split, tokenizer=words)
         hypotheses, references_of_images = pair(given, known, where=captions, tokenizer=words)
-        print(f"{len(given)} captions of {len(known)} images with references")
+        print(f"{len(given)} captions of {len(known)} images with references{few(len(references_of_images))}")
         print(f"{'':12}{'score':>8}  {'95 % interval':>18}")
         numbers["values"] = {}
         for family, counts in count(hypotheses, references_of_images, java=words.english):

@@ -30,7 +30,7 @@ def export(
         output: The folder to write.
         dtype: Type of the weights; those of two bytes take half the space.
         license: Licence of the weights, such as cc-by-4.0; the card names it.
-        notes: Markdown sections that replace those of the card, or follow them.
+        notes: A Markdown file for the card; its sections replace those of the same title, or follow the others.
         onnx: Also write ONNX graphs, for scripts/caption_onnx.py.
 
     Examples:

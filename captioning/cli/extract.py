@@ -32,7 +32,7 @@ def extract(
     as --data.source.root DIR. After an interruption, run the same command again to continue.
 
     Args:
-        config: A training configuration; of several, the later ones win.
+        config: The training configuration; of several, the later ones win.
         output: Folder of the features.
         split: Splits, of train, val and test; by default train and val.
         init_from: A model to take the encoder's weights from.

@@ -22,6 +22,7 @@ import yaml
 from jsonargparse import Namespace
 from pytorch_lightning import callbacks
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from captioning.checkpoint.io import read_checkpoint
@@ -34,7 +35,7 @@ from captioning.data import CaptionSource
 from captioning.decoding import BeamOptions
 from captioning.encoders.base import without_weights
 from captioning.errors import InputError, check_range, did_you_mean, one_line
-from captioning.evaluation.metrics import METRICS, better, log_key
+from captioning.evaluation.metrics import METRICS, better, few, log_key
 from captioning.files import read_config, write_text
 from captioning.kernels.machine import best_precision
 from captioning.provenance import provenance
@@ -85,6 +86,7 @@ def _quieten() -> None:
     netrc = Path(os.environ.get("NETRC") or os.path.expanduser("~/.netrc"))
     if not os.environ.get("WANDB_API_KEY") and not (netrc.is_file() and "wandb" in netrc.read_text(errors="ignore")):
         os.environ.setdefault("WANDB_MODE", "offline")  # otherwise it would ask, or fail where it cannot
+        os.environ.setdefault("WANDB_QUIET", "true")  # how to upload is said once, by fit
 
 
 class Parser(OneLineErrors, LightningArgumentParser):
@@ -263,18 +265,25 @@ class Fit(CommandLine):
         }
         for logger in trainer.loggers:
             logger.log_hyperparams(self.config_dump | labels)
+        code = 0
         try:
             trainer.fit(self.model, self.datamodule, ckpt_path=self.config.ckpt_path, weights_only=True)
         except SIGTERMException:
             if trainer.global_rank:  # any other code would make the launcher kill the first while it saves
                 raise SystemExit(0) from None
+            code = 130 if self.stop.asked == signal.SIGINT else 143
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                logger.experiment.finish(code)  # so that what it says at its end stands above our last line
+        if code:
             words = ["--ckpt_path", str(run.checkpoint("last"))]
             words += [word for module in IMPORTED for word in ("--import", module)]
             print(f"to go on: captioning fit {shlex.join(words)}", file=sys.stderr, flush=True)
-            raise SystemExit(130 if self.stop.asked == signal.SIGINT else 143) from None
+            raise SystemExit(code)
         best: Any = trainer.checkpoint_callbacks[0]
         if best.best_model_score is not None and trainer.is_global_zero:
-            print(f"best checkpoint: {best.best_model_path} ({best.monitor} {float(best.best_model_score):.2f})")
+            score = f"{best.monitor} {float(best.best_model_score):.2f}{few(len(self.model.results))}"
+            print(f"best checkpoint: {best.best_model_path} ({score})")
             if any(self.folder.glob("wandb/offline-run-*")):
                 print(f"wandb ran offline; to upload: wandb sync {shlex.quote(str(self.folder))}/wandb/offline-run-*")
 
@@ -429,9 +438,9 @@ class ScoreCommand(CommandLine):
             return
         getattr(trainer, self.stage)(model, datamodule=data, verbose=False)
         if trainer.is_global_zero:
-            models = f"; {1 + len(model.others)} models" if model.others else ""
-            context = f"beam {model.search.beam_size}, {model.attention.inference} context; in percent"
-            print(f"\n{data.evaluated_split} split, {len(model.results)} images{models}; {context}")
+            models, images = f"; {1 + len(model.others)} models" * bool(model.others), len(model.results)
+            context = f"beam {model.search.beam_size}, {model.attention.inference} context; in percent{few(images)}"
+            print(f"\n{data.evaluated_split} split, {images} images{models}; {context}")
             values = {name.partition("/")[2]: float(value) for name, value in trainer.callback_metrics.items()}
             for name, metric in METRICS.items():
                 if name in values:

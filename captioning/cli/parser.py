@@ -111,7 +111,7 @@ def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
             options |= {"choices": get_args(kind), "type": type(get_args(kind)[0])}
         else:
             options |= {"type": kind, "metavar": {int: "N", float: "X", Path: "PATH"}.get(kind, name.upper())}
-        if parameter.default not in (None, False, parameter.empty):
+        if kind is not bool and parameter.default not in (None, parameter.empty):
             options["help"] += f" Default: {parameter.default}."
         if parameter.kind is parameter.KEYWORD_ONLY:
             name, options["required"] = f"--{name}", parameter.default is parameter.empty

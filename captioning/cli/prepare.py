@@ -47,13 +47,7 @@ def _wanted(name: str) -> bool:
     return name.endswith(".jpg") or name.startswith(("annotations/captions_", "annotations/instances_"))
 
 
-def coco(
-    *,
-    root: Path = Path("data/coco"),
-    year: Literal[2014, 2017] = 2017,
-    karpathy: bool = False,
-    check: bool = False,
-) -> None:
+def coco(*, root: Path = Path("data/coco"), year: Literal[2014, 2017] = 2017, karpathy: bool = False) -> None:
     """Download, unpack and check COCO 2017 or 2014 (20 GB).
 
     Files that exist are not downloaded again. To resume an interrupted download, run the same command
@@ -63,7 +57,6 @@ def coco(
         root: Folder of the files.
         year: Year of the images.
         karpathy: Get Karpathy's split of the 2014 images, as in most papers.
-        check: Only check that all files are there.
 
     Examples:
         captioning prepare coco --karpathy
@@ -72,16 +65,14 @@ def coco(
     from captioning.data.karpathy import KarpathySource
 
     chosen = 2014 if karpathy else year
-    if not check:
-        kinds = {f"{kind}_{split}{chosen}.json" for kind in ("captions", "instances") for split in ("train", "val")}
-        there = {split: sum(map(_wanted, _listing(root / f"{split}{chosen}"))) for split in ("train", "val")}
-        wanted = [COCO[chosen, split] for split, count in there.items() if count < COCO[chosen, split].images]
-        if not _listing(root / "annotations") >= kinds:
-            wanted.insert(0, COCO[chosen, "annotations"])
-        _get(wanted, _wanted, root)
-        if karpathy:
-            _get_split_file("coco", root)
+    kinds = {f"{kind}_{split}{chosen}.json" for kind in ("captions", "instances") for split in ("train", "val")}
+    there = {split: sum(map(_wanted, _listing(root / f"{split}{chosen}"))) for split in ("train", "val")}
+    wanted = [COCO[chosen, split] for split, count in there.items() if count < COCO[chosen, split].images]
+    if not _listing(root / "annotations") >= kinds:
+        wanted.insert(0, COCO[chosen, "annotations"])
+    _get(wanted, _wanted, root)
     if karpathy:
+        _get_split_file("coco", root)
         _finish(KarpathySource(str(root / "dataset_coco.json"), str(root)), "train", "val", "test")
     else:
         _finish(CocoSource(str(root), year=chosen), "train", "val")
@@ -103,7 +94,7 @@ def _flickr(name: str, form: str, archive: str) -> Callable[..., None]:
         except InputError as error:
             raise InputError(f"{error}. Fill in {form}, put {archive} into {root}, and run this again") from error
 
-    command.__doc__ = f"""Download {name.capitalize()}'s captions, unpack its images, and say where to ask for them.
+    command.__doc__ = f"""Get {name.capitalize()}: download its captions, then unpack the images that a form gives.
 
     Args:
         root: Folder of the files.

@@ -15,6 +15,7 @@ from captioning.errors import InputError
 from captioning.evaluation.metrics import TITLES
 from captioning.inference import ImageCaptioner, load, same_words
 from captioning.inference.caption import Caption
+from captioning.progress import Progress
 from captioning.views.explorer import Shown, explorer_fragment, shown_image
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner[Captioner
         The models by run, and one sentence on every checkpoint that cannot be loaded.
     """
     models, problems = {}, []
-    for run in runs:
+    for run in Progress("loading models", over=runs, unit=" runs"):
         if run.checkpoint is None:
             continue
         try:
@@ -66,24 +67,17 @@ def explore(
     notices: list[str] = []
     images: dict[str, Shown] = {}
     framings: dict[float, str] = {}  # runs that crop differently share no view
-    for run in tested:
-        if run.name not in models or run.checkpoint is None:
+    for run in Progress("attention", over=tested, unit=" runs"):
+        if run.name not in models:
             notices.append(f"No attention of {run.name}: its checkpoint is missing, or cannot be loaded.")
             continue
         model = models[run.name]
         framing = (model.encoder.preprocessing.crop or 0) / model.encoder.preprocessing.resize
         suffix = framings.setdefault(framing, f", as {run.name} cuts it" if framings else "")
-        shown, tested_one = run.checkpoint.name, run.search.get("checkpoint")
-        if tested_one not in (None, shown):
-            notices.append(f"{run.name} was tested with {tested_one}, which is gone; the attention shown is {shown}'s.")
         inference = run.search.get("inference", model.model.decoder.attention.inference)
         said = [item.captions[run.name].split() for item in items]
         sampled = seed if inference == "sample" else None
-        try:
-            captions = model.force_decode(paths, said, inference=inference, seed=sampled)
-        except InputError as error:  # a damaged image, or a mode that the checkpoint does not have
-            notices.append(f"No attention of {run.name}: {error}.")
-            continue
+        captions = model.force_decode(paths, said, inference=inference, seed=sampled)
         for item, caption in zip(items, captions, strict=True):
             name = f"{item.name}{suffix}"
             if name not in images:

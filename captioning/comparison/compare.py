@@ -14,8 +14,10 @@ from captioning.comparison.runs import Run
 from captioning.comparison.variants_table import add_variants
 from captioning.comparison.verdicts import ONE_SEED, add_verdicts
 from captioning.errors import InputError
-from captioning.evaluation.metrics import TITLES
-from captioning.evaluation.resampling import LEVEL, Difference, Floats, Interval, differences, holm, intervals
+from captioning.evaluation.bleu import bleu_metrics
+from captioning.evaluation.metrics import TITLES, few
+from captioning.evaluation.resampling import LEVEL, Difference, Interval, differences, holm, intervals
+from captioning.progress import Progress
 
 _GROUNDING = (
     "Over the nouns that name an object with a known mask, percent. Pointing accuracy: the strongest location "
@@ -66,13 +68,13 @@ def compare(
         )
         note = (
             "Percent; BLEU with brevity penalty, CIDEr-D times 100. Below each score its 95 % interval (bootstrap over "
-            f"images){change * bool(compared)}, {resamples} resamples."
+            f"images){change * bool(compared)}, {resamples} resamples{few(result.images)}."
         )
         _add_scores(result, Table(f"Captions of {on}", [], note), captions, compared, resamples=resamples, seed=seed)
         bleu = captions[0].counts
-        ratios = [_length_ratio(bleu[run]) if run in bleu else None for run in result.runs]
-        row = Row("Words per reference word", [Cell.plain(ratio, "{:.3f}") for ratio in ratios])
-        result.tables[-1].rows.append(row)
+        totals = [bleu_metrics(bleu[run].sum(axis=0)) if run in bleu else {} for run in result.runs]
+        cells = [Cell.plain(total.get("length_ratio"), "{:.3f}") for total in totals]
+        result.tables[-1].rows.append(Row(TITLES["length_ratio"], cells))
     if nouns:
         _add_scores(result, Table("Grounding", [], _GROUNDING), nouns, compared, resamples=resamples, seed=seed)
     if any(len(group.runs) > 1 for group in groups):
@@ -115,11 +117,13 @@ def _add_scores(
     """Add a table of measures with their intervals, and the tests behind it, corrected for their number."""
     first = result.runs[0]
     tests: dict[tuple[str, str], Difference] = {}
-    for measure in measures:
-        for run in compared:
-            if {first, run} <= measure.counts.keys() and not measure.baseline:
-                pair = measure.counts[first], measure.counts[run]
-                tested = differences(*pair, measure.values, resamples=resamples, seed=seed)
+    for measure in Progress(f"{table.title}: intervals", over=measures, unit=" metrics"):
+        for run, counts in () if measure.baseline else measure.counts.items():
+            ends = intervals(counts, measure.values, resamples=resamples, seed=seed).reshape(3, -1)
+            scores = {key: Interval(*of_key) for key, of_key in zip(measure.keys, ends.T.tolist(), strict=True)}
+            result.scores.setdefault(run, {}).update(scores)
+            if run in compared and first in measure.counts:
+                tested = differences(measure.counts[first], counts, measure.values, resamples=resamples, seed=seed)
                 tests |= {(run, key): test for key, test in zip(measure.keys, tested, strict=True)}
     for (run, key), corrected in zip(tests, holm(list(tests.values())), strict=True):
         result.tests.setdefault(run, {})[key] = corrected
@@ -129,27 +133,21 @@ def _add_scores(
             f"{LEVEL}; take at least {round(len(tests) / LEVEL)}."
         )
     for measure in measures:
-        cells: dict[tuple[str, str], Cell] = {}
-        for run, counts in measure.counts.items():
-            if measure.baseline:
-                cells[run, measure.keys[0]] = Cell.plain(float(measure.values(counts.sum(axis=0))), "{:.1f}")
-                continue
-            ends = intervals(counts, measure.values, resamples=resamples, seed=seed).reshape(3, -1)
-            of = f", {int(counts[:, 1].sum())} {measure.unit}" if measure.unit else ""
-            for key, (value, low, high) in zip(measure.keys, ends.T.tolist(), strict=True):
-                result.scores.setdefault(run, {})[key] = Interval(value, low, high)
-                test = result.tests.get(run, {}).get(key)
-                cells[run, key] = Cell.measured(value, f"{low:.1f} to {high:.1f}{of}", test)
         for key in measure.keys:
-            of_runs = [cells.get((run, key), Cell()) for run in result.runs]
-            table.rows.append(Row(TITLES[key], of_runs, measure.baseline))
+            cells = [_cell(result, measure, key, run) for run in result.runs]
+            table.rows.append(Row(TITLES[key], cells, measure.baseline))
     note = f"{table.note}{CORRECTED} The tests are over images; {ONE_SEED}." if tests else table.note
     result.tables.append(table._replace(note=note))
 
 
-def _length_ratio(counts: Floats) -> float | None:
-    hypothesis, reference = counts[:, -2:].sum(axis=0)
-    return float(hypothesis / reference) if reference else None
+def _cell(result: Comparison, measure: Measure, key: str, run: str) -> Cell:
+    counts = measure.counts.get(run)
+    if counts is None:
+        return Cell()
+    if measure.baseline:
+        return Cell.plain(float(measure.values(counts.sum(axis=0))), "{:.1f}")
+    score, of = result.scores[run][key], f", {int(counts[:, 1].sum())} {measure.unit}" if measure.unit else ""
+    return Cell.measured(score.value, f"{score.low:.1f} to {score.high:.1f}{of}", result.tests.get(run, {}).get(key))
 
 
 def _disagreements(

@@ -10,6 +10,7 @@ import numpy as np
 from captioning.evaluation.metrics import METRICS, NOUN_METRICS, count
 from captioning.evaluation.records import CaptionedImage
 from captioning.evaluation.resampling import Floats, Statistic, percentage
+from captioning.progress import Progress
 
 Captions = Mapping[int, CaptionedImage]
 
@@ -37,7 +38,7 @@ class Measure(NamedTuple):
 def caption_measures(scored: Mapping[str, Sequence[CaptionedImage]], *, java: bool) -> list[Measure]:
     """Return the measures of captions, with METEOR if ``java`` and available; ``scored`` has the images by run."""
     measures: dict[tuple[str, ...], Measure] = {}
-    for run, images in scored.items():
+    for run, images in Progress("scoring captions", over=scored.items(), unit=" runs"):
         hypotheses, references = [image.words for image in images], [image.reference_words for image in images]
         for family, counted in count(hypotheses, references, java=java):
             measure = Measure(family.names, {}, family.values, family.of_images)

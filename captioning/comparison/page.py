@@ -14,7 +14,6 @@ from captioning.views.page import render
 
 # Okabe and Ito's colours, distinguishable for colour-blind readers, one for a variant; further variants start over.
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
-_DOTS_UP_TO = 30  # points are marked as long as they do not run together
 
 
 def comparison_page(
@@ -58,8 +57,7 @@ def _line_chart(curves: Mapping[str, Curve], colors: Mapping[str, str]) -> str:
         figure = Figure(figsize=(4.4, 2.6), layout="constrained")
         axes = figure.subplots()
         for run, curve in curves.items():
-            marker = "." if len(curve) <= _DOTS_UP_TO else ""
-            axes.plot(*zip(*curve, strict=True), color=colors[run], marker=marker, linewidth=1.5, label=run.lstrip("_"))
+            axes.plot(*zip(*curve, strict=True), ".-", color=colors[run], linewidth=1.5, label=run.lstrip("_"))
         axes.grid(color="#dddddd", linewidth=0.6)
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)

@@ -6,7 +6,7 @@ and a paired test in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -64,6 +64,11 @@ def better(key: str) -> Literal["max", "min"] | None:
     """Return ``Metric.better`` of a log key such as "val/nll"; None if it is no metric."""
     metric = METRICS.get(key.partition("/")[2])
     return metric and metric.better
+
+
+def few(images: int) -> str:
+    """Return what follows a metric of few images, "" for 100 and more."""
+    return "; BLEU of fewer than 100 images says little" * (0 < images < 100)
 
 
 TITLES = {name: metric.title for name, metric in METRICS.items()}
@@ -150,8 +155,8 @@ FAMILIES = (
 
 def count(
     hypotheses: Sequence[Words], references: Sequence[Sequence[Words]], *, java: bool = True
-) -> list[tuple[Family, Floats]]:
-    """Return each family of metrics that is available here with its counts (images, C).
+) -> Iterator[tuple[Family, Floats]]:
+    """Yield each family of metrics that is available here with its counts (images, C).
 
     Args:
         java: Compute METEOR, which takes 4 s and more; why it is not available is logged once.
@@ -161,14 +166,12 @@ def count(
     """
     if len(references) == 1:
         warn_once("CIDEr-D of one image is 0: there are no document frequencies; evaluate several images together")
-    counts = []
     for family in FAMILIES:
         if java or not family.java:
             try:
-                counts.append((family, family.counts(hypotheses, references)))
+                yield family, family.counts(hypotheses, references)
             except JavaError as error:
                 warn_once(f"no {family.titles[0]}: {error}")
-    return counts
 
 
 def caption_metrics(

@@ -260,6 +260,8 @@ class CaptioningModule(pl.LightningModule):
         writes = command != "fit" and self.trainer.is_global_zero
         tokenizer, stage = data.vocabulary.tokenizer, "test" if command == "test" else "val"
         # METEOR alone takes seconds: not after every epoch, and not on every process.
+        if writes:
+            rank_zero_info(f"computing the metrics of {len(evaluated.images)} captions ...")
         metrics, self.results = evaluated.finish(java=writes and tokenizer.english)
         for name, value in metrics.items():
             self.log(log_key(stage, name), value, prog_bar=name == "bleu4", sync_dist=False)

@@ -157,10 +157,7 @@ def _base64(content: bytes) -> str:
 
 
 def data_uri(view: Image.Image) -> str:
-    """Return a data URI: PNG if it is no larger (drawings) or the view is small, else JPEG (photographs)."""
-    png, jpeg = io.BytesIO(), io.BytesIO()
-    view.save(png, "PNG", optimize=True)
-    view.save(jpeg, "JPEG", quality=_JPEG_QUALITY)
-    lossless = png.tell() <= jpeg.tell() or max(view.size) <= _LOSSLESS_SIDE
-    kind, content = ("png", png) if lossless else ("jpeg", jpeg)
-    return f"data:image/{kind};base64,{_base64(content.getvalue())}"
+    """Return a data URI: a PNG of a small view, else a JPEG."""
+    kind, file = "png" if max(view.size) <= _LOSSLESS_SIDE else "jpeg", io.BytesIO()
+    view.save(file, kind, quality=_JPEG_QUALITY)
+    return f"data:image/{kind};base64,{_base64(file.getvalue())}"

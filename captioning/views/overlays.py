@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from captioning.cells import CellGrid
-from captioning.errors import warn_once
 from captioning.trace import AttentionTrace
 from captioning.views.maps import Style, paint, scale_end, smooth_alphas
 
@@ -66,8 +63,7 @@ def attention_figure(
 
     All maps have one scale, whose end is written at the bottom. If hard attention chose a cell, that cell alone is
     painted, and outlined. If the trace has a posterior, it is shown in place of the alphas: it says where the word came
-    from. With ``heads`` there is a panel for each head. Save with ``save_figure``; the figure is not registered with
-    pyplot.
+    from. With ``heads`` there is a panel for each head. The figure is not registered with pyplot.
 
     Args:
         view: The pixels of the model's view (``Preprocessing.view``).
@@ -82,9 +78,6 @@ def attention_figure(
         details: Write beta and the map's maximum beneath each panel, and show the alphas above a posterior.
         name: Name of the model, where others stand beside it.
         beside: Where other models looked at the same words, by their names; drawn beneath.
-
-    Raises:
-        ValueError: There are no heads to show.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -150,21 +143,6 @@ def attention_figure(
     return figure
 
 
-def save_figure(figure: Figure, target: Path | IO[bytes], **options: Any) -> None:
-    """Save a figure; if the font lacks characters, one line says what to do in place of a warning for each."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.filterwarnings("always", "Glyph ")
-        figure.savefig(target, **options)
-    for warning in caught:
-        if str(warning.message).startswith("Glyph "):
-            warn_once(
-                "overlays: the font lacks characters of these captions; name one that has them to matplotlib, as by "
-                "the line  font.family: DejaVu Sans, Noto Sans CJK JP  in a file matplotlibrc here"
-            )
-        else:
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-
-
 class _Map(NamedTuple):
     """A row of panels, one for each word."""
 
@@ -185,10 +163,8 @@ def _maps(name: str, look: Look, whole: Image.Image, *, heads: bool, details: bo
 
 
 def _named_maps(trace: AttentionTrace, *, heads: bool, details: bool) -> dict[str, NDArray[np.float32]]:
-    """Return the maps of every word by name, each (T, L); a ValueError if there are no heads to show."""
+    """Return the maps of every word by name, each (T, L)."""
     if heads:
-        if trace.heads is None:
-            raise ValueError("the trace has no heads")
         count = trace.heads.shape[1]
         return {f"mean of {count} heads": trace.alphas} | {f"head {k + 1}": trace.heads[:, k] for k in range(count)}
     if trace.posterior is None:

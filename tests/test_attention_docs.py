@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import operator
 import re
 import sys
 from pathlib import Path
@@ -46,6 +47,14 @@ def test_tables_have_every_score_normaliser_and_selection_and_configs_that_exist
     named = re.findall(r"`((?:shapes|coco)_\w+)`", DOCUMENT)
     assert {"shapes_local", "shapes_multihead", "shapes_bilstm"} <= set(named)
     assert all((ROOT / "configs" / f"{name}.yaml").is_file() for name in named)
+
+
+def test_every_equation_stands_where_the_table_says():
+    places = re.findall(r"`(\w+)/(\w+)\.py`: ((?:`[\w.]+`(?:, )?)+)", DOCUMENT)
+    assert len(places) > 10
+    for room, module, names in places:
+        for name in re.findall(r"[\w.]+", names):
+            operator.attrgetter(name)(importlib.import_module(f"captioning.{room}.{module}"))
 
 
 @pytest.mark.parametrize("masked", [False, True])

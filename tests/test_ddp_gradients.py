@@ -26,9 +26,7 @@ from captioning.model import AttentionDecoder, Decoder, Output, SummedOutput, Tr
 from captioning.model.captioner import Captioner
 from captioning.objective import (
     ArcticReduction,
-    ArgmaxBaseline,
     Estimator,
-    ExpectedContextBaseline,
     LeaveOneOut,
     Likelihood,
     MovingAverage,
@@ -67,8 +65,6 @@ CASES = {
     "the paper's moving average": Case(hard, {"estimator": paper(initial=-9.0)}),
     "leave one out": Case(hard, {"estimator": LeaveOneOut(2)}),
     "leave one out, the authors' reduction": Case(hard, {"estimator": LeaveOneOut(2), "reduction": ArcticReduction()}),
-    "argmax baseline": Case(hard, {"estimator": ArgmaxBaseline()}),
-    "expected context": Case(hard, {"estimator": ExpectedContextBaseline()}),
     "summed": Case(SoftAttention, {"samples": 2}, output=SummedOutput),
 }
 

@@ -7,13 +7,7 @@ import torch
 import torch.multiprocessing
 
 from captioning.errors import InputError
-from captioning.objective.estimators import (
-    ArgmaxBaseline,
-    Estimator,
-    ExpectedContextBaseline,
-    LeaveOneOut,
-    MovingAverage,
-)
+from captioning.objective.estimators import Estimator, LeaveOneOut, MovingAverage
 
 N, T = 4, 3
 MASK = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 1], [1, 0, 0]], dtype=torch.bool)
@@ -31,15 +25,13 @@ ESTIMATORS = [
     MovingAverage(per_word=True, **PAPER),
     LeaveOneOut(2),
     LeaveOneOut(2, to_go=False),
-    ArgmaxBaseline(),
-    ExpectedContextBaseline(),
 ]
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: type(e).__name__)
 def test_advantages_are_detached_and_zero_where_nothing_was_drawn(estimator):
     rewards = REWARDS.clone().requires_grad_()
-    signal = estimator(rewards, MASK, SOME, REWARDS)
+    signal = estimator(rewards, MASK, SOME)
     assert not signal.advantages.requires_grad
     drawn = MASK & SOME.unsqueeze(1)
     assert torch.equal(signal.drawn, drawn)
@@ -50,7 +42,7 @@ def test_advantages_are_detached_and_zero_where_nothing_was_drawn(estimator):
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: type(e).__name__)
 def test_a_batch_without_draws_gives_finite_zeros_and_moves_no_baseline(estimator):
     before = {name: value.clone() for name, value in estimator.state_dict().items()}
-    signal = estimator(REWARDS, MASK, torch.zeros(N, dtype=torch.bool), REWARDS)
+    signal = estimator(REWARDS, MASK, torch.zeros(N, dtype=torch.bool))
     assert (signal.advantages == 0).all()
     for name, value in estimator.state_dict().items():
         torch.testing.assert_close(value, before[name], equal_nan=True)
@@ -125,15 +117,6 @@ def test_leave_one_out_compares_with_the_other_draws_of_the_same_caption():
     torch.testing.assert_close(signal.baseline[:, 0], torch.tensor(others))
     to_go = LeaveOneOut(3)(rewards, mask, torch.ones(6, dtype=torch.bool))
     torch.testing.assert_close(to_go.baseline[:, 1], torch.tensor([6.5, 5.5, 3.0, 50.0, 40.0, 30.0]))
-
-
-def test_argmax_baseline_compares_with_the_most_probable_locations():
-    greedy = torch.randn(N, T)
-    torch.testing.assert_close(
-        ArgmaxBaseline(to_go=False)(REWARDS, MASK, ALL, greedy).advantages,
-        (TOTALS - (greedy * MASK).sum(1)).unsqueeze(1) * MASK,
-    )
-    assert ArgmaxBaseline()(REWARDS, MASK, ALL, REWARDS).advantages.abs().max() == 0
 
 
 def follow(rank: int, folder: str) -> None:

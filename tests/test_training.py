@@ -18,7 +18,7 @@ from captioning.data.shapes import ShapesSource
 from captioning.errors import InputError
 from captioning.evaluation.records import read_results
 from captioning.model import SummedOutput
-from captioning.objective import ArgmaxBaseline, Likelihood
+from captioning.objective import Likelihood
 from captioning.training import CaptionSamples, Throughput, Unfreeze, WarmupCosine
 
 
@@ -203,9 +203,7 @@ def test_a_ramp_moves_by_one_per_batch_also_with_accumulated_gradients_and_after
     def fit(max_steps: int, **resume: Any) -> pl.Trainer:
         options = {"max_epochs": -1, "max_steps": max_steps, "accumulate_grad_batches": 2, "limit_val_batches": 0}
         trainer = make_trainer(tmp_path, callbacks=[Probabilities()], **options)
-        # The second pass of this baseline must not count as a batch of its own.
-        objective = Likelihood(estimator=ArgmaxBaseline())
-        module = make_module(HardAttention(AdditiveScore(10), ramp=(0, 10)), objective=objective)
+        module = make_module(HardAttention(AdditiveScore(10), ramp=(0, 10)))
         trainer.fit(module, make_data(shapes), **resume)
         assert int(module.attention.batches) == 2 * max_steps
         return trainer

@@ -41,43 +41,29 @@ class Signal(NamedTuple):
     drawn: Tensor
 
 
-class Draws(NamedTuple):
-    """A training batch as ``Estimator.forward`` takes it, with ``drawn`` as in ``Signal``; all (N, T), no gradient."""
-
-    rewards: Tensor
-    mask: Tensor
-    drawn: Tensor
-    reference: Tensor | None
-
-
 class Estimator(Component):
     """The return R_t of a draw, and the baseline b_t that is subtracted from it.
 
     Attributes:
         samples: Draws of every caption, adjacent among the N.
-        reference: The second pass that supplies reference rewards: "argmax" with the most probable locations,
-            "expected" with the expected context, or None.
         to_go: Whether R_t sums the rewards from step t on, which s_t can influence, or all rewards of the caption.
     """
 
     samples: int = 1
-    reference: str | None = None
     to_go = False
 
-    def forward(self, rewards: Tensor, mask: Tensor, sampled: Tensor, reference: Tensor | None = None) -> Signal:
+    def forward(self, rewards: Tensor, mask: Tensor, sampled: Tensor) -> Signal:
         """Return the learning signal of one training batch.
 
         Args:
             rewards: (N, T), log p(y_t | s, a) of the true words in nats; 0 at steps that do not exist.
             mask: (N, T) bool, True where a step exists.
             sampled: (N,) bool, False for captions whose context is the expectation.
-            reference: (N, T), rewards with the context that ``Estimator.reference`` names.
         """
         drawn = mask & sampled.unsqueeze(1)
-        reference = None if reference is None else reference.detach() * mask
-        draws = Draws(rewards.detach() * mask, mask, drawn, reference)
-        returns = self.returns(draws.rewards, mask)
-        baseline = self.baseline(draws, returns)
+        rewards = rewards.detach() * mask
+        returns = self.returns(rewards, mask)
+        baseline = self.baseline(returns, rewards, mask, drawn)
         return Signal(returns, baseline, (returns - baseline) * drawn, drawn)
 
     def returns(self, rewards: Tensor, mask: Tensor) -> Tensor:
@@ -86,8 +72,8 @@ class Estimator(Component):
             return rewards.flip(1).cumsum(dim=1).flip(1)
         return rewards.sum(dim=1, keepdim=True).expand_as(rewards)
 
-    def baseline(self, draws: Draws, returns: Tensor) -> Tensor:
-        """Return b_t (N, T) for returns (N, T): 0, unless a subclass knows better."""
+    def baseline(self, returns: Tensor, rewards: Tensor, mask: Tensor, drawn: Tensor) -> Tensor:
+        """Return b_t (N, T): 0, unless a subclass knows better. ``drawn`` is that of ``Signal``; no gradients."""
         return torch.zeros_like(returns)
 
 
@@ -140,8 +126,8 @@ class MovingAverage(Estimator):
         returns = super().returns(rewards, mask)
         return returns / mask.sum(dim=1, keepdim=True).clamp(min=1) if self.per_word else returns
 
-    def baseline(self, draws: Draws, returns: Tensor) -> Tensor:
-        values, counted = draws.rewards, draws.mask if self.all_captions else draws.drawn
+    def baseline(self, returns: Tensor, rewards: Tensor, mask: Tensor, drawn: Tensor) -> Tensor:
+        values, counted = rewards, mask if self.all_captions else drawn
         if not self.per_step:  # a caption counts once, however long it is
             values, counted = returns[:, :1], counted[:, :1]
         before = self.averages.nan_to_num()  # b_{k-1}
@@ -152,7 +138,7 @@ class MovingAverage(Estimator):
         mean = total / count  # nan where nothing was drawn
         after = torch.where(self.averages.isnan(), mean, self.decay * self.averages + (1 - self.decay) * mean)
         self.averages = torch.where(count > 0, after, self.averages)
-        return self.returns(before[step] * draws.mask, draws.mask) if self.per_step else before.expand_as(returns)
+        return self.returns(before[step] * mask, mask) if self.per_step else before.expand_as(returns)
 
 
 class LeaveOneOut(Estimator):
@@ -170,36 +156,8 @@ class LeaveOneOut(Estimator):
         self.samples = samples
         self.to_go = to_go
 
-    def baseline(self, draws: Draws, returns: Tensor) -> Tensor:
+    def baseline(self, returns: Tensor, rewards: Tensor, mask: Tensor, drawn: Tensor) -> Tensor:
         return leave_one_out(returns, self.samples)
-
-
-class ArgmaxBaseline(Estimator):
-    """b_t is the return of the most probable locations, which costs a second pass (after Rennie et al. 2017).
-
-    Args:
-        to_go: Whether R_t sums the rewards from step t on instead of all rewards of the caption.
-    """
-
-    reference = "argmax"
-
-    def __init__(self, *, to_go: bool = True) -> None:
-        super().__init__()
-        self.to_go = to_go
-
-    def baseline(self, draws: Draws, returns: Tensor) -> Tensor:
-        assert draws.reference is not None
-        return self.returns(draws.reference, draws.mask)
-
-
-class ExpectedContextBaseline(ArgmaxBaseline):
-    """b_t is the return with the expected context, that of soft attention (Deng et al. 2018, Sec. 4).
-
-    Args:
-        to_go: As in ``ArgmaxBaseline``.
-    """
-
-    reference = "expected"
 
 
 def leave_one_out(values: Tensor, samples: int) -> Tensor:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from captioning.attention import Attention, Memory
+from captioning.attention import Attention
 from captioning.attention.memory import repeat_rows
 from captioning.component import Component
 from captioning.data.batch import CaptionBatch
@@ -140,25 +140,13 @@ class Likelihood(Objective):
             loss = loss - self.entropy_weight * average.over_steps(step_entropy(alphas), mask)
         logged = {"loss": loss, "nll": nll, "attention_penalty": penalty}
         if self.estimator is not None and log_prob is not None and captioner.decoder.attention.draws:
-            signal = self.signal(captioner, batch, memory, output, image_index)
+            expected = memory.use_expectation  # (B,) bool, None if every image's contexts are drawn
+            sampled = torch.ones_like(mask[:, 0]) if expected is None else ~expected[image_index]
+            signal = self.estimator(step_log_probs(output.logits, output.targets, mask), mask, sampled)
             credit = average.over_steps(signal.advantages * log_prob, mask)  # (log p(y | s, a) - b) log p(s | a)
             loss = loss - self.reward_weight * credit  # only its gradient has a meaning: that of Eq. 11-12
             logged |= _means(signal)
         return Loss(loss, {name: tensor.detach() for name, tensor in logged.items()}, output)
-
-    def signal(
-        self, captioner: Captioner, batch: CaptionBatch, memory: Memory, output: DecoderOutput, image_index: Tensor
-    ) -> Signal:
-        """Return the learning signal of the draws; ``image_index`` (N,) is the image of every caption of the output."""
-        assert self.estimator is not None
-        rewards = step_log_probs(output.logits, output.targets, output.mask)
-        use_expectation, reference = memory.use_expectation, None
-        sampled = torch.ones_like(output.mask[:, 0]) if use_expectation is None else ~use_expectation[image_index]
-        if self.estimator.reference is not None:
-            with torch.no_grad(), captioner.decoder.attention.inferring(self.estimator.reference):
-                other = captioner.teacher_force(batch, memory)
-            reference = step_log_probs(other.logits, other.targets, other.mask)
-        return self.estimator(rewards, output.mask, sampled, reference)
 
 
 def _means(signal: Signal) -> dict[str, Tensor]:

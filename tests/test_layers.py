@@ -20,7 +20,7 @@ ROOMS = {
     "component": "errors",
     "files": "errors",
     "progress": "errors",
-    "views": "cells trace",
+    "views": "cells errors trace",
     "kernels": "trace",
     "vocabulary": "component errors files tokenizers",
     "attention": "component errors kernels trace",

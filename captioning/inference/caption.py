@@ -125,8 +125,10 @@ class Caption:
         """Write ``figure``, which takes the options, to a .png, .pdf or .svg file, or raise an InputError."""
         from matplotlib import rc_context
 
+        from captioning.views.overlays import save_figure
+
         with rc_context({"pdf.fonttype": 42}), replacing(Path(path)) as part:  # TrueType: publishers refuse the default
-            self.figure(style, **options).savefig(part, format=Path(path).suffix[1:].lower())
+            save_figure(self.figure(style, **options), part, format=Path(path).suffix[1:].lower())
 
     def for_explorer(self, run: str, **options: Any) -> dict[str, Any]:
         """Return this caption and its alternatives as the explorer shows them; see ``explorer.shown_run``."""
@@ -163,8 +165,10 @@ class Caption:
 
     def _repr_jpeg_(self) -> bytes:
         """Return the figure as a notebook shows it."""
+        from captioning.views.overlays import save_figure
+
         buffer = io.BytesIO()
-        self.figure().savefig(buffer, format="jpeg", dpi=80, pil_kwargs={"quality": 85})
+        save_figure(self.figure(), buffer, format="jpeg", dpi=80, pil_kwargs={"quality": 85})
         return buffer.getvalue()
 
 

@@ -42,7 +42,7 @@ class CaptionSamples(Callback):
         fitting, tests = trainer.state.fn == "fit" and not trainer.sanity_checking, trainer.state.fn == "test"
         if not trainer.is_global_zero or not (fitting or tests):
             return
-        from captioning.views.overlays import attention_figure  # matplotlib is slow to import
+        from captioning.views.overlays import attention_figure, save_figure  # matplotlib is slow to import
 
         stage, suffix = ("test", "test") if tests else ("val", f"{trainer.current_epoch + 1:03d}")
         encoder, folder = pl_module.encoder, Path(trainer.default_root_dir) / "samples"
@@ -61,7 +61,7 @@ class CaptionSamples(Callback):
             )
             samples.append((photo, image.text, folder / f"{image.image_id}_{suffix}.png"))
             with replacing(samples[-1][2]) as part:
-                figure.savefig(part, dpi=80, format="png", pil_kwargs={"compress_level": 1})  # in half the time
+                save_figure(figure, part, dpi=80, format="png", pil_kwargs={"compress_level": 1})  # in half the time
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger) and samples:
                 from wandb import Image

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import textwrap
+import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from captioning.cells import CellGrid
+from captioning.errors import warn_once
 from captioning.trace import AttentionTrace
 from captioning.views.maps import Style, paint, scale_end, smooth_alphas
 
@@ -63,7 +66,8 @@ def attention_figure(
 
     All maps have one scale, whose end is written at the bottom. If hard attention chose a cell, that cell alone is
     painted, and outlined. If the trace has a posterior, it is shown in place of the alphas: it says where the word came
-    from. With ``heads`` there is a panel for each head. The figure is not registered with pyplot.
+    from. With ``heads`` there is a panel for each head. Save with ``save_figure``; the figure is not registered with
+    pyplot.
 
     Args:
         view: The pixels of the model's view (``Preprocessing.view``).
@@ -141,6 +145,21 @@ def attention_figure(
                 axes.set_xlabel(f"{beta}at most {smooth[step].max():.2g}", fontsize=8, color=_GREY, labelpad=2)
     _draw_scale(figure, end, style)
     return figure
+
+
+def save_figure(figure: Figure, target: Path | IO[bytes], **options: Any) -> None:
+    """Save a figure; if the font lacks characters, one line says what to do in place of a warning for each."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", "Glyph ")
+        figure.savefig(target, **options)
+    for warning in caught:
+        if str(warning.message).startswith("Glyph "):
+            warn_once(
+                "overlays: the font lacks characters of these captions; name one that has them to matplotlib, as by "
+                "the line  font.family: DejaVu Sans, Noto Sans CJK JP  in a file matplotlibrc here"
+            )
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 class _Map(NamedTuple):

@@ -39,9 +39,9 @@ def instantiate(*configs: Path, options: Sequence[str] = ()) -> Fit:
         encoder = yaml.safe_load(config.read_text()).get("model", {}).get("encoder", {})
         path = encoder.get("class_path", path)
     args = [f"--config={config}" for config in configs]
+    args += options
     if "ConvEncoder" not in path:
         args.append("--model.encoder.init_args.weights=null")
-    args += options
     args += ["--runs=none", "--trainer.logger=false", "--trainer.precision=32-true", "--trainer.accelerator=cpu"]
     return Instantiated(args)
 

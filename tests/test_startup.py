@@ -40,7 +40,7 @@ def test_help_fits_a_screen_and_imports_nothing_slow(name):
 
 def test_captioning_an_image_imports_neither_compiler_nor_lightning_nor_wandb(tmp_path):
     heavy = {"pytorch_lightning", "wandb", "matplotlib", "nltk", "jsonargparse", "timm"}
-    done = run(program(["caption", str(ROOT / "docs/images/photo.png")], heavy), tmp_path)
+    done = run(program(["caption", str(ROOT / "docs/images/photo.jpg")], heavy), tmp_path)
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
     assert done.stderr == "captioning caption: importing PyTorch ...\n"
 

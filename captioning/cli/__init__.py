@@ -97,7 +97,7 @@ _SCORE = """usage: captioning {command} --ckpt_path MODEL [--config DATA.yaml] [
   --data.source.root DIR        set an option of the data source
   --data.limit_images N         use only the first images of the split
   --model.search.beam_size K    partial captions kept at each step of beam search
-  --model.inference HOW         what hard attention looks at: expected (all places), argmax (the best one) or sample
+  --model.inference HOW         what hard attention looks at: expected (all), argmax (the best) or sample
   --model.ensemble '["b.ckpt"]' average the word probabilities with those of these models
   --trainer.accelerator NAME    auto, cpu or gpu
   --help_all                    every option with its meaning and default; give --ckpt_path, too

@@ -53,7 +53,7 @@ def test_it_is_small_complete_and_its_card_keeps_the_two_licences_apart():
     assert sorted(files) == "README.md SHA256SUMS config.json model.safetensors vocabulary.json".split()
     assert sum(files.values()) <= 32 * 2**20
     card = (FOLDER / "README.md").read_text(encoding="utf-8")
-    for part in ("## Limits", "**The code**", "**The weights** are for non-commercial research and education only", "| BLEU-4 |"):
+    for part in ("## Limits", "**The code**", "**The weights** are for non-commercial research", "| BLEU-4 |"):
         assert part in card
 
 

@@ -50,6 +50,12 @@ def test_features_of_the_configured_splits_are_written_and_the_next_command_is_s
     assert "other.ckpt: its encoder is not the config's" in line
 
 
+def test_the_value_of_an_option_of_the_configuration_may_have_spaces():
+    Path("shapes").rename("my shapes")
+    command("extract", "--config", "config.yaml", "--data.source.root=my shapes", "--output", "out", "--num_workers", 0)
+    assert Path("out/train.json").is_file()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

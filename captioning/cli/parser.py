@@ -139,6 +139,8 @@ def call(prog: str, command: Command | Mapping[str, Command], args: Sequence[str
     unknown = [word for word in args if word.startswith("--") and word.partition("=")[0] not in known]
     if unknown and OVERRIDES not in parameters:  # is told before what it makes argparse miss
         parser.error(f"unrecognized arguments: {unknown[0]}")
+    # Of an unknown option with a space in its value, argparse would believe that it is a value itself.
+    args = [part for word in args for part in (word.split("=", 1) if word in unknown else [word])]
     values, others = parser.parse_known_args(args)
     if others and OVERRIDES not in parameters:
         parser.error(f"unrecognized arguments: {others[0]}")

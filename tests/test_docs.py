@@ -267,9 +267,3 @@ def test_the_recipe_of_a_source_reads_its_folder(tmp_path, monkeypatch):
     assert len(train) > len(splits["val"]) > 0
     assert train.captions[0] == "a dog number 0" and train.captions[1] == "one dog"
     train.check_images()
-
-
-@pytest.mark.parametrize("picture", sorted((DOCS / "images").glob("*.png")), ids=lambda path: path.name)
-def test_a_picture_has_true_colour(picture):
-    with Image.open(picture) as image:
-        assert image.mode in ("RGB", "RGBA")  # a palette of 256 colours shows bands

@@ -123,7 +123,8 @@ def fake(tmp_path, monkeypatch):
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     monkeypatch.syspath_prepend(package.parent)
-    return put
+    yield put
+    sys.modules.pop("pycocoevalcap", None)  # otherwise later tests of this process find the empty package
 
 
 def test_the_metrics_of_a_corpus_have_meteor_where_java_is(fake):

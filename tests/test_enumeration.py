@@ -22,7 +22,7 @@ from captioning.model import AttentionDecoder, DecoderOutput
 from captioning.model.captioner import Captioner
 from captioning.objective import Likelihood, reductions
 from captioning.objective.bounds import sampled_bounds
-from captioning.objective.estimators import Estimator, LeaveOneOut, MovingAverage
+from captioning.objective.estimators import Estimator, LeaveOneOut, MovingAverage, Signal
 
 L, D, A, E, H, V = 3, 2, 3, 4, 5, 8
 CAPTIONS = ([4, 6], [5])
@@ -191,6 +191,20 @@ def test_expected_gradient_over_the_support_of_sparse_alphas_is_exact(monkeypatc
 def test_leave_one_out_gradient_matches_enumeration(to_go):
     captioner = make_captioner()
     assert_agrees(sampled_gradients(captioner, LeaveOneOut(2, to_go=to_go)), exact_gradient(captioner))
+
+
+def test_the_estimator_is_told_whose_contexts_were_drawn():
+    class Told(Estimator):
+        def forward(self, rewards: Tensor, mask: Tensor, sampled: Tensor) -> Signal:
+            told.append(sampled)
+            return super().forward(rewards, mask, sampled)
+
+    told: list[Tensor] = []
+    captioner, batch = make_captioner(sample_probability=0.4), make_batch()
+    objective = make_objective(captioner, Told())
+    outputs = [objective(captioner, batch).output for _ in range(20)]
+    drawn = [output.log_prob.ne(0).any(dim=1) for output in outputs]  # an expected context has the probability 1
+    assert torch.equal(torch.cat(told), torch.cat(drawn)) and 0 < torch.cat(told).float().mean() < 1
 
 
 @pytest.mark.parametrize("form", FORMS)

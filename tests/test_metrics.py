@@ -12,7 +12,7 @@ from captioning.errors import warn_once
 from captioning.evaluation import metrics
 from captioning.evaluation.bleu import bleu_counts, bleu_from_counts, bleu_metrics, sentence_bleu
 from captioning.evaluation.cider import CiderD
-from captioning.evaluation.metrics import METRICS, caption_metrics, rouge_l
+from captioning.evaluation.metrics import METRICS, caption_metrics, few, rouge_l
 from captioning.evaluation.resampling import differences, intervals
 
 WORDS = "a dog cat runs sits on the grass red ball".split()
@@ -168,6 +168,10 @@ def test_the_metrics_of_a_corpus_are_those_of_their_functions():
         "cider_d": pytest.approx(100 * cider_d(hypotheses, references).mean()),
     }
     assert found.keys() | {name for family in metrics.FAMILIES for name in family.names} <= METRICS.keys()
+
+
+def test_metrics_of_fewer_than_100_images_are_said_to_say_little():
+    assert all("fewer than 100 images" in few(images) for images in (1, 99)) and few(100) == few(1000) == ""
 
 
 def test_every_family_gives_intervals_and_paired_tests():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,15 @@ def whole(shapes, tmp_path_factory) -> tuple[CaptioningModule, Diary]:
     return fit(shapes, tmp_path_factory.mktemp("whole"))
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Let this process hear of a closed terminal, also where the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize(
     ("step", "workers", "number"),
     [(3, 0, signal.SIGTERM), (10, 2, signal.SIGTERM), (10, 0, signal.SIGHUP), (STEPS, 0, signal.SIGINT)],

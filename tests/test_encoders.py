@@ -466,15 +466,23 @@ def test_positions_tell_equal_content_apart():
 # EfficientNetLite2
 
 
-def test_annotations_of_efficientnet_lite2_and_the_names_of_its_tensors_equal_timms():
+LAYERS = {
+    "head": {"out_index": "head"},
+    "expansion": {"out_index": 4, "model_args": {"feature_location": "expansion"}},
+}
+
+
+@pytest.mark.parametrize(("layer", "channels"), [("head", 1280), ("expansion", 1248)])
+def test_annotations_of_efficientnet_lite2_and_the_names_of_its_tensors_equal_timms(layer, channels):
     pytest.importorskip("timm")
     torch.manual_seed(3)
-    options = {"weights": None, "image_size": 96, "crop": False}
-    theirs, ours = TimmEncoder(LITE2, "head", **options), EfficientNetLite2(weights=None, image_size=96)
-    as_trained(theirs)
-    assert ours.preprocessing == theirs.preprocessing and ours.grid_size == (3, 3) and ours.annotation_dim == 1280
-    ours.load_state_dict(theirs.state_dict())  # strict
-    assert [name for name, _ in ours.named_parameters()] == [name for name, _ in theirs.named_parameters()]
+    theirs = as_trained(TimmEncoder(LITE2, weights=None, image_size=96, crop=False, **LAYERS[layer]))
+    whole = {whole_name(name): tensor for name, tensor in theirs.network.state_dict().items()}
+    ours = EfficientNetLite2(weights=None, layer=layer, image_size=96)
+    assert ours.preprocessing == theirs.preprocessing and ours.grid_size == (3, 3) and ours.annotation_dim == channels
+    used = {name: whole[name] for name in ours.network.state_dict()}
+    ours.network.load_state_dict(used)
+    assert layer == "expansion" or [*used] == [*whole]
     images = torch.randn(6, 3, 96, 96)
     annotations = ours(images)
     assert annotations.std() > 0.1
@@ -482,11 +490,12 @@ def test_annotations_of_efficientnet_lite2_and_the_names_of_its_tensors_equal_ti
     torch.testing.assert_close(annotations, torch.cat([ours(image) for image in images.split(1)]))
 
 
-def test_efficientnet_lite2_is_fine_tuned_from_a_stage_to_its_head():
-    encoder = EfficientNetLite2(weights=None, image_size=32, trainable_from="blocks.6").train()
+@pytest.mark.parametrize(("layer", "stages"), [("head", {"blocks", "conv_head", "bn2"}), ("expansion", {"blocks"})])
+def test_efficientnet_lite2_is_fine_tuned_from_a_stage_to_its_last_layer(layer, stages):
+    encoder = EfficientNetLite2(weights=None, layer=layer, image_size=32, trainable_from="blocks.6").train()
     encoder(torch.randn(2, 3, 32, 32)).sum().backward()
     trained = {name for name, parameter in encoder.network.named_parameters() if parameter.grad is not None}
-    assert {name.split(".")[0] for name in trained} == {"blocks", "conv_head", "bn2"}
+    assert {name.split(".")[0] for name in trained} == stages
     assert {name.split(".")[1] for name in trained if name.startswith("blocks.")} == {"6"}
 
 
@@ -528,7 +537,8 @@ OF_TIMM = functools.partial(TimmEncoder, name="resnet18", weights=None)
         (OF_TIMM, {"name": "lcnet_035", "weights": "DEFAULT"}, r"lcnet_035.*give a file with --.*weights PATH"),
         (ConvEncoder, {"channels": (4, 5), "strides": (2,)}, r"channels \[4, 5\] and strides \[2\]"),
         (ConvEncoder, {"channels": (4, 5), "strides": (2, 2), "image_size": 30}, "must divide image_size 30"),
-        (EfficientNetLite2, {"weights": None, "image_size": 80}, "image_size must be a multiple of 32, got 80"),
+        (EfficientNetLite2, {"weights": None, "image_size": 80}, "image_size a multiple of 32, got 'head', 80"),
+        (EfficientNetLite2, {"weights": None, "layer": "neck"}, "layer must be head or expansion"),
         (EfficientNetLite2, {"weights": None, "image_size": 0}, "image_size must be in 32 .. 4096, got 0"),
     ],
 )

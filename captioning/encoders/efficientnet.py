@@ -1,4 +1,4 @@
-"""EfficientNet-Lite2 (Tan & Le 2019, without squeeze and excitation) with its head convolution. Needs no timm."""
+"""EfficientNet-Lite2 (Tan & Le 2019, without squeeze and excitation) without its classifier. Needs no timm."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ _norm = functools.partial(nn.BatchNorm2d, eps=1e-3)
 
 
 class EfficientNetLite2(Encoder):
-    """EfficientNet-Lite2 with its head convolution: 1280 channels at 1/32 of the image's side.
+    """EfficientNet-Lite2 up to its last layers, at 1/32 of the image's side.
 
-    Annotations and names of tensors equal those of ``TimmEncoder("tf_efficientnet_lite2", "head")``.
+    Annotations equal those of ``TimmEncoder("tf_efficientnet_lite2", ..)``, tensors have timm's names.
 
     Args:
         weights: A ``.safetensors`` or ``.pth`` file with the state dict of the whole network or of the used part, such
             as the one that ``captioning prepare weights`` downloads. None initialises them at random.
+        layer: ``head`` takes the head convolution, 1280 channels; ``expansion`` takes the expanded maps within the last
+            block, 1248 channels, timm's ``"feature_location": "expansion"``.
         image_size: Side of the square input in pixels, a multiple of 32; the whole image is squashed into it.
         trainable_from: First stage that is fine-tuned, such as ``blocks.5``; None freezes everything.
         learning_rate: Learning rate of the fine-tuned part; None uses the decoder's.
@@ -35,41 +37,46 @@ class EfficientNetLite2(Encoder):
         self,
         *,
         weights: str | None,
+        layer: str = "head",
         image_size: int = 256,
         trainable_from: str | None = None,
         learning_rate: float | None = None,
     ) -> None:
         check_range(32, 4096, image_size=image_size)
-        if image_size % 32:
-            raise InputError(f"EfficientNetLite2: image_size must be a multiple of 32, got {image_size}")
+        if image_size % 32 or layer not in ("head", "expansion"):
+            wanted = "layer must be head or expansion, image_size a multiple of 32"
+            raise InputError(f"EfficientNetLite2: {wanted}, got {layer!r}, {image_size}")
         preprocessing = Preprocessing(image_size, None, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bicubic")
-        super().__init__(_Network(), preprocessing, weights, trainable_from=trainable_from, learning_rate=learning_rate)
+        network = _Network(head=layer == "head")
+        super().__init__(network, preprocessing, weights, trainable_from=trainable_from, learning_rate=learning_rate)
 
     def _maps(self, images: Tensor) -> Tensor:
         return self.network(images)
 
 
 class _Network(nn.Module):
-    """Images (B, 3, side, side) to maps (B, 1280, side / 32, side / 32)."""
+    """Images (B, 3, side, side) to maps (B, D, side / 32, side / 32)."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, head: bool) -> None:
         super().__init__()
         self.conv_stem = _Convolution(3, 32, 3, stride=2)
         self.bn1 = _norm(32)
         self.blocks, before = nn.Sequential(), 32
         for blocks, channels, side, stride in _STAGES:
-            stage = nn.Sequential()
-            for number in range(blocks):
-                block = _Block if len(self.blocks) else _FirstBlock
-                stage.append(block(before, channels, side, stride if number == 0 else 1))
-                before = channels
-            self.blocks.append(stage)
-        self.conv_head = _Convolution(before, 1280, 1)
-        self.bn2 = _norm(1280)
+            block = _Block if len(self.blocks) else _FirstBlock
+            further = (block(channels, channels, side, 1) for _ in range(blocks - 1))
+            self.blocks.append(nn.Sequential(block(before, channels, side, stride), *further))
+            before = channels
+        self.head = head
+        if head:
+            self.conv_head, self.bn2 = _Convolution(before, 1280, 1), _norm(1280)
+        else:
+            last = self.blocks.get_submodule("6.0")
+            last.conv_pwl = last.bn3 = nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:
         maps = self.blocks(F.relu6(self.bn1(self.conv_stem(images)), inplace=True))
-        return F.relu6(self.bn2(self.conv_head(maps)), inplace=True)
+        return F.relu6(self.bn2(self.conv_head(maps)), inplace=True) if self.head else maps
 
 
 class _FirstBlock(nn.Module):

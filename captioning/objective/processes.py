@@ -6,33 +6,21 @@ of the whole batch only if every process multiplies each of its means by its ``r
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, distributed
-from torch.autograd.function import once_differentiable
 
 
 def process_count() -> int:
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor) -> Tensor:
-        total = values.contiguous().clone()
-        distributed.all_reduce(total)
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return _Sum.forward(ctx, gradient)  # the sum enters the losses of all processes
-
-
 def sum_over_processes(values: Tensor) -> Tensor:
-    """Return the sum over all processes, which must all call this; its gradient is that of the sum of their losses."""
-    return values if process_count() == 1 else _Sum.apply(values)
+    """Return the sum over all processes, which must all call this; ``values`` and the sum have no gradient."""
+    if process_count() == 1:
+        return values
+    total = values.contiguous().clone()
+    distributed.all_reduce(total)
+    return total
 
 
 def relative_size(count: int | Tensor, device: torch.device) -> Tensor | float:

@@ -13,7 +13,7 @@ from PIL import Image
 from captioning.cells import CellGrid
 from captioning.errors import warn_once
 from captioning.views.maps import LOOKS, smooth_alphas
-from captioning.views.overlays import Look, attention_figure, save_figure
+from captioning.views.overlays import WHOLE, Look, attention_figure, save_figure
 
 CELLS = CellGrid.regular((3, 5), (40, 60))
 GREY = Image.new("RGB", (60, 40), "gray")
@@ -23,6 +23,11 @@ def one_hot(cell: int, cells: int = 15) -> np.ndarray:
     alpha = np.zeros(cells)
     alpha[cell] = 1
     return alpha
+
+
+def figure_of(photo, words, trace, cells=CELLS, *, region=WHOLE, **options):
+    """The figure of one model."""
+    return attention_figure(photo, words, {"": Look(trace, cells, region)}, **options)
 
 
 def panels(figure) -> list:
@@ -85,7 +90,7 @@ def test_smoothing_is_the_authors_on_their_sizes():
 
 def test_the_figure_has_the_untouched_view_the_caption_a_panel_for_every_word_and_the_scale():
     view, words = random_view(), ["two", "cats", "sleep"]
-    figure = attention_figure(view, words, trace_of(random_alphas(3), [0.25, 0.5, 1]), CELLS)
+    figure = figure_of(view, words, trace_of(random_alphas(3), [0.25, 0.5, 1]))
     np.testing.assert_array_equal(pixels(figure.axes[0]), np.asarray(view))
     assert [axes.get_title() for axes in panels(figure)] == words
     assert figure.get_suptitle() == "two cats sleep"
@@ -95,7 +100,7 @@ def test_the_figure_has_the_untouched_view_the_caption_a_panel_for_every_word_an
 def test_all_maps_have_one_scale_whose_end_is_the_median_maps_maximum():
     strong, dim = one_hot(7), LOOKS["paper"]["dim"]
     alphas = [0.5 * strong + 0.5 / 15, strong, 0.25 * strong + 0.75 / 15]
-    figure = attention_figure(GREY, ["a", "cat", "of"], trace_of(alphas), CELLS, style="paper")
+    figure = figure_of(GREY, ["a", "cat", "of"], trace_of(alphas), style="paper")
     maxima = [float(smooth_alphas(alpha, CELLS.scaled((299, 448))).max()) for alpha in alphas]
     for axes, maximum in zip(panels(figure), maxima, strict=True):
         assert pixels(axes).max() == pytest.approx(128 * (dim + (1 - dim) * min(maximum / maxima[0], 1)), abs=1)
@@ -103,9 +108,7 @@ def test_all_maps_have_one_scale_whose_end_is_the_median_maps_maximum():
 
 def test_the_whole_photo_is_shown_with_the_models_view_marked():
     photo, region = random_view(90, 40), (0.25, 0.0, 0.75, 1.0)
-    figure = attention_figure(
-        random_view(45, 40), ["cat"], trace_of(random_alphas(1)), CELLS, photo=photo, region=region
-    )
+    figure = figure_of(photo, ["cat"], trace_of(random_alphas(1)), region=region)
     shown, whole = pixels(figure.axes[0]), np.asarray(photo)
     np.testing.assert_array_equal(shown[:, 22:68], whole[:, 22:68])
     np.testing.assert_array_equal(shown[:, :22], whole[:, :22] // 2)
@@ -116,9 +119,7 @@ def test_the_whole_photo_is_shown_with_the_models_view_marked():
 
 def test_maps_are_painted_on_the_photos_own_pixels_of_the_view():
     photo, region = random_view(1200, 800), (0.2, 0.1, 0.7, 0.6)
-    figure = attention_figure(
-        photo.resize((60, 40)), ["cat"], trace_of([np.zeros(15)]), CELLS, photo=photo, region=region
-    )
+    figure = figure_of(photo, ["cat"], trace_of([np.zeros(15)]), region=region)
     expected = photo.resize((448, 299), Image.Resampling.BICUBIC, box=(240, 80, 840, 480))
     dimmed = np.asarray(expected, dtype=np.float32) * LOOKS["color"]["dim"]
     np.testing.assert_allclose(pixels(panels(figure)[0]), dimmed, atol=1)
@@ -128,14 +129,14 @@ def test_what_is_attended_to_keeps_half_of_its_colour_under_the_map():
     red, blue = ((220, 30, 30), (30, 30, 220))
     peaks = []
     for color in (red, blue):
-        figure = attention_figure(Image.new("RGB", (60, 40), color), ["cat"], trace_of([one_hot(7)]), CELLS)
+        figure = figure_of(Image.new("RGB", (60, 40), color), ["cat"], trace_of([one_hot(7)]))
         painted = pixels(panels(figure)[0])
         peaks.append(painted[painted.shape[0] // 2, painted.shape[1] // 2])
     np.testing.assert_allclose(peaks[0] - peaks[1], (np.array(red) - np.array(blue)) / 2, atol=2)
 
 
 def test_even_attention_shows_no_pattern_and_stays_dim():
-    figure = attention_figure(GREY, ["of"], trace_of([np.full(15, 1 / 15)]), CELLS, style="paper")
+    figure = figure_of(GREY, ["of"], trace_of([np.full(15, 1 / 15)]), style="paper")
     dim = LOOKS["paper"]["dim"]
     painted = pixels(panels(figure)[0])
     assert np.ptp(painted) <= 1 and painted.max() == pytest.approx(128 * (dim + (1 - dim) / 3), abs=1)
@@ -143,8 +144,8 @@ def test_even_attention_shows_no_pattern_and_stays_dim():
 
 def test_each_panel_is_brightest_where_its_word_looked_and_details_are_written_beneath():
     trace = trace_of([one_hot(cell) for cell in (0, 14, 7)], [0.25, 0.5, 1])
-    assert brightest_cells(attention_figure(GREY, ["a", "b", "c"], trace, CELLS)) == [0, 14, 7]
-    figure = attention_figure(GREY, ["a", "b", "c"], trace, CELLS, details=True)
+    assert brightest_cells(figure_of(GREY, ["a", "b", "c"], trace)) == [0, 14, 7]
+    figure = figure_of(GREY, ["a", "b", "c"], trace, details=True)
     assert [axes.get_xlabel()[:16] for axes in panels(figure)] == [
         f"\u03b2 {beta} \u00b7 at most" for beta in ("0.25", "0.50", "1.00")
     ]
@@ -153,8 +154,8 @@ def test_each_panel_is_brightest_where_its_word_looked_and_details_are_written_b
 def test_a_posterior_replaces_its_prior_and_details_show_both():
     prior, posterior = [[one_hot(cell) for cell in cells] for cells in ((0, 4), (10, 14))]
     trace = trace_of(prior, [0.25, 0.5])._replace(posterior=np.array(posterior, dtype=np.float32))
-    assert brightest_cells(attention_figure(GREY, ["a", "cat"], trace, CELLS)) == [10, 14]
-    figure = attention_figure(GREY, ["a", "cat"], trace, CELLS, details=True)
+    assert brightest_cells(figure_of(GREY, ["a", "cat"], trace)) == [10, 14]
+    figure = figure_of(GREY, ["a", "cat"], trace, details=True)
     assert brightest_cells(figure) == [0, 10, 4, 14]
     assert [axes.get_ylabel() for axes in panels(figure)] == ["before the word", "after the word", "", ""]
 
@@ -163,8 +164,8 @@ def test_heads_stand_beneath_their_mean():
     cells = [[0, 4, 14], [10, 12, 2]]  # of three heads at two words
     heads = np.array([[one_hot(cell) for cell in word_cells] for word_cells in cells], dtype=np.float32)
     trace = trace_of(heads.mean(1), [0.25, 0.5])._replace(heads=heads)
-    assert len(panels(attention_figure(GREY, ["two", "cats"], trace, CELLS))) == 2
-    figure = attention_figure(GREY, ["two", "cats"], trace, CELLS, heads=True)
+    assert len(panels(figure_of(GREY, ["two", "cats"], trace))) == 2
+    figure = figure_of(GREY, ["two", "cats"], trace, heads=True)
     brightest = brightest_cells(figure)
     assert brightest[1:4] == cells[0] and brightest[5:] == cells[1]
     assert brightest[0] in cells[0] and brightest[4] in cells[1]  # the mean has three of them
@@ -176,7 +177,7 @@ def test_heads_stand_beneath_their_mean():
 def test_panels_lie_inside_the_figure_and_do_not_overlap(steps, both, details):
     alphas = random_alphas(steps)
     trace = trace_of(alphas, [0.5] * steps)._replace(posterior=alphas if both else None)
-    figure = attention_figure(random_view(), ["word"] * steps, trace, CELLS, details=details)
+    figure = figure_of(random_view(), ["word"] * steps, trace, details=details)
     boxes = [axes.get_position() for axes in figure.axes]
     assert len(boxes) == 2 + steps * (1 + both) and figure.get_figwidth() < 14
     for n, box in enumerate(boxes):
@@ -191,7 +192,7 @@ def test_all_text_lies_inside_the_figure_and_none_on_another_at_any_aspect(size,
     words = ["standing"] * steps
     cells = CellGrid.regular((3, 5), size[::-1])
     trace = trace_of(random_alphas(steps), [0.5] * steps)
-    figure = attention_figure(random_view(*size), words, trace, cells, details=details)
+    figure = figure_of(random_view(*size), words, trace, cells, details=details)
     figure.draw_without_rendering()
     boxes = [text.get_window_extent() for text in figure.findobj(Text) if text.get_text()]
     assert len(boxes) == steps * (1 + details) + (2 if steps else 1)
@@ -204,7 +205,7 @@ def test_all_text_lies_inside_the_figure_and_none_on_another_at_any_aspect(size,
 def test_characters_that_the_font_lacks_are_one_line_with_the_remedy(tmp_path, caplog):
     warn_once.cache_clear()
     for name in ("a.png", "b.png"):
-        figure = attention_figure(random_view(), ["猫", "が"], trace_of(random_alphas(2)), CELLS)
+        figure = figure_of(random_view(), ["猫", "が"], trace_of(random_alphas(2)))
         save_figure(figure, tmp_path / name, dpi=40)
     (record,) = caplog.records
     assert (
@@ -214,7 +215,7 @@ def test_characters_that_the_font_lacks_are_one_line_with_the_remedy(tmp_path, c
 
 def test_words_are_never_read_as_formulas_and_the_figure_is_saved(tmp_path):
     words = ["$x_", "a_$b$", "internationalisation-of-everything"]
-    figure = attention_figure(random_view(), words, trace_of(random_alphas(3), locations=[1, -1, 2]), CELLS)
+    figure = figure_of(random_view(), words, trace_of(random_alphas(3), locations=[1, -1, 2]))
     assert [axes.get_title() for axes in panels(figure)] == words
     for name in ("figure.png", "figure.pdf"):
         figure.savefig(tmp_path / name)
@@ -227,7 +228,7 @@ def test_words_are_never_read_as_formulas_and_the_figure_is_saved(tmp_path):
 
 def test_the_chosen_cell_is_framed_in_its_panel_and_soft_attention_chooses_nothing():
     chosen = [0, 14, -1]
-    figure = attention_figure(random_view(), ["a", "b", "c"], trace_of(random_alphas(3), locations=chosen), CELLS)
+    figure = figure_of(random_view(), ["a", "b", "c"], trace_of(random_alphas(3), locations=chosen))
     for cell, axes in zip(chosen, panels(figure), strict=True):
         height, width = pixels(axes).shape[:2]
         if cell == -1:
@@ -243,9 +244,8 @@ def test_the_chosen_cell_is_framed_in_its_panel_and_soft_attention_chooses_nothi
 def test_models_stand_beneath_one_another_and_of_hard_attention_the_chosen_cell_alone_is_bright():
     words, chosen = ["a", "b", "c"], [0, 14, 9]
     spread = np.full((3, 15), 1 / 15)  # what hard attention drew from
-    beside = {"hard": Look(trace_of(spread, locations=chosen), CELLS)}
-    soft = trace_of([one_hot(cell) for cell in (7, 2, 12)])
-    figure = attention_figure(GREY, words, soft, CELLS, name="soft", beside=beside)
+    traces = {"soft": trace_of([one_hot(cell) for cell in (7, 2, 12)]), "hard": trace_of(spread, locations=chosen)}
+    figure = attention_figure(GREY, words, {name: Look(trace, CELLS) for name, trace in traces.items()})
     assert brightest_cells(figure) == [7, 0, 2, 14, 12, 9]
     assert [axes.get_ylabel() for axes in panels(figure)] == ["soft", "hard", "", "", "", ""]
     assert [bool(axes.patches) for axes in panels(figure)] == [False, True] * 3

@@ -145,17 +145,17 @@ def test_samples_are_the_first_validation_images_with_their_posterior(shapes, tm
     drawn = []
     monkeypatch.setattr(
         "captioning.views.overlays.attention_figure",
-        lambda view, words, trace, cells, **options: drawn.append((words, trace, options)) or Figure(),
+        lambda photo, words, looks, **options: drawn.append((photo, words, looks[""])) or Figure(),
     )
     module = make_module(output=SummedOutput())
     make_trainer(tmp_path, callbacks=[CaptionSamples(2)]).fit(module, make_data(shapes))
     first = shapes.index("val").image_ids[:2].tolist()
     assert sorted(p.name for p in (tmp_path / "samples").iterdir()) == [f"{i}_001.png" for i in first]
-    assert [words for words, _, _ in drawn] == [image.words for image in module.results[:2]]
-    for words, trace, options in drawn:
-        assert trace.posterior.shape == trace.alphas.shape == (len(words), 36)
-        torch.testing.assert_close(trace.posterior.sum(1), torch.ones(len(words)))
-        assert (options["photo"].size, options["region"]) == ((48, 48), (0, 0, 1, 1))
+    assert [words for _, words, _ in drawn] == [image.words for image in module.results[:2]]
+    for photo, words, look in drawn:
+        assert look.trace.posterior.shape == look.trace.alphas.shape == (len(words), 36)
+        torch.testing.assert_close(look.trace.posterior.sum(1), torch.ones(len(words)))
+        assert (photo.size, look.region) == ((48, 48), (0, 0, 1, 1))
 
 
 @pytest.mark.parametrize(

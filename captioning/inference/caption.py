@@ -101,25 +101,12 @@ class Caption:
             raise InputError("heads: this model's attention has none; leave it out")
         if heads and self.beside:
             raise InputError("heads: several models are drawn as one row each; leave it out")
-        beside = {
+        photo, region = (self.view, WHOLE) if self.photo is None else self.photo()
+        looks = {self.model: Look(self.trace, self.cells, region)} | {
             name: Look(other.trace, other.cells, WHOLE if other.photo is None else other.photo()[1])
             for name, other in self.beside.items()
         }
-        photo, region = (self.view, WHOLE) if self.photo is None else self.photo()
-        return attention_figure(
-            self.view,
-            self.words,
-            self.trace,
-            self.cells,
-            photo=photo,
-            region=region,
-            style=style,
-            text=self.text,
-            heads=heads,
-            details=details,
-            name=self.model,
-            beside=beside,
-        )
+        return attention_figure(photo, self.words, looks, style=style, text=self.text, heads=heads, details=details)
 
     def save_figure(self, path: str | Path, style: Style = "color", **options: bool) -> None:
         """Write ``figure``, which takes the options, to a .png, .pdf or .svg file, or raise an InputError."""

@@ -42,7 +42,7 @@ class CaptionSamples(Callback):
         fitting, tests = trainer.state.fn == "fit" and not trainer.sanity_checking, trainer.state.fn == "test"
         if not trainer.is_global_zero or not (fitting or tests):
             return
-        from captioning.views.overlays import attention_figure, save_figure  # matplotlib is slow to import
+        from captioning.views.overlays import Look, attention_figure, save_figure  # matplotlib is slow to import
 
         stage, suffix = ("test", "test") if tests else ("val", f"{trainer.current_epoch + 1:03d}")
         encoder, folder = pl_module.encoder, Path(trainer.default_root_dir) / "samples"
@@ -50,15 +50,8 @@ class CaptionSamples(Callback):
         for row, (image, hypothesis) in sorted(pl_module.evaluator.kept.items()):
             if (photo := pl_module.data.photo(row)) is None:
                 continue
-            figure = attention_figure(
-                encoder.preprocessing.view(photo),
-                image.words,
-                hypothesis.trace,
-                encoder.cells,
-                photo=photo,
-                region=encoder.preprocessing.region(photo.size),
-                text=image.text,
-            )
+            look = Look(hypothesis.trace, encoder.cells, encoder.preprocessing.region(photo.size))
+            figure = attention_figure(photo, image.words, {"": look}, text=image.text)
             samples.append((photo, image.text, folder / f"{image.image_id}_{suffix}.png"))
             with replacing(samples[-1][2]) as part:
                 save_figure(figure, part, dpi=80, format="png", pil_kwargs={"compress_level": 1})  # in half the time

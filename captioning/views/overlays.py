@@ -48,19 +48,14 @@ class Look(NamedTuple):
 
 
 def attention_figure(
-    view: Image.Image,
+    photo: Image.Image,
     words: Sequence[str],
-    trace: AttentionTrace,
-    cells: CellGrid,
+    looks: Mapping[str, Look],
     *,
-    photo: Image.Image | None = None,
-    region: Box = WHOLE,
     style: Style = "color",
     text: str | None = None,
     heads: bool = False,
     details: bool = False,
-    name: str = "",
-    beside: Mapping[str, Look] | None = None,
 ) -> Figure:
     """Return the image and its caption, followed by a panel per word with the attention over the model's view.
 
@@ -70,26 +65,20 @@ def attention_figure(
     pyplot.
 
     Args:
-        view: The pixels of the model's view (``Preprocessing.view``).
+        photo: The whole image, on which the first model's view is outlined.
         words: T words.
-        trace: Trace of the (T,) steps of these words.
-        cells: The L cells on the view.
-        photo: The whole image, shown and painted on in place of the view, with the view outlined.
-        region: The view's box in ``photo``, in fractions of its width and height (``Preprocessing.region``).
+        looks: Where models looked at these words, drawn one beneath the other, by the names that stand beside the maps.
         style: "color": the map's colours on the image. "paper": light alone, as in the paper's Fig. 3.
         text: The caption as written; by default the words with spaces between them.
         heads: Show the attention of each head beneath their mean.
         details: Write beta and the map's maximum beneath each panel, and show the alphas above a posterior.
-        name: Name of the model, where others stand beside it.
-        beside: Where other models looked at the same words, by their names; drawn beneath.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    whole = (view if photo is None else photo).convert("RGB")
-    looks = {name: Look(trace, cells, region)} | dict(beside or {})
-    maps = [row for label, look in looks.items() for row in _maps(label, look, whole, heads=heads, details=details)]
-    end = scale_end((float(smooth.max()) for row in maps for smooth in row.smooth), trace.alphas.shape[1])
+    photo, first_look = photo.convert("RGB"), next(iter(looks.values()))
+    maps = [row for label, look in looks.items() for row in _maps(label, look, photo, heads=heads, details=details)]
+    end = scale_end((float(smooth.max()) for row in maps for smooth in row.smooth), first_look.trace.alphas.shape[1])
 
     # The image takes the place of two by two panels, unless all words fit beside it.
     one_line = len(maps) == 1 and len(words) < _COLUMNS
@@ -120,7 +109,7 @@ def attention_figure(
 
     figure.suptitle(caption, y=1 - 0.1 / size[1], fontsize=12, weight="bold", va="top", parse_math=False)
     photo_size = photo_columns * (place + _GAP) - (_GAP if one_line else _MARGIN), photo_lines * line - _ABOVE - below
-    _draw_photo(panel(0, 0, *photo_size), whole, region)
+    _draw_photo(panel(0, 0, *photo_size), photo, first_look.region)
     for step, word in enumerate(words):
         row, column = places[step]
         is_first = step == 0 or row > places[step - 1][0]
@@ -172,9 +161,9 @@ class _Map(NamedTuple):
     trace: AttentionTrace
 
 
-def _maps(name: str, look: Look, whole: Image.Image, *, heads: bool, details: bool) -> list[_Map]:
+def _maps(name: str, look: Look, photo: Image.Image, *, heads: bool, details: bool) -> list[_Map]:
     """Return the rows of panels of a model."""
-    trace, background = look.trace.map(np.asarray), _background(whole, look.region)
+    trace, background = look.trace.map(np.asarray), _background(photo, look.region)
     on_view, named = look.cells.scaled(background.shape[:2]), _named_maps(trace, heads=heads, details=details)
     labels = [": ".join(filter(None, (name, kind * (len(named) > 1)))) for kind in named]
     smooth = [[smooth_alphas(weights, on_view) for weights in of_words] for of_words in named.values()]

@@ -1,9 +1,16 @@
-"""The layout of a run's folder."""
+"""The layout of a run's folder, and the settings of its configuration as lines."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
+
+PLACES = (
+    "name runs results config ckpt_path trainer.default_root_dir trainer.logger checkpoint.dirpath last.dirpath"
+).split()
+"""Settings that say where a run is stored and logged."""
 
 
 class RunFolder:
@@ -33,3 +40,32 @@ class RunFolder:
     def is_trained(self) -> bool:
         """Return whether a run has saved something here."""
         return self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+
+
+def flat(settings: Mapping[str, Any], without: Iterable[str] = ()) -> dict[str, Any]:
+    """Return settings as {"model.decoder.dropout": 0.5}; "model.decoder.attention" has the class's short name.
+
+    Components of a list, such as callbacks, are keyed by their class, not by their position. ``without`` are settings
+    to leave out, with all beneath them.
+    """
+    left_out = tuple(f"{name}." for name in without)
+    return {key: value for key, value in _flat("", settings) if not f"{key}.".startswith(left_out)}
+
+
+def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and "class_path" in value:
+        yield prefix, _short(value["class_path"])
+        arguments = value.get("init_args") or {}
+        yield from _flat(prefix, arguments) if arguments else ()
+    elif isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _flat(f"{prefix}.{key}" if prefix else str(key), inner)
+    elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+        for number, item in enumerate(value):
+            yield from _flat(f"{prefix}.{_short(item.get('class_path', number))}", item)
+    else:
+        yield prefix, value
+
+
+def _short(class_path: Any) -> str:
+    return str(class_path).rpartition(".")[2]

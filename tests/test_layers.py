@@ -33,8 +33,8 @@ ROOMS = {
     "evaluation": "cells data decoding encoders errors files model objective tokenizers vocabulary",
     "inference": "cells checkpoint data decoding encoders errors files model trace views vocabulary",
     "comparison": "component data errors evaluation files inference progress run_folder views",
-    "training": "attention checkpoint data decoding encoders errors evaluation files model objective tokenizers views "
-    "vocabulary",
+    "training": "attention checkpoint data decoding encoders errors evaluation files model objective run_folder "
+    "tokenizers views vocabulary",
     "cli": "checkpoint comparison data decoding encoders errors evaluation files inference kernels provenance "
     "run_folder tokenizers training views vocabulary",
     "__main__": "cli errors files",

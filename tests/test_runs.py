@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from helpers_runs import CAPTION, make_run
 
-from captioning.comparison.runs import Run, common_folder, find_runs, flat, name_runs, read_run
+from captioning.comparison.runs import Run, common_folder, find_runs, name_runs, read_run
 from captioning.errors import InputError
 from captioning.evaluation.records import NounHit
+from captioning.run_folder import flat
 
 
 def test_a_folder_is_read_with_everything_in_it(tmp_path):

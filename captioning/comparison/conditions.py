@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from captioning.comparison.result import Cell, Comparison, Row, Table
-from captioning.comparison.runs import Run, flat
+from captioning.comparison.runs import Run
 from captioning.evaluation.metrics import TITLES
+from captioning.run_folder import PLACES, flat
 
 _SEARCH = {
     "Split of the test": "split",
@@ -18,10 +19,7 @@ _SEARCH = {
 }
 # Settings that make no variant: where a run is stored and logged, what it is tested on (a row of its own), and what the
 # run folders of earlier versions repeat.
-_ELSEWHERE = (
-    "data.test_split data.feature_shares "
-    "name runs results config ckpt_path trainer.default_root_dir trainer.logger checkpoint.dirpath last.dirpath"
-).split()
+_ELSEWHERE = (*PLACES, "data.test_split", "data.feature_shares")
 
 
 def add_conditions(result: Comparison, runs: Sequence[Run]) -> None:
@@ -70,11 +68,7 @@ def attention_kind(settings: Mapping[str, Any]) -> str:
 
 def settings_of(run: Run) -> dict[str, Any]:
     """Return a run's settings, flat, without those that make no variant."""
-    return {
-        key: value
-        for key, value in flat(run.settings).items()
-        if not any(key == name or key.startswith(f"{name}.") for name in _ELSEWHERE)
-    }
+    return flat(run.settings, without=_ELSEWHERE)
 
 
 def _settings_table(runs: Sequence[Run]) -> Table:

@@ -7,7 +7,7 @@ import math
 import os
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,33 +77,6 @@ def read_run(folder: Path) -> Run:
     tested = layout.checkpoints / Path(str(run.search.get("checkpoint"))).name
     run.checkpoint = next((path for path in (tested, layout.checkpoint("best")) if path.is_file()), None)
     return run
-
-
-def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as {"model.decoder.dropout": 0.5}; "model.decoder.attention" has the class's short name.
-
-    Components of a list, such as callbacks, are keyed by their class, not by their position.
-    """
-    return dict(_flat("", settings))
-
-
-def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and "class_path" in value:
-        yield prefix, _short(value["class_path"])
-        arguments = value.get("init_args") or {}
-        yield from _flat(prefix, arguments) if arguments else ()
-    elif isinstance(value, Mapping) and value:
-        for key, inner in value.items():
-            yield from _flat(f"{prefix}.{key}" if prefix else str(key), inner)
-    elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
-        for number, item in enumerate(value):
-            yield from _flat(f"{prefix}.{_short(item.get('class_path', number))}", item)
-    else:
-        yield prefix, value
-
-
-def _short(class_path: Any) -> str:
-    return str(class_path).rpartition(".")[2]
 
 
 def _logged(path: Path) -> Iterator[tuple[str, int, float]]:

@@ -35,6 +35,7 @@ from captioning.model.ensemble import Ensemble
 from captioning.objective import Likelihood, Objective
 from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.processes import process_count, sum_over_processes
+from captioning.run_folder import PLACES, flat
 from captioning.tokenizers import PennTreebank
 from captioning.training.datamodule import CaptionDataModule
 from captioning.vocabulary import Vocabulary, tokenizer_from
@@ -306,22 +307,10 @@ class CaptioningModule(pl.LightningModule):
         check_tokenizer(tokenizer_from(content.get("tokenizer")), self.data.vocabulary.tokenizer)
         check_vocabulary("the checkpoint's", content.get("vocabulary") or (), self.data.vocabulary)
         self._random_state = checkpoint["random_state"]
-        found = differences(content.get("settings"), self.settings)
-        if changed := [f"{name}: {now}, was {was}" for name, was, now in found]:
+        was, now = (flat(x, (*PLACES, "init_from")) for x in (content.get("settings") or {}, self.settings))
+        names = [name for name in was | now if was.get(name) != now.get(name)]
+        if changed := [f"{name}: {now.get(name)}, was {was.get(name)}" for name in names]:
             rank_zero_info(
                 "settings that differ from the checkpoint's (numbers of the optimizer stay the checkpoint's; to "
                 f"change these, begin a new run with --init_from): {'; '.join(changed)}"
             )
-
-
-def differences(before: Any, now: Any, place: str = "") -> list[tuple[str, Any, Any]]:
-    """Return (place, value before, value now) of settings that differ, except those that say where a run writes."""
-    if not (isinstance(before, dict) and isinstance(now, dict)):
-        return [] if before == now else [(place.rstrip("."), before, now)]
-    names = [name for name in dict.fromkeys([*before, *now]) if f"{place}{name}" not in _PLACES]
-    return [change for name in names for change in differences(before.get(name), now.get(name), f"{place}{name}.")]
-
-
-_PLACES = (
-    "name runs ckpt_path init_from config trainer.default_root_dir trainer.logger checkpoint.dirpath last.dirpath"
-).split()

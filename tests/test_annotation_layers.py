@@ -18,9 +18,9 @@ B, GRID, D, DIM, HEADS, F, C, H, V = 3, (2, 5), 7, 12, 3, 9, 4, 10, 13
 L = GRID[0] * GRID[1]
 
 
-def make_layer(grid_size: tuple[int, int] | None = GRID, layers: int = 2) -> AnnotationAttention:
-    layer = AnnotationAttention(dim=DIM, heads=HEADS, layers=layers, feedforward_dim=F)
-    assert layer.build(D, grid_size) == DIM
+def make_layer() -> AnnotationAttention:
+    layer = AnnotationAttention(dim=DIM, heads=HEADS, layers=2, feedforward_dim=F)
+    assert layer.build(D, GRID) == DIM
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, 0, 0.5)
     return layer.eval()
@@ -44,8 +44,7 @@ def numpy(x: torch.Tensor) -> np.ndarray:
 def by_hand(layer: AnnotationAttention, annotations: torch.Tensor, locations: list[int]) -> np.ndarray:
     """One image, the locations that exist: (n, DIM)."""
     x = numpy(annotations)[locations] @ numpy(layer.projection.weight).T + numpy(layer.projection.bias)
-    if layer.grid_size is not None:
-        x = x + np.array([position(*divmod(i, GRID[1])) for i in locations])
+    x = x + np.array([position(*divmod(i, GRID[1])) for i in locations])
     for block in layer.layers.layers:
         y = normalised(x, block.norm1)
         queries, keys, values = np.split(
@@ -73,10 +72,9 @@ def position(row: int, column: int) -> list[float]:
     return encoding
 
 
-@pytest.mark.parametrize("grid_size", [GRID, None])
 @pytest.mark.parametrize("masked", [False, True])
-def test_self_attention_equals_a_loop_over_the_locations_that_exist(grid_size, masked):
-    layer, annotations = make_layer(grid_size), torch.randn(B, L, D)
+def test_self_attention_equals_a_loop_over_the_locations_that_exist(masked):
+    layer, annotations = make_layer(), torch.randn(B, L, D)
     mask = make_mask() if masked else torch.ones(B, L, dtype=torch.bool)
     for mode in (torch.no_grad, torch.enable_grad):  # PyTorch has a kernel of its own where nothing is trained
         with mode():

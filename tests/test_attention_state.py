@@ -17,13 +17,11 @@ from captioning.attention import (
     MultiHeadAttention,
     NTMAttention,
     NTMScore,
-    Score,
     SoftAttention,
 )
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.decoding import beam_search
 from captioning.encoders import ConvEncoder
-from captioning.errors import InputError
 from captioning.model import AttentionDecoder
 from captioning.model.captioner import Captioner
 
@@ -192,14 +190,6 @@ def test_location_looks_at_the_same_place_in_every_image():
     alphas = attention(query, attention.prepare(torch.randn(B, L, D)))[0].alphas
     torch.testing.assert_close(alphas[0], alphas[1])
     torch.testing.assert_close(alphas[0], torch.softmax(attention.score.output.weight @ query[0], dim=0))
-
-
-@pytest.mark.parametrize("score", [NTMScore, LocationScore])
-def test_a_score_over_the_plane_refuses_locations_without_one(score: type[Score]):
-    with pytest.raises(InputError, match=f"{score.__name__} needs locations on a grid.*grid_size is None"):
-        SoftAttention(score()).build(D, H)
-    with pytest.raises(ValueError, match="12 locations, got 13"):
-        built(SoftAttention(score())).prepare(torch.randn(B, 13, D))
 
 
 # In the decoder

@@ -76,15 +76,12 @@ class Score(Component):
             grid_size: As in ``Attention.build``.
 
         Raises:
-            InputError: The score needs locations on a grid, and they form none; or a size does not fit.
+            InputError: A size does not fit.
         """
 
     @abstractmethod
     def project(self, annotations: Tensor) -> Tensor:
-        """Return everything that does not depend on the query, computed once per image: (B, L, A), or (B, A, L).
-
-        A ValueError says that the score knows the grid, and it has another number of locations.
-        """
+        """Return everything that does not depend on the query, computed once per image: (B, L, A), or (B, A, L)."""
 
     @abstractmethod
     def forward(self, query: Tensor, projected: Tensor) -> Tensor:
@@ -171,8 +168,7 @@ class Attention(Component):
         """Create the parameters for annotations of size D and queries of size H.
 
         Args:
-            grid_size: (height, width) of the grid of locations, for attention that knows where they lie; None where
-                they form no grid.
+            grid_size: (height, width) of the grid of locations, which attention that knows where they lie needs.
 
         Raises:
             InputError: The score needs a softmax, and the normaliser is another.
@@ -215,21 +211,6 @@ class Attention(Component):
     @abstractmethod
     def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Attended:
         """Form contexts from alphas and log_alphas (B, R, L): 0 and -inf where masked and outside the support."""
-
-
-def check_grid(score: Score, grid_size: tuple[int, int] | None) -> tuple[int, int]:
-    """Return ``grid_size``; an InputError if the locations form no grid, which the score needs."""
-    if grid_size is None:
-        name = type(score).__name__
-        raise InputError(f"{name} needs locations on a grid, and the encoder's grid_size is None; use another score")
-    return grid_size
-
-
-def check_locations(annotations: Tensor, grid_size: tuple[int, int]) -> None:
-    """Raise a ValueError if annotations (B, L, D) have more or fewer locations than the grid."""
-    height, width = grid_size
-    if annotations.shape[1] != height * width:
-        raise ValueError(f"a grid of {height} x {width} has {height * width} locations, got {annotations.shape[1]}")
 
 
 def check_mask(annotations: Tensor, mask: Tensor | None) -> None:

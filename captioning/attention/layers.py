@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from captioning.attention.base import check_locations
 from captioning.component import Component, check_size
 from captioning.errors import InputError, check_range
 from captioning.kernels.dropout import Dropout
@@ -26,7 +25,7 @@ class AnnotationLayer(Component):
         """Create the parameters for annotations of size D; returns the size D' of the layer's output.
 
         Args:
-            grid_size: (height, width) of the grid of locations; None if they form no grid.
+            grid_size: (height, width) of the grid of locations, which a layer that knows where they lie needs.
         """
 
     @abstractmethod
@@ -42,8 +41,8 @@ class AnnotationAttention(AnnotationLayer):
     """Self-attention over the locations of an image: the encoder of Vaswani et al. 2017, over regions.
 
     Annotations are projected to d. Sines and cosines of their row and column are added, d / 2 channels each, as in
-    DETR (Carion et al. 2020), unless the locations form no grid. Layers of multi-head self-attention and a perceptron
-    follow, both with layer normalisation at their input, and a last normalisation.
+    DETR (Carion et al. 2020). Layers of multi-head self-attention and a perceptron follow, both with layer
+    normalisation at their input, and a last normalisation.
 
     Args:
         dim: Size d, a multiple of 4 and of ``heads``; None for the annotations' size D.
@@ -81,9 +80,9 @@ class AnnotationAttention(AnnotationLayer):
         dim = annotation_dim if self.dim is None else self.dim
         if dim % self.heads or dim % 4:
             raise InputError(f"AnnotationAttention: dim {dim} must be a multiple of 4 and of its {self.heads} heads")
-        self.grid_size = grid_size
+        assert grid_size is not None
         self.projection = nn.Linear(annotation_dim, dim)
-        self.register_buffer("positions", None if grid_size is None else grid_positions(grid_size, dim), False)
+        self.register_buffer("positions", grid_positions(grid_size, dim), False)
         layer = nn.TransformerEncoderLayer(
             dim,
             self.heads,
@@ -103,10 +102,7 @@ class AnnotationAttention(AnnotationLayer):
 
     def forward(self, annotations: Tensor, mask: Tensor | None = None) -> Tensor:
         located = self.projection(annotations)
-        if self.positions is not None:
-            assert self.grid_size is not None
-            check_locations(annotations, self.grid_size)
-            located = located + self.positions.to(located.dtype)
+        located = located + self.positions.to(located.dtype)
         read = self.layers(located, src_key_padding_mask=None if mask is None else ~mask)
         return read if mask is None else read.masked_fill(~mask.unsqueeze(-1), 0.0)
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from captioning.attention.base import Score, check_grid, check_locations
+from captioning.attention.base import Score
 from captioning.component import check_size
 from captioning.errors import InputError
 from captioning.kernels.unroll import StepLinear
@@ -59,12 +59,11 @@ class LocalScore(Score):
         self.position_dim = position_dim
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
-        grid_size = check_grid(self, grid_size)
+        assert grid_size is not None
         self.score.build(annotation_dim, query_dim, grid_size)
         hidden_dim = self.position_dim or query_dim
         self.position_hidden = StepLinear(query_dim, hidden_dim, bias=False)
         self.position_output = StepLinear(hidden_dim, 2, bias=False)
-        self._grid_size = grid_size
         y, x = torch.meshgrid(*(torch.arange(size) + 0.5 for size in grid_size), indexing="ij")
         centres = torch.stack([y.flatten(), x.flatten()])  # (2, L)
         # Persistent, so that a checkpoint of another grid is refused.
@@ -79,7 +78,6 @@ class LocalScore(Score):
 
     def project(self, annotations: Tensor) -> Tensor:
         """Return the inner score's projection."""
-        check_locations(annotations, self._grid_size)
         return self.score.project(annotations)
 
     def init_state(self, exists: Tensor) -> State:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioning.attention.base import Attended, Score, check_grid, check_locations, check_mask
+from captioning.attention.base import Attended, Score, check_mask
 from captioning.attention.memory import Memory, repeat_rows
 from captioning.attention.normalisers import masked_log_softmax
 from captioning.attention.soft import SoftAttention
@@ -44,7 +44,8 @@ class NTMScore(Score):
         self.attention_dim = attention_dim
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
-        self.grid_size = check_grid(self, grid_size)
+        assert grid_size is not None
+        self.grid_size = grid_size
         self.annotation_projection = nn.Linear(annotation_dim, self.attention_dim, bias=False)
         self.key = StepLinear(query_dim, self.attention_dim)
         self.controls = StepLinear(query_dim, 3 + _NEIGHBOURS)
@@ -53,7 +54,6 @@ class NTMScore(Score):
 
     def project(self, annotations: Tensor) -> Tensor:
         """Return unit vectors (B, A, L)."""
-        check_locations(annotations, self.grid_size)
         return F.normalize(self.annotation_projection(annotations), dim=-1).mT
 
     def init_state(self, exists: Tensor) -> State:

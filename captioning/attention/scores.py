@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioning.attention.base import Score, check_grid, check_locations
+from captioning.attention.base import Score
 from captioning.component import check_size
 from captioning.errors import InputError
 from captioning.kernels.additive import additive_logits, plain_additive_logits
@@ -158,12 +158,11 @@ class LocationScore(Score):
     deterministic = True
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
-        self._grid_size = check_grid(self, grid_size)
-        self.output = StepLinear(query_dim, self._grid_size[0] * self._grid_size[1], bias=False)
+        assert grid_size is not None
+        self.output = StepLinear(query_dim, grid_size[0] * grid_size[1], bias=False)
 
     def project(self, annotations: Tensor) -> Tensor:
         """Return the annotations unchanged; the logits do not depend on them."""
-        check_locations(annotations, self._grid_size)
         return annotations
 
     def forward(self, query: Tensor, projected: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ def _differ_in_seed_alone(run: Run, other: Run) -> bool:
         run.settings
         and other.settings
         and _seed_of(run)
-        and (not run.captions or not other.captions or _search_of(run) == _search_of(other))
+        and (not run.captions or not other.captions or run.search == other.search)
         # Both started from the same weights, or each from those of a run with its own seed.
         and any(_without_seed(run, starred) == _without_seed(other, starred) for starred in (False, True))
     )
@@ -68,8 +68,3 @@ def _without_seed(run: Run, starred: bool) -> dict[str, Any]:
         if starred and value and re.fullmatch(r"init_from|averaged\..*\.checkpoint", key):
             settings[key] = seed.sub("*", str(value))
     return settings
-
-
-def _search_of(run: Run) -> dict[str, Any]:
-    """Return the decoding options, without the epoch of the tested checkpoint, which differs between seeds."""
-    return run.search | {"checkpoint": re.sub(r"\d+", "", str(run.search.get("checkpoint")))}  # best-epoch=3.ckpt

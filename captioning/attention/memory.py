@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -48,7 +48,7 @@ class Memory:
 
     def collected(self) -> Self:
         """Return a copy whose gradients are collected over many steps (``captioning.kernels.unroll``)."""
-        return replace(self, annotations=collected(self.annotations), projected=collected(self.projected))
+        return self._map(collected)
 
     def select(self, images: Tensor) -> Self:
         """Return the memory of the given images, (B',) indices."""

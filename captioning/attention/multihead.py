@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
@@ -11,7 +11,7 @@ from captioning.attention.memory import Memory, repeat_rows
 from captioning.attention.soft import SoftAttention
 from captioning.component import check_size
 from captioning.errors import InputError
-from captioning.kernels.unroll import StepLinear, collected
+from captioning.kernels.unroll import StepLinear
 from captioning.trace import State
 
 
@@ -24,9 +24,6 @@ class MultiHeadMemory(Memory):
     """
 
     values: Tensor = field(kw_only=True)
-
-    def collected(self) -> MultiHeadMemory:
-        return replace(super().collected(), values=collected(self.values))
 
 
 class MultiHeadAttention(SoftAttention):

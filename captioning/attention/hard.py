@@ -94,9 +94,7 @@ class StochasticAttention(Attention):
 
     @property
     def deterministic(self) -> bool:
-        if not self.training:
-            return self.inference != "sample"
-        return not self.draws and self.score.deterministic and not self.dropout.p
+        return self.training and not self.draws and self.score.deterministic and not self.dropout.p
 
     def schedule(self) -> dict[str, float]:
         return {"sample_probability": self.sample_probability}

@@ -105,20 +105,19 @@ def _image_files(runs: Sequence[Run], ids: Sequence[int]) -> tuple[dict[int, Pat
     problem = "no run's data settings are known"
     for run in runs:
         data = run.settings.get("data") or {}
-        for split in dict.fromkeys([str(data.get("test_split") or "test"), "test", "val", "train"]):
-            try:
-                settings = data["source"]
-                source = known_class(settings["class_path"], CaptionSource)(**settings.get("init_args", {}))
-                index = source.index(split)
-            except (KeyError, TypeError):
-                continue
-            except (InputError, OSError) as error:  # a data set may lack this split
-                problem = str(error)
-                continue
-            rows = {int(image_id): row for row, image_id in enumerate(index.image_ids)}
-            files = {i: index.image_path(rows[i]) for i in ids if i in rows}
-            if existing := {i: path for i, path in files.items() if path.is_file()}:
-                return existing, ""
-            if files:
-                problem = f"{next(iter(files.values()))} is not there"
+        try:
+            settings = data["source"]
+            source = known_class(settings["class_path"], CaptionSource)(**settings.get("init_args", {}))
+            index = source.index(str(run.search.get("split") or data.get("test_split") or "test"))
+        except (KeyError, TypeError):
+            continue
+        except (InputError, OSError) as error:
+            problem = str(error)
+            continue
+        rows = {int(image_id): row for row, image_id in enumerate(index.image_ids)}
+        files = {i: index.image_path(rows[i]) for i in ids if i in rows}
+        if existing := {i: path for i, path in files.items() if path.is_file()}:
+            return existing, ""
+        if files:
+            problem = f"{next(iter(files.values()))} is not there"
     return {}, problem

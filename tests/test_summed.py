@@ -65,6 +65,21 @@ def with_gradients(function, given):
     return [value.detach(), *(x.grad for x in given)]
 
 
+def test_the_sum_runs_over_the_support_alone_and_is_exact(chunks):
+    """Values, gradients and posterior where at most 3 of 5 locations have a weight at any step of an image."""
+    S, A, W, log_w = inputs()
+    absent = torch.zeros(M, L + 1, dtype=torch.bool)
+    absent[INDEX == 0, 3:] = absent[INDEX == 1, :3] = absent[INDEX == 2, 2:] = True
+    absent[0, 1] = True  # one step only: the image's other step looks there
+    log_w = torch.log_softmax(log_w.masked_fill(absent, -math.inf), -1)
+    for ours, reference in zip(*(with_gradients(f, [S, A, W, log_w]) for f in (fast, plain)), strict=True):
+        torch.testing.assert_close(ours, reference, atol=1e-10, rtol=1e-10)
+    targets = torch.randint(V, (M,))
+    joint = enumerated(S, A, W, log_w)[torch.arange(M), :, targets]
+    posterior = summed_posterior(S, A, W, log_w, INDEX, targets)
+    torch.testing.assert_close(posterior, joint / joint.sum(1, keepdim=True))
+
+
 def test_word_probabilities_are_the_sum_over_locations_and_the_posterior_is_bayes_rule(chunks):
     S, A, W, log_w = inputs()
     log_w, absent = masked(log_w)

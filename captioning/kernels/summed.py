@@ -12,12 +12,14 @@ with each exponential divided by its sum over the words, which cancels. Callers 
 A (B, L, r), the locations' summand of the output's hidden layer, and W (V, r). G and its gradient exist for a few
 images at a time, which fit in the cache; exp(G) alone is kept for the backward pass.
 
-Letters: B images; M steps, of the images ``image_index`` (M,); L locations, and L + 1 weights.
+Letters: B images; M steps, of the images ``image_index`` (M,); L locations, and L + 1 weights. Locations without a
+weight, such as those outside the support of sparse alphas, are left out.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -64,6 +66,7 @@ def summed_log_probs(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_index
         log_w: (M, L + 1), log of the weights, component 0 first; -inf leaves a component out.
         image_index: (M,) int64, ascending: an image's steps are adjacent.
     """
+    A, log_w, _ = _on_support(A, log_w, image_index)
     padded, flat = _by_image(image_index, len(A))
     S, log_w = padded(S), padded(log_w)
     A, W = _as_autocast(A, W)
@@ -78,6 +81,8 @@ def summed_posterior(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_index
 
     The words y_t are targets (M,) int64, the other arguments as in ``summed_log_probs``. Only Z is computed, not P.
     """
+    all_components = log_w.shape
+    A, log_w, columns = _on_support(A, log_w, image_index)
     padded, flat = _by_image(image_index, len(A))
     A, W = _as_autocast(A, W)
     S, log_w, targets = padded(S), padded(log_w), padded(targets)
@@ -95,7 +100,25 @@ def summed_posterior(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_index
             exact = _joint_log_probs(S[b, t], A[b] @ W.t(), log_w[b, t])
             posterior[b, t] = torch.softmax(exact[:, targets[b, t]], 0)
             total[b, t] = 1
-    return flat(posterior / total.unsqueeze(-1))
+    posterior = flat(posterior / total.unsqueeze(-1))
+    return posterior if columns is None else posterior.new_zeros(all_components).scatter(1, columns, posterior)
+
+
+def _on_support(A: Tensor, log_w: Tensor, image_index: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Leave out locations whose weight is 0 at every step of their image: exact (Correia et al. 2020).
+
+    Returns A (B, K, r) and log_w (M, K + 1), K being the largest support in the batch, and the columns (M, K + 1) of
+    ``log_w`` that were kept; None if all were.
+    """
+    (B, L, _), weighted = A.shape, log_w[:, 1:] != -math.inf
+    steps = torch.zeros(B, L, dtype=torch.int32, device=A.device).index_add_(0, image_index, weighted.int())
+    K = max(1, int((steps > 0).sum(dim=1).max()))
+    if K == L:
+        return A, log_w, None
+    locations = steps.argsort(dim=1, descending=True)[:, :K]
+    rows = locations + L * torch.arange(B, device=A.device).unsqueeze(1)
+    columns = torch.nn.functional.pad(locations + 1, (1, 0))[image_index]
+    return A.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, (B, K)), log_w.gather(1, columns), columns
 
 
 class Located(NamedTuple):

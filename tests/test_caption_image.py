@@ -147,6 +147,17 @@ def test_the_overlays_of_several_images_are_files_in_a_folder(capsys, checkpoint
     assert names == ["a.png", "b-2.png", "b.png"]
 
 
+@pytest.mark.parametrize("order", [["b.png", "b-2.png", "more/b.png"], ["b.png", "more/b.png", "b-2.png"]])
+def test_every_image_has_an_overlay_of_its_own_also_if_one_is_called_as_a_second_would_be(
+    capsys, checkpoint, folder, tmp_path, order
+):
+    shutil.copy(folder / "b.png", folder / "b-2.png")
+    out = ["--overlay", tmp_path / "out", "--json", tmp_path / "out.jsonl", "--max_length", 2]
+    run(capsys, *(folder / name for name in order), "--model", checkpoint, *out)
+    named = [json.loads(line)["overlay"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert sorted(named) == sorted(str(path) for path in (tmp_path / "out").iterdir()) and len(named) == 3
+
+
 def explorer_data(path: Path) -> dict:
     (text,) = re.findall(r'explorer-data">(.*?)</script>', path.read_text(encoding="utf-8"), flags=re.DOTALL)
     return json.loads(text)
@@ -278,6 +289,10 @@ def test_an_overlay_does_not_replace_a_picture_beside_the_image(checkpoint, fold
     _, err = run(capsys, tmp_path / "x.jpg", "--model", checkpoint, "--overlay", tmp_path, code=2)
     assert f"would replace {tmp_path / 'x.png'}; give another folder" in err
     assert (tmp_path / "x.png").read_bytes() == before
+    both = [folder / "b.png", folder / "more" / "b.png"]  # the first one's overlay would be the second image
+    before = both[1].read_bytes()
+    _, err = run(capsys, *both, "--model", checkpoint, "--overlay", folder / "more", code=2)
+    assert f"would replace {both[1]}; give another folder" in err and both[1].read_bytes() == before
 
 
 def test_a_folder_holds_every_format_that_is_read_when_named_and_the_others_are_counted(capsys, checkpoint, tmp_path):

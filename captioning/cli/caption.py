@@ -176,12 +176,15 @@ def _overlay_paths(target: Path, paths: Sequence[str], single: bool) -> dict[str
             raise InputError(f"--overlay {target}: must end in {', '.join(_FIGURES)}, or be a folder")
         return dict.fromkeys(paths, target)
     counts: Counter[str] = Counter()
-    overlays = {}
+    folders = {Path(path).resolve().parent for path in paths}
+    images: dict[Path, str] = {}  # by overlay
     for path in dict.fromkeys(paths):
         stem = Path(path).stem
-        counts[stem] += 1  # of images of the same name from several folders
-        overlay = target / (f"{stem}-{counts[stem]}.png" if counts[stem] > 1 else f"{stem}.png")
-        if target.resolve() == Path(path).resolve().parent and overlay.exists():
+        overlay = target / f"{stem}.png"
+        while overlay in images:  # of an image of the same name, as from another folder
+            counts[stem] += 1
+            overlay = target / f"{stem}-{counts[stem] + 1}.png"
+        if target.resolve() in folders and overlay.exists():
             raise InputError(f"--overlay {target}: would replace {overlay}; give another folder")
-        overlays[path] = overlay
-    return overlays
+        images[overlay] = path
+    return {path: overlay for overlay, path in images.items()}

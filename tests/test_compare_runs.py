@@ -159,6 +159,18 @@ def test_what_cannot_be_compared_is_named(tested_pair, names, message):
         compare_command(*(str(tested_pair[0].parent / name) for name in names))
 
 
+def test_what_is_compared_is_not_written_over(tested_pair, tmp_path):
+    inputs = "config.yaml test_metrics.json test_captions.json checkpoints/best.ckpt metrics/version_0/metrics.csv"
+    (tmp_path / "link.svg").symlink_to(tested_pair[1] / "config.yaml")
+    outputs = [(option, tested_pair[1] / name) for name in inputs.split() for option in ("output", "json")]
+    before = [path.read_bytes() for _, path in outputs]
+    for option, path in [*outputs, ("figure", tmp_path / "link.svg")]:
+        with pytest.raises(InputError, match=f"--{option} {path}: would replace {path.resolve()}, which is an input"):
+            compare_command(*map(str, tested_pair), resamples=9, **{option: path})
+    assert [path.read_bytes() for _, path in outputs] == before
+    assert not (tested_pair[0].parent / "comparison.html").exists()
+
+
 @pytest.fixture
 def commands(tested_pair, monkeypatch) -> list[list[str]]:
     """The commands of `captioning` that were started. The second run has no captions before one has tested it."""

@@ -11,7 +11,7 @@ from typing import Literal
 
 from captioning.cli import IMPORTED, announce, near, say_written, tables
 from captioning.errors import InputError
-from captioning.files import write_text
+from captioning.files import refuse_inputs, write_text
 
 
 def compare(
@@ -51,7 +51,7 @@ def compare(
     from captioning.comparison.attention_explorer import explore, load_models, same_words_of
     from captioning.comparison.compare import compare as comparison_of
     from captioning.comparison.page import comparison_page
-    from captioning.comparison.runs import common_folder, find_runs, name_runs, read_run
+    from captioning.comparison.runs import INPUTS, common_folder, find_runs, name_runs, read_run
     from captioning.comparison.terminal import print_comparison
     from captioning.provenance import provenance
 
@@ -60,6 +60,10 @@ def compare(
         found = list({os.path.realpath(run.folder): run for name in runs for run in find_runs(name)}.values())
         if len(found) < 2:
             raise InputError(f"give two or more runs to compare, got {' '.join(runs)}")
+        inputs = [path for run in found for pattern in INPUTS for path in run.folder.glob(pattern)]
+        for option, path in (("--output", output), ("--json", json), ("--figure", figure)):
+            if path is not None:
+                refuse_inputs(path, inputs, option)
         for run in found if test else ():
             if run.captions is None and run.checkpoint is not None:
                 options = ["--ckpt_path", str(run.checkpoint), *(f"--import={module}" for module in IMPORTED)]

@@ -21,6 +21,9 @@ Curve = list[tuple[int, float]]
 
 _SIGNS = ("config.yaml", "metrics", "checkpoints", "test_metrics.json")  # any of them makes a folder a run
 
+INPUTS = ("config.yaml", "metrics/*/metrics.csv", "test_*.json", "*/test_metrics.json", "checkpoints/*")
+"""The files of a run's folder that a comparison reads, as patterns."""
+
 
 @dataclass
 class Run:

@@ -11,6 +11,9 @@ from typing import Any
 
 from captioning.errors import InputError, one_line
 
+FIGURES = (".png", ".pdf", ".svg")
+"""Suffixes of the files that figures are written to."""
+
 
 @contextmanager
 def replacing(path: Path, option: str = "") -> Iterator[Path]:
@@ -83,6 +86,12 @@ def refuse_inputs(output: str | Path, inputs: Iterable[str | Path], option: str)
     for path in inputs:
         if os.path.exists(output) and os.path.exists(path) and os.path.samefile(path, output):
             raise InputError(f"{option} {output}: would replace {path}, which is an input; give another name")
+
+
+def check_figure(path: str | Path, option: str = "") -> None:
+    """Refuse, by an InputError, a file for a figure whose suffix is none of ``FIGURES``."""
+    if Path(path).suffix.lower() not in FIGURES:
+        raise InputError(f"{option} {path}: must end in {', '.join(FIGURES)}".lstrip())
 
 
 def is_lfs_pointer(path: Path) -> bool:

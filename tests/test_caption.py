@@ -66,6 +66,9 @@ def test_a_figure_goes_to_a_file(caption, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"):
         caption.save_figure(tmp_path / "file" / "figure.png")
+    for name in ("figure", "figure.txt"):
+        with pytest.raises(InputError, match=f"^{tmp_path / name}: must end in .png, .pdf, .svg$"):
+            caption.save_figure(tmp_path / name)
 
 
 def test_plain_data_survives_json(caption):

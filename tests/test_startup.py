@@ -60,6 +60,7 @@ def test_captioning_an_image_imports_neither_compiler_nor_lightning_nor_wandb(tm
         ("export --model gone.ckpt --output x", "--model gone.ckpt: no such file"),
         ("evaluate --captions gone.json --references x.json", "--captions gone.json: no such file"),
         ("compare empty gone", "gone: no such folder of a run"),
+        ("compare empty empty --figure fig.txt", "--figure fig.txt: must end in .png, .pdf, .svg"),
         ("fit --import gone", "--import gone: ModuleNotFoundError: No module named 'gone'"),
         ("fit --import gone.py", "; give gone, without .py"),
     ],

@@ -15,10 +15,8 @@ from typing import Any, Literal
 
 from captioning.cli import announce, near, say_written
 from captioning.errors import InputError, printable
-from captioning.files import refuse_inputs, replacing, write_text
+from captioning.files import FIGURES, refuse_inputs, replacing, write_text
 from captioning.run_folder import RunFolder
-
-_FIGURES = (".png", ".pdf", ".svg")
 
 
 def caption(
@@ -172,8 +170,8 @@ def _overlay_paths(target: Path, paths: Sequence[str], single: bool) -> dict[str
     if target.suffix and not target.is_dir():
         if not single:
             raise InputError(f"--overlay {target}: there may be several images; give a folder")
-        if target.suffix.lower() not in _FIGURES:
-            raise InputError(f"--overlay {target}: must end in {', '.join(_FIGURES)}, or be a folder")
+        if target.suffix.lower() not in FIGURES:
+            raise InputError(f"--overlay {target}: must end in {', '.join(FIGURES)}, or be a folder")
         return dict.fromkeys(paths, target)
     counts: Counter[str] = Counter()
     folders = {Path(path).resolve().parent for path in paths}

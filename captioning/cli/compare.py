@@ -11,7 +11,7 @@ from typing import Literal
 
 from captioning.cli import IMPORTED, announce, near, say_written, tables
 from captioning.errors import InputError
-from captioning.files import refuse_inputs, write_text
+from captioning.files import check_figure, refuse_inputs, write_text
 
 
 def compare(
@@ -47,6 +47,8 @@ def compare(
     """
     if missing := next((run for run in runs if not Path(run).is_dir()), None):
         raise InputError(f"{missing}: no such folder of a run{near(missing)}")
+    if figure is not None:
+        check_figure(figure, "--figure")
     announce("compare")
     from captioning.comparison.attention_explorer import explore, load_models, same_words_of
     from captioning.comparison.compare import compare as comparison_of

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from captioning.errors import InputError, printable
+from captioning.errors import InputError, check_whole, printable
 
 if TYPE_CHECKING:
     from captioning.inference import ImageCaptioner
@@ -38,6 +38,7 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
         captioning app --model runs/demo/soft/checkpoints/best.ckpt
         captioning app --host 0.0.0.0      (for everybody who can reach this machine)
     """
+    check_whole(1, 65535, port=port)
     if importlib.util.find_spec("gradio") is None:
         raise InputError("captioning app needs gradio: pip install -e '.[app]'")
     print(f"captioning app: loading {printable(model)} ...", file=sys.stderr, flush=True)

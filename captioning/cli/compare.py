@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from captioning.cli import IMPORTED, announce, near, say_written, tables
-from captioning.errors import InputError
+from captioning.errors import InputError, check_whole
 from captioning.files import check_figure, refuse_inputs, write_text
 
 
@@ -49,6 +49,8 @@ def compare(
         raise InputError(f"{missing}: no such folder of a run{near(missing)}")
     if figure is not None:
         check_figure(figure, "--figure")
+    check_whole(1, resamples=resamples)
+    check_whole(0, seed=seed, images=images)
     announce("compare")
     from captioning.comparison.attention_explorer import explore, load_models, same_words_of
     from captioning.comparison.compare import compare as comparison_of

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from captioning.cli import announce
-from captioning.errors import InputError, one_line
+from captioning.errors import InputError, check_whole, one_line
 from captioning.files import read_config
 
 
@@ -47,6 +47,8 @@ def extract(
     splits = split or ["train", "val"]
     if flipped and "train" not in splits:
         raise InputError("--flipped: only training images are mirrored; add --split train")
+    check_whole(1, batch_size=batch_size)
+    check_whole(0, num_workers=num_workers)
     announce("extract")
     from captioning.checkpoint.load import check_device
     from captioning.cli.build import build

@@ -126,11 +126,16 @@ def test_a_checkpoint_that_lies_in_no_run_goes_on_in_a_new_folder(trained):
     assert cli.folder == Path("runs/tiny-2") and step_of(LAST) == 2
 
 
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")
-def test_a_run_that_was_moved_goes_on_where_it_is(trained):
+def test_a_run_that_was_moved_goes_on_where_it_is_and_keeps_its_best_checkpoint(workdir):
+    earliest = ["--checkpoint.monitor", "epoch", "--checkpoint.mode", "min"]  # so that no later epoch is better
+    command("fit", "--config", "tiny.yaml", *earliest)
     shutil.move("runs", "elsewhere")
-    cli = command("fit", "--ckpt_path", "elsewhere/tiny/checkpoints/last.ckpt", "--trainer.max_epochs", "2")
-    assert cli.folder == Path("elsewhere/tiny") and not Path("runs").exists()
+    best, last = (Path("elsewhere/tiny/checkpoints", name) for name in ("best.ckpt", "last.ckpt"))
+    for epochs in (2, 3):
+        cli = command("fit", "--ckpt_path", str(last), "--trainer.max_epochs", str(epochs))
+        assert cli.folder == Path("elsewhere/tiny") and not Path("runs").exists()
+        assert (step_of(str(best)), step_of(str(last))) == (2, 2 * epochs)
+        assert cli.trainer.checkpoint_callback.best_model_path == str(best.absolute())
 
 
 def test_last_checkpoint_is_of_the_last_epoch_also_without_a_validation_after_it(workdir):

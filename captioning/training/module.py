@@ -307,6 +307,9 @@ class CaptioningModule(pl.LightningModule):
         check_tokenizer(tokenizer_from(content.get("tokenizer")), self.data.vocabulary.tokenizer)
         check_vocabulary("the checkpoint's", content.get("vocabulary") or (), self.data.vocabulary)
         self._random_state = checkpoint["random_state"]
+        for callback in self.trainer.checkpoint_callbacks:
+            state = checkpoint.get("callbacks", {}).get(callback.state_key, {})
+            _follow_files(state, getattr(callback, "dirpath", None))
         was, now = (flat(x, (*PLACES, "init_from")) for x in (content.get("settings") or {}, self.settings))
         names = [name for name in was | now if was.get(name) != now.get(name)]
         if changed := [f"{name}: {now.get(name)}, was {was.get(name)}" for name in names]:
@@ -314,3 +317,18 @@ class CaptioningModule(pl.LightningModule):
                 "settings that differ from the checkpoint's (numbers of the optimizer stay the checkpoint's; to "
                 f"change these, begin a new run with --init_from): {'; '.join(changed)}"
             )
+
+
+def _follow_files(state: dict[str, Any], folder: str | None) -> None:
+    """Let the state of a ``ModelCheckpoint`` name its files in ``folder``, where the run was moved or copied to.
+
+    From a folder of another name, it would not be restored, and a worse epoch would replace the best.
+    """
+
+    def now(path: str) -> str:
+        return path and path.replace(was, str(folder), 1)
+
+    was, best = state.get("dirpath"), state.get("best_model_path")
+    if was and best and Path(now(best)).is_file():
+        state |= {key: now(value) for key, value in state.items() if isinstance(value, str)}
+        state["best_k_models"] = {now(path): score for path, score in state["best_k_models"].items()}

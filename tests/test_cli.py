@@ -108,7 +108,12 @@ def test_second_run_gets_a_folder_of_its_own_and_a_resumed_one_keeps_its_folder(
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
 @pytest.mark.parametrize(
     ("place", "folder"),
-    [([], "runs/tiny-2"), (["--name", "tiny-4"], "runs/tiny-4"), (["--runs", "elsewhere"], "elsewhere/tiny-2")],
+    [
+        ([], "runs/tiny-2"),
+        (["--name", "tiny-4"], "runs/tiny-4"),
+        (["--name", "tiny"], "runs/tiny-3"),  # another trained run is not written over
+        (["--runs", "elsewhere"], "elsewhere/tiny-2"),
+    ],
 )
 def test_a_resumed_run_stays_with_its_checkpoint_whatever_its_config_is_called(trained, place, folder):
     shutil.copytree("runs/tiny", "runs/tiny-2")

@@ -210,8 +210,10 @@ class Fit(CommandLine):
             for part in [*(file.get(name) or {} for file in files), given]:  # a new monitor drops the mode of the old
                 mode = config[name].mode if part.get("mode") is not None else mode if "monitor" not in part else None
             config[name].mode = _mode(f"--{name}", config[name].monitor, mode)
-        in_place = config.ckpt_path is not None and (config.name is not None or config.ckpt_path in _BY_NAME)
         name = config.name or _stem(config.config)
+        of = RunFolder.of(config.ckpt_path) if config.ckpt_path else None
+        own = of is not None and of.path.resolve() == Path(config.runs, name).resolve()
+        in_place = own or config.ckpt_path in _BY_NAME
         if config.name is None and "WANDB_SWEEP_ID" in os.environ:
             name = f"{name}_{config.seed_everything}"
         folders = (Path(config.runs, name if n == 1 else f"{name}-{n}") for n in itertools.count(1))

@@ -203,7 +203,10 @@ class Fit(CommandLine):
         """Choose the folder of the run: that of the resumed one, or the first free one of NAME, NAME-2 .."""
         self.is_first = getattr(pl.utilities.rank_zero_only, "rank", 0) == 0  # no trainer yet that knows its rank
         self.stop, config = StopOnRequest(), self.config
-        best = config.checkpoint
+        best, trainer = config.checkpoint, config.trainer
+        if trainer.overfit_batches:
+            instead = "give --config configs/overlays/overfit.yaml, or --data.limit_images"
+            raise InputError(f"--trainer.overfit_batches: the sampler makes the batches; {instead}")
         if best.save_top_k not in (0, 1) and not best.enable_version_counter and "{" not in (best.filename or "{"):
             apart = f"name them apart, as by --checkpoint.filename '{best.filename}_{{step}}'"
             raise InputError(f"--checkpoint.save_top_k {best.save_top_k}: all would be {best.filename}.ckpt; {apart}")

@@ -76,6 +76,8 @@ MISTAKES = {
     FIT
     + "--checkpoint.save_top_k 2": "all would be best.ckpt; name them apart, as by --checkpoint.filename 'best_{step}'",
     FIT + "--trainer.overfit_batches 1": "makes the batches; give --config configs/overlays/overfit.yaml",
+    FIT + "--trainer.precision bf16-true": "weights are trained in float32; take bf16-mixed",
+    FIT + "--trainer.precision 16-true": "weights are trained in float32; take 16-mixed",
     FIT + "--data.source.root nowhere --data.source KarpathySource --data.source.json_path no.json "
     "--data.source.image_dir .": "no.json: missing; see data/README.md",
     FIT + "--data.source.root holes": '1 of 2 image files are missing or empty: "holes/val/000002.png"; see data',

@@ -207,6 +207,9 @@ class Fit(CommandLine):
         if trainer.overfit_batches:
             instead = "give --config configs/overlays/overfit.yaml, or --data.limit_images"
             raise InputError(f"--trainer.overfit_batches: the sampler makes the batches; {instead}")
+        if trainer.precision in ("bf16-true", "16-true"):
+            mixed = trainer.precision.replace("true", "mixed")
+            raise InputError(f"--trainer.precision {trainer.precision}: weights are trained in float32; take {mixed}")
         if best.save_top_k not in (0, 1) and not best.enable_version_counter and "{" not in (best.filename or "{"):
             apart = f"name them apart, as by --checkpoint.filename '{best.filename}_{{step}}'"
             raise InputError(f"--checkpoint.save_top_k {best.save_top_k}: all would be {best.filename}.ckpt; {apart}")

@@ -142,8 +142,9 @@ def test_a_summed_outputs_posterior_is_drawn_and_explored(capsys, folder, tmp_pa
 
 
 def test_the_overlays_of_several_images_are_files_in_a_folder(capsys, checkpoint, folder, tmp_path):
-    run(capsys, folder, "--model", checkpoint, "--overlay", tmp_path / "attention", "--max_length", 2)
-    names = sorted(path.name for path in (tmp_path / "attention").iterdir())
+    target = tmp_path / "attention" / "2024.07.03"  # which is no suffix
+    run(capsys, folder, "--model", checkpoint, "--overlay", target, "--max_length", 2)
+    names = sorted(path.name for path in target.iterdir())
     assert names == ["a.png", "b-2.png", "b.png"]
 
 
@@ -232,6 +233,8 @@ def test_sampling_repeats_itself_with_a_seed(capsys, checkpoint, folder):
     ("arguments", "message"),
     [
         (["x.png", "y.png", "--overlay", "o.png"], "--overlay o.png: there may be several images"),
+        (["x.png", "y.png", "--overlay", "notes"], "--overlay notes: there may be several images"),
+        (["x.png", "--overlay", "notes"], "--overlay notes: must end in .png, .pdf, .svg, or be a folder"),
         (["x.png", "--overlay", "o.jpg"], "--overlay o.jpg: must end in .png, .pdf, .svg"),
         (["x.png", "--overlay", "x.png"], "--overlay x.png: would replace x.png, which is an input"),
         (["x.png", "--json", "./x.png"], "--json x.png: would replace x.png, which is an input"),
@@ -241,11 +244,12 @@ def test_sampling_repeats_itself_with_a_seed(capsys, checkpoint, folder):
 def test_a_wrong_command_line_is_named_before_any_work(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    (tmp_path / "x.png").touch()
+    for name in ("x.png", "notes"):
+        (tmp_path / name).touch()
     lines, err = run(capsys, *arguments, code=2)
     assert lines == []
     assert message in err
-    assert {path.name for path in tmp_path.iterdir()} == {"empty", "x.png"}
+    assert {path.name for path in tmp_path.iterdir()} == {"empty", "notes", "x.png"}
 
 
 @pytest.mark.parametrize(

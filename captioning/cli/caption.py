@@ -167,10 +167,11 @@ def _paths(images: Sequence[str]) -> Iterator[str]:
 
 def _overlay_paths(target: Path, paths: Sequence[str], single: bool) -> dict[str, Path]:
     """Return the overlay of each image: the file, or one in the folder."""
-    if target.suffix and not target.is_dir():
+    is_figure = target.suffix.lower() in FIGURES
+    if (is_figure or target.is_file() or (single and target.suffix)) and not target.is_dir():
         if not single:
             raise InputError(f"--overlay {target}: there may be several images; give a folder")
-        if target.suffix.lower() not in FIGURES:
+        if not is_figure:
             raise InputError(f"--overlay {target}: must end in {', '.join(FIGURES)}, or be a folder")
         return dict.fromkeys(paths, target)
     counts: Counter[str] = Counter()

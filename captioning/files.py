@@ -11,8 +11,7 @@ from typing import Any
 
 from captioning.errors import InputError, one_line
 
-FIGURES = (".png", ".pdf", ".svg")
-"""Suffixes of the files that figures are written to."""
+FIGURES = (".png", ".pdf", ".svg")  # suffixes of the files that figures are written to
 
 
 @contextmanager
@@ -81,16 +80,16 @@ def read_config(path: Path, option: str = "") -> dict[str, Any]:
     return content
 
 
-def refuse_inputs(output: str | Path, inputs: Iterable[str | Path], option: str) -> None:
-    """Refuse, by an InputError, an output that is one of the files that are read, by whatever name or link."""
+def refuse_inputs(output: str | Path | None, inputs: Iterable[str | Path], option: str) -> None:
+    """Refuse, by an InputError, an output that is one of the files that are read, by any name or link."""
     for path in inputs:
-        if os.path.exists(output) and os.path.exists(path) and os.path.samefile(path, output):
+        if output is not None and os.path.exists(output) and os.path.exists(path) and os.path.samefile(path, output):
             raise InputError(f"{option} {output}: would replace {path}, which is an input; give another name")
 
 
-def check_figure(path: str | Path, option: str = "") -> None:
-    """Refuse, by an InputError, a file for a figure whose suffix is none of ``FIGURES``."""
-    if Path(path).suffix.lower() not in FIGURES:
+def check_figure(path: str | Path | None, option: str = "") -> None:
+    """Refuse, by an InputError, a file for a figure whose suffix is none of ``FIGURES``. None is no file."""
+    if path is not None and Path(path).suffix.lower() not in FIGURES:
         raise InputError(f"{option} {path}: must end in {', '.join(FIGURES)}".lstrip())
 
 

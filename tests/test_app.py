@@ -126,9 +126,9 @@ def test_what_is_no_photograph_is_refused_in_one_line(page, tmp_path):
     assert page.locator("iframe.frame").count() == 0
 
 
-def test_a_port_in_use_is_said_in_one_line(port, checkpoint):
-    done = subprocess.run(command(checkpoint, port), cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[1:] == [
-        f"error: --host 127.0.0.1 --port {port}: cannot be served on; give an address of this machine and a free port"
-    ]
+def test_a_port_in_use_or_out_of_range_is_said_in_one_line(port, checkpoint):
+    for number in (port, 70000):
+        done = subprocess.run(command(checkpoint, number), cwd=ROOT, capture_output=True, text=True, check=False)
+        place, do = f"--host 127.0.0.1 --port {number}", "give an address of this machine and a free port"
+        assert done.returncode == 2
+        assert done.stderr.splitlines()[1:] == [f"error: {place}: cannot be served on; {do}"]

@@ -66,7 +66,6 @@ def test_captioning_an_image_imports_neither_compiler_nor_lightning_nor_wandb(tm
         ("compare empty empty --images -3", "images must be at least 0, got -3"),
         ("extract --config shapes_soft.yaml --output out --batch_size -1", "batch_size must be at least 1, got -1"),
         ("extract --config shapes_soft.yaml --output out --num_workers -1", "num_workers must be at least 0, got -1"),
-        ("app --port 70000", "port must be in 1 .. 65535, got 70000"),
         ("fit --import gone", "--import gone: ModuleNotFoundError: No module named 'gone'"),
         ("fit --import gone.py", "; give gone, without .py"),
     ],

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from captioning.errors import InputError, check_whole, printable
+from captioning.errors import InputError, printable
 
 if TYPE_CHECKING:
     from captioning.inference import ImageCaptioner
@@ -38,7 +38,6 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
         captioning app --model runs/demo/soft/checkpoints/best.ckpt
         captioning app --host 0.0.0.0      (for everybody who can reach this machine)
     """
-    check_whole(1, 65535, port=port)
     if importlib.util.find_spec("gradio") is None:
         raise InputError("captioning app needs gradio: pip install -e '.[app]'")
     print(f"captioning app: loading {printable(model)} ...", file=sys.stderr, flush=True)
@@ -60,7 +59,7 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
     place: dict[str, Any] = {"server_name": host, "server_port": port, "allowed_paths": [example]}
     try:
         page.launch(**place, prevent_thread_lock=True, quiet=True, ssr_mode=False, run_history=False, css=_STYLE)
-    except OSError as error:  # gradio's own, without an errno
+    except (OSError, OverflowError) as error:  # gradio's own, without an errno, or no port's number
         what_to_do = "give an address of this machine and a free port"
         raise InputError(f"--host {host} --port {port}: cannot be served on; {what_to_do}") from error
     print(f"captioning app: {page.local_url} (Ctrl-C ends it)", file=sys.stderr, flush=True)

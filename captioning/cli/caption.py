@@ -94,8 +94,7 @@ def caption(
             skip(path, f"{path}: no such image file{near(path)}")
     paths = [path for path in named if path not in unread]
     for option, output in (("--overlay", overlay), ("--json", json), ("--explorer", explorer)):
-        if output is not None:
-            refuse_inputs(output, [*paths, *models], option)
+        refuse_inputs(output, [*paths, *models], option)
     overlays = _overlay_paths(overlay, paths, single) if overlay is not None else {}
     if not paths:
         raise SystemExit(2)

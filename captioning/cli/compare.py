@@ -47,8 +47,7 @@ def compare(
     """
     if missing := next((run for run in runs if not Path(run).is_dir()), None):
         raise InputError(f"{missing}: no such folder of a run{near(missing)}")
-    if figure is not None:
-        check_figure(figure, "--figure")
+    check_figure(figure, "--figure")
     check_whole(1, resamples=resamples)
     check_whole(0, seed=seed, images=images)
     announce("compare")
@@ -66,8 +65,7 @@ def compare(
             raise InputError(f"give two or more runs to compare, got {' '.join(runs)}")
         inputs = [path for run in found for pattern in INPUTS for path in run.folder.glob(pattern)]
         for option, path in (("--output", output), ("--json", json), ("--figure", figure)):
-            if path is not None:
-                refuse_inputs(path, inputs, option)
+            refuse_inputs(path, inputs, option)
         for run in found if test else ():
             if run.captions is None and run.checkpoint is not None:
                 options = ["--ckpt_path", str(run.checkpoint), *(f"--import={module}" for module in IMPORTED)]

@@ -31,8 +31,7 @@ def evaluate(
     Examples:
         captioning evaluate --captions mine.json --references captions_val2017.json
     """
-    if json is not None:
-        refuse_inputs(json, [captions, references], "--json")
+    refuse_inputs(json, [captions, references], "--json")
     announce("evaluate")
     from captioning.evaluation.metrics import UNIT, count, few
     from captioning.evaluation.records import pair, read_references, read_results

@@ -78,6 +78,7 @@ MISTAKES = {
     FIT + "--trainer.overfit_batches 1": "makes the batches; give --config configs/overlays/overfit.yaml",
     FIT + "--trainer.precision bf16-true": "weights are trained in float32; take bf16-mixed",
     FIT + "--trainer.precision 16-true": "weights are trained in float32; take 16-mixed",
+    FIT + "--data.augmentation.random_crop true": "data.augmentation.random_crop: this encoder sees the whole image",
     FIT + "--data.source.root nowhere --data.source KarpathySource --data.source.json_path no.json "
     "--data.source.image_dir .": "no.json: missing; see data/README.md",
     FIT + "--data.source.root holes": '1 of 2 image files are missing or empty: "holes/val/000002.png"; see data',

@@ -261,8 +261,9 @@ class Fit(CommandLine):
             if hasattr(callback, "monitor") and hasattr(callback, "mode"):
                 _mode(f"trainer.callbacks: {type(callback).__name__}", callback.monitor, callback.mode)
         if trainer.is_global_zero:
+            self.datamodule.changes(self.model.encoder)  # what cannot be is told before the run has files
             for split in ("train", "val"):
-                self.datamodule.index(split)  # what is missing is told before the run has files
+                self.datamodule.index(split)
             config = self.config.clone()
             config.ckpt_path = None  # a run that is started with this file is a new one
             write_text(run.config, self.parser.dump(config, skip_none=False))

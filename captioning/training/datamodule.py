@@ -145,6 +145,16 @@ class CaptionDataModule(pl.LightningDataModule):
             self._indices[split] = index
         return self._indices[split]
 
+    def changes(self, encoder: Encoder) -> tuple[bool, float]:
+        """Return ``random_crop`` and ``flip`` of training; an InputError if the encoder or features do not allow it."""
+        random_crop, flip = self.augmentation.random_crop, self.augmentation.flip
+        check_range(0, 1, **{"data.augmentation.flip": flip})
+        if random_crop and self.features is not None:
+            raise InputError("data.augmentation.random_crop: cached features are of one fixed view; unset one")
+        if random_crop and encoder.preprocessing.crop is None:
+            raise InputError("data.augmentation.random_crop: this encoder sees the whole image; leave it out")
+        return random_crop, flip
+
     @property
     def evaluated(self) -> CaptionIndex:
         """The records of the split that the current stage evaluates."""
@@ -177,18 +187,13 @@ class CaptionDataModule(pl.LightningDataModule):
         """Return batches of images, or for training of captions with the random changes of their images."""
         index, encoder, transform = self.index(split), self.encoder, None
         features: dict[str, Any] = {}
-        random_crop, flip = (False, 0.0) if by_image else (self.augmentation.random_crop, self.augmentation.flip)
-        check_range(0, 1, **{"data.augmentation.flip": flip})
+        random_crop, flip = (False, 0.0) if by_image else self.changes(encoder)
         if self.features is None:
-            if random_crop and encoder.preprocessing.crop is None:
-                raise InputError("data.augmentation.random_crop: this encoder sees the whole image; leave it out")
             if random_crop or flip:
                 transform = TrainingTransform(encoder.preprocessing, random_crop=random_crop, flip=flip)
         else:
             if not encoder.frozen:
                 raise InputError("data.features: cached features need a frozen encoder; unset encoder.trainable_from")
-            if random_crop:
-                raise InputError("data.augmentation.random_crop: cached features are of one fixed view; unset one")
             for kind in ("features", "flipped") if flip else ("features",):
                 key = features_key(split, encoder.fingerprint(), flipped=kind == "flipped")
                 features[kind] = Features(self.features, *key, index.paths)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import re
 import shutil
@@ -206,6 +207,14 @@ def test_the_best_is_the_best_by_the_metric_that_the_last_file_monitors(workdir)
     assert run("fit", again).trainer.checkpoint_callback.mode == "min"
     with pytest.raises(InputError, match=r"--checkpoint\.mode max: val/nll is best at its minimum; set it to min"):
         run("fit", [*again, "--checkpoint.mode", "max"])
+
+
+def test_an_epoch_whose_captions_name_no_object_is_not_the_best_and_does_not_end_training(workdir):
+    watched = [f"--{part}.monitor=val/pointing_accuracy" for part in ("checkpoint", "early_stopping")]
+    few_words = ["--data.vocabulary.max_words", "1"]  # "a"
+    cli = command("fit", "--config", "tiny.yaml", "--trainer.max_epochs", "2", *watched, *few_words)
+    assert math.isnan(cli.trainer.callback_metrics["val/pointing_accuracy"])
+    assert step_of(LAST) == 2 * step_of(BEST)
 
 
 def test_a_model_is_fine_tuned_on_captions_with_further_words(workdir):

@@ -194,6 +194,7 @@ class Fit(CommandLine):
                 "early_stopping.monitor": "val/bleu4",
                 "early_stopping.mode": None,
                 "early_stopping.patience": 5,
+                "early_stopping.check_finite": False,  # NaN: no caption of this epoch names an object
                 "early_stopping.strict": False,  # a run of a few steps reaches no validation
                 "trainer.num_sanity_val_steps": 0,
             }

@@ -264,6 +264,8 @@ class CaptioningModule(pl.LightningModule):
         if writes:
             rank_zero_info(f"computing the metrics of {len(evaluated.images)} captions ...")
         metrics, self.results = evaluated.finish(java=writes and tokenizer.english)
+        if command == "fit":  # what is monitored has a value also where references alone name objects
+            metrics = {name.removeprefix("reference_"): math.nan for name in metrics} | metrics
         for name, value in metrics.items():
             self.log(log_key(stage, name), value, prog_bar=name == "bleu4", sync_dist=False)
         if command == "fit":

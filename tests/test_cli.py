@@ -24,7 +24,7 @@ from helpers_training import command, enter
 from pytorch_lightning.callbacks import TQDMProgressBar
 
 from captioning.cli.export import export
-from captioning.cli.lightning import run
+from captioning.cli.lightning import Fit, run
 from captioning.errors import InputError
 from captioning.inference import load
 from captioning.tokenizers import PennTreebank
@@ -282,6 +282,20 @@ def test_a_run_logs_to_wandb_offline_without_an_account_or_a_question(workdir):
     (folder,) = Path("runs/my run/wandb").glob("offline-run-*")
     assert list(folder.glob("files/media/table/val/samples_*.json"))
     assert "wandb sync 'runs/my run'/wandb/offline-run-*" in Path("log").read_text()
+
+
+def test_a_run_in_wandb_is_named_as_the_user_says_and_not_as_the_run_whose_config_it_has(workdir):
+    def name_and_id(*words: str) -> tuple[str, str]:
+        arguments = Fit(["--config", *words, "--name", "tiny"]).config.trainer.logger[0].init_args
+        return arguments.name, arguments.id
+
+    given = ["--trainer.logger.name", "mine", "--trainer.logger.init_args.id=x1"]
+    assert name_and_id("tiny.yaml", "--trainer.logger", "WandbLogger", *given) == ("mine", "x1")
+    config = tiny_config(workdir / "shapes")
+    config["trainer"]["logger"] = [{"class_path": "WandbLogger", "init_args": {"name": "other", "id": "x0"}}]
+    Path("other.yaml").write_text(yaml.safe_dump(config))  # as fit leaves it in a run's folder
+    name, run_id = name_and_id("other.yaml")
+    assert name == "tiny" and run_id != "x0"
 
 
 @pytest.mark.parametrize(

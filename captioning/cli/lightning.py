@@ -352,12 +352,12 @@ def _loggers(config: Any, folder: Path) -> list[Namespace]:
         arguments.save_dir = str(folder)
         if logger.class_path.endswith("WandbLogger"):
             arguments.pop("experiment", None)  # an object, which no config can hold
+            if config.ckpt_path is None and isinstance(config.trainer.logger, list):  # of another run, as fit writes it
+                arguments.id = arguments.name = None
             defaults: dict[str, Any] = {"project": os.environ.get("WANDB_PROJECT", "captioning"), "job_type": "train"}
-            defaults |= {"name": folder.name, "group": attention_kind(config.as_dict())}
+            defaults |= {"name": folder.name, "group": attention_kind(config.as_dict()), "id": secrets.token_hex(4)}
             for name, value in defaults.items():
-                arguments[name] = arguments.get(name) or value
-            if config.ckpt_path is None or not arguments.get("id"):  # a resumed run goes on in wandb, too
-                arguments.id, arguments.name = secrets.token_hex(4), folder.name
+                arguments[name] = arguments.get(name) or value  # a resumed run goes on in wandb, too
             arguments.resume = "allow"  # jsonargparse passes None for options that are not set
     csv = Namespace(save_dir=str(folder), name="metrics")
     return [*loggers, Namespace(class_path="pytorch_lightning.loggers.CSVLogger", init_args=csv)]

@@ -49,7 +49,8 @@ class Diary(pl.Callback):
         self.validated.append({name: value.clone() for name, value in module.state_dict().items()})
 
     def on_validation_end(self, trainer, module) -> None:
-        self.entries.append({name: float(v) for name, v in trainer.callback_metrics.items() if name.startswith("val")})
+        metrics = {name: float(v) for name, v in trainer.callback_metrics.items() if name.startswith("val")}
+        self.entries.append(repr(metrics))  # in which NaN equals NaN
 
 
 class Crash(pl.Callback):

@@ -327,10 +327,11 @@ def _follow_files(state: dict[str, Any], folder: str | None) -> None:
     From a folder of another name, it would not be restored, and a worse epoch would replace the best.
     """
 
-    def now(path: str) -> str:
-        return path and path.replace(was, str(folder), 1)
+    was, best = str(state.get("dirpath")), state.get("best_model_path", "")
 
-    was, best = state.get("dirpath"), state.get("best_model_path")
-    if was and best and Path(now(best)).is_file():
+    def now(path: str) -> str:
+        return path.replace(was, str(folder), 1)
+
+    if best and Path(now(best)).is_file():
         state |= {key: now(value) for key, value in state.items() if isinstance(value, str)}
         state["best_k_models"] = {now(path): score for path, score in state["best_k_models"].items()}

@@ -61,7 +61,7 @@ def allowed(words: list[int], constraints: Constraints) -> set[int]:
         return {constraints.prefix[len(words)]}
     n = constraints.no_repeat_ngram
     ngrams = set() if n is None else {tuple(words[i : i + n]) for i in range(len(words) - n + 1)}
-    free = {word for word in WORDS if n is None or tuple([*words, word][-n:]) not in ngrams}
+    free = {word for word in WORDS if n is None or (words[-1:] != [word] and tuple([*words, word][-n:]) not in ngrams)}
     return free | {END} if len(words) >= constraints.min_length or not free else free
 
 

@@ -62,7 +62,7 @@ def caption(
         length_normalization: Divide a caption's log-probability by its length to this power; 0 prefers short captions.
         max_length: Largest number of words.
         min_length: Smallest number of words.
-        no_repeat_ngram: Allow no sequence of N words twice.
+        no_repeat_ngram: Allow no sequence of N words twice, and no word twice in a row.
         prefix: Begin every caption with this text, such as "a photo of".
         samples: Print the N best captions or, with --sample, N samples.
         inference: What hard attention looks at: the mean of all places, the most probable place, or a drawn one.

@@ -22,8 +22,8 @@ class Constraints:
 
     Attributes:
         min_length: Smallest number of words before <end>, those of the prefix included.
-        no_repeat_ngram: Length n of the word sequences that may occur only once in a caption; None allows repetition.
-            A caption that no word may continue ends, even before ``min_length``.
+        no_repeat_ngram: Length n of the word sequences that may occur only once in a caption, in which no word follows
+            itself either; None allows repetition. A caption that no word may continue ends, even before ``min_length``.
         prefix: Ids of the words that every caption begins with. The prefix itself may repeat n-grams.
     """
 
@@ -65,17 +65,19 @@ class Masks:
         banned = self._early if length < constraints.min_length else self._never
         masked = log_probs.index_fill(1, banned, float("-inf"))
         n = constraints.no_repeat_ngram
-        if n is None or length < n:
+        if n is None or length == 0:
             return masked
-        masked = masked.masked_fill(_completes_an_ngram(words(), n, log_probs.shape[1]), float("-inf"))
+        masked = masked.masked_fill(_repeats(words(), n, log_probs.shape[1]), float("-inf"))
         stuck = ~masked.isfinite().any(dim=1)
         masked[:, END] = torch.where(stuck, log_probs[:, END], masked[:, END])
         return masked
 
 
-def _completes_an_ngram(words: Tensor, n: int, vocabulary_size: int) -> Tensor:
-    """Return (N, V) bool, whether a word after ``words`` (N, t), t >= n, would repeat n words in a row."""
-    ngrams = words.unfold(1, n, 1)  # (N, t - n + 1, n)
-    begun = (ngrams[..., :-1] == words[:, None, words.shape[1] - n + 1 :]).all(dim=2)
-    counts = torch.zeros(len(words), vocabulary_size, device=words.device)
-    return counts.scatter_add(1, ngrams[..., -1], begun.float()) > 0
+def _repeats(words: Tensor, n: int, vocabulary_size: int) -> Tensor:
+    """Return (N, V) bool, whether a word after ``words`` (N, t), t >= 1, would repeat the last one or n in a row."""
+    repeated = torch.zeros(len(words), vocabulary_size, device=words.device).scatter_(1, words[:, -1:], 1.0)
+    if words.shape[1] >= n:
+        ngrams = words.unfold(1, n, 1)  # (N, t - n + 1, n)
+        begun = (ngrams[..., :-1] == words[:, None, words.shape[1] - n + 1 :]).all(dim=2)
+        repeated.scatter_add_(1, ngrams[..., -1], begun.float())
+    return repeated > 0

@@ -141,6 +141,16 @@ def test_unfreeze_waits_for_its_epoch(shapes, tmp_path):
     assert any(not torch.equal(a, b) for a, b in zip(before, module.encoder.parameters(), strict=True))
 
 
+@pytest.mark.parametrize(("frozen", "start", "kept"), [(True, True, True), (True, False, False), (False, True, False)])
+def test_weights_of_another_model_keep_the_statistics_of_a_frozen_encoder(shapes, tmp_path, frozen, start, kept):
+    """A few photographs have other ones: channels that are silent in all of them would be divided by almost 0."""
+    module = make_module(standardize=True)
+    module.encoder.set_trainable(not frozen)
+    module.settings = {"init_from": "first.ckpt" if start else None}
+    make_trainer(tmp_path, max_epochs=2).fit(module, make_data(shapes))  # a validation lies between
+    assert torch.equal(module.captioner.decoder.standardize.running_mean, torch.zeros(12)) == kept
+
+
 def test_samples_are_the_first_validation_images_with_their_posterior(shapes, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(

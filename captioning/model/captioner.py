@@ -129,13 +129,25 @@ class Captioner(CaptionModel):
         encoder: Images to annotations (B, L, D).
         decoder: Annotations to words.
         vocabulary_size: V, special tokens included.
+
+    Attributes:
+        keeps_statistics: Whether training leaves the statistics that annotations are standardised by as they are,
+            because the weights are another model's: in twenty photographs, channels are silent that others use.
     """
 
     def __init__(self, encoder: Encoder, decoder: Decoder, *, vocabulary_size: int) -> None:
         super().__init__()
         self.encoder = encoder
         self.decoder = decoder
+        self.keeps_statistics = False
         decoder.build(vocabulary_size, encoder.annotation_dim, encoder.grid_size)
+
+    def train(self, mode: bool = True) -> Captioner:
+        """Set the mode; ``keeps_statistics`` holds while the encoder is frozen."""
+        super().train(mode)
+        if self.keeps_statistics and self.encoder.frozen and self.decoder.standardize is not None:
+            self.decoder.standardize.eval()
+        return self
 
     def begin_batch(self) -> None:
         """Start the next training batch: schedules of attention count these calls."""

@@ -76,7 +76,7 @@ class OnnxCaptioner:
     ) -> list[Hypothesis]:
         """Return up to ``beam_size`` captions of one image, best first; a beam of 1 is greedy decoding.
 
-        No sequence of ``no_repeat_ngram`` words stands twice in a caption; 0 allows that.
+        No sequence of ``no_repeat_ngram`` words stands twice in a caption, and no word twice in a row; 0 allows that.
 
         A finished caption leaves the beam, which becomes narrower. The search ends when all captions have finished, or
         at ``max_length``.
@@ -93,7 +93,7 @@ class OnnxCaptioner:
             log_probs = results["log_probs"]
             log_probs[:, [PAD, START, UNK, *([END] if length <= min_length else [])]] = -np.inf
             for row, (ids, _) in enumerate(beams if no_repeat_ngram else ()):
-                log_probs[row, _completing(ids, no_repeat_ngram)] = -np.inf
+                log_probs[row, _repeating(ids, no_repeat_ngram)] = -np.inf
             candidates = (total[:, None] + log_probs).ravel()
             best = np.argsort(-candidates, kind="stable")[: beam_size - len(ended)]
             best = best[np.isfinite(candidates[best])]
@@ -117,10 +117,10 @@ class OnnxCaptioner:
         return sorted(ended, key=lambda hypothesis: (not hypothesis.finished, -hypothesis.log_prob))
 
 
-def _completing(ids: list[int], n: int) -> list[int]:
-    """Return the words after which the last n words of a caption would stand in it twice."""
+def _repeating(ids: list[int], n: int) -> list[int]:
+    """Return the words after which the last n words of a caption would stand in it twice, and its last word."""
     last = ids[len(ids) - n + 1 :]
-    return [ids[i + n - 1] for i in range(len(ids) - n + 1) if ids[i : i + n - 1] == last]
+    return [*ids[-1:], *(ids[i + n - 1] for i in range(len(ids) - n + 1) if ids[i : i + n - 1] == last)]
 
 
 def prepare(path: str | Path, preprocessing: dict[str, Any]) -> np.ndarray:

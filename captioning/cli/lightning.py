@@ -204,16 +204,7 @@ class Fit(CommandLine):
         """Choose the folder of the run: that of the resumed one, or the first free one of NAME, NAME-2 .."""
         self.is_first = getattr(pl.utilities.rank_zero_only, "rank", 0) == 0  # no trainer yet that knows its rank
         self.stop, config = StopOnRequest(), self.config
-        best, trainer = config.checkpoint, config.trainer
-        if trainer.overfit_batches:
-            instead = "give --config configs/overlays/overfit.yaml, or --data.limit_images"
-            raise InputError(f"--trainer.overfit_batches: the sampler makes the batches; {instead}")
-        if trainer.precision in ("bf16-true", "16-true"):
-            mixed = trainer.precision.replace("true", "mixed")
-            raise InputError(f"--trainer.precision {trainer.precision}: weights are trained in float32; take {mixed}")
-        if best.save_top_k not in (0, 1) and not best.enable_version_counter and "{" not in (best.filename or "{"):
-            apart = f"name them apart, as by --checkpoint.filename '{best.filename}_{{step}}'"
-            raise InputError(f"--checkpoint.save_top_k {best.save_top_k}: all would be {best.filename}.ckpt; {apart}")
+        _refuse_what_training_cannot_do(config)
         files = [read_config(Path(str(getattr(path, "absolute", path)))) for path in config.config or ()]
         for name in ("checkpoint", "early_stopping"):
             given = {key: "" for key in ("monitor", "mode") if f"--{name}.{key}" in self.options}
@@ -300,6 +291,20 @@ class Fit(CommandLine):
             print(f"best checkpoint: {best.best_model_path} ({score})")
             if any(self.folder.glob("wandb/offline-run-*")):
                 print(f"wandb ran offline; to upload: wandb sync {shlex.quote(str(self.folder))}/wandb/offline-run-*")
+
+
+def _refuse_what_training_cannot_do(config: Any) -> None:
+    """Raise an InputError for options of Lightning's that this training has no meaning for, before it has files."""
+    best, trainer = config.checkpoint, config.trainer
+    if trainer.overfit_batches:
+        instead = "give --config configs/overlays/overfit.yaml, or --data.limit_images"
+        raise InputError(f"--trainer.overfit_batches: the sampler makes the batches; {instead}")
+    if trainer.precision in ("bf16-true", "16-true"):
+        mixed = trainer.precision.replace("true", "mixed")
+        raise InputError(f"--trainer.precision {trainer.precision}: weights are trained in float32; take {mixed}")
+    if best.save_top_k not in (0, 1) and not best.enable_version_counter and "{" not in (best.filename or "{"):
+        apart = f"name them apart, as by --checkpoint.filename '{best.filename}_{{step}}'"
+        raise InputError(f"--checkpoint.save_top_k {best.save_top_k}: all would be {best.filename}.ckpt; {apart}")
 
 
 def _mode(option: str, monitor: str | None, mode: str | None) -> str:

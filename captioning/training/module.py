@@ -112,7 +112,7 @@ class CaptioningModule(pl.LightningModule):
     def assemble(self, vocabulary: Vocabulary) -> Captioner:
         """Build the captioner for ``vocabulary``, with the weights of ``start`` if they fit, and return it."""
         self.captioner = Captioner(*self._parts, vocabulary_size=len(vocabulary))
-        self.captioner.keeps_statistics = bool(self.start or self.settings.get("init_from"))  # of a resumed run, too
+        self.captioner.keeps_statistics = bool(self.settings.get("init_from"))  # of a resumed run, too
         self.captioner.train()  # Lightning leaves the modes as they are
         if self.start is not None:
             self.start.load_into(self.captioner, vocabulary)
@@ -328,7 +328,6 @@ def _follow_files(state: dict[str, Any], folder: str | None) -> None:
 
     From a folder of another name, it would not be restored, and a worse epoch would replace the best.
     """
-
     was, best = str(state.get("dirpath")), state.get("best_model_path", "")
 
     def now(path: str) -> str:

@@ -28,7 +28,7 @@ ROOMS = {
     "decoding": "errors trace vocabulary",
     "encoders": "cells component data errors files",
     "model": "attention component data decoding encoders errors kernels trace vocabulary",
-    "checkpoint": "attention cells data encoders errors files kernels model run_folder tokenizers vocabulary",
+    "checkpoint": "cells data encoders errors files model run_folder tokenizers vocabulary",
     "objective": "attention component data decoding errors model trace vocabulary",
     "evaluation": "cells data decoding encoders errors files model objective tokenizers vocabulary",
     "inference": "cells checkpoint data decoding encoders errors files model trace views vocabulary",
@@ -47,7 +47,6 @@ LIBRARIES = {
     "urllib.request urllib.error urllib3 http.client requests httpx aiohttp ftplib socket": "cli.app data.download",
     "huggingface_hub": "checkpoint.load",
     "gradio": "cli.app",
-    "onnx onnxscript onnxruntime": "checkpoint.onnx_graphs scripts.caption_onnx",
 }
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Literal
 
 from captioning.cli import announce
-from captioning.errors import InputError
 from captioning.files import refuse_inputs
 from captioning.run_folder import RunFolder
 
@@ -18,7 +17,6 @@ def export(
     dtype: Literal["float32", "float16", "bfloat16"] = "float32",
     license: str | None = None,
     notes: Path | None = None,
-    onnx: bool = False,
 ) -> None:
     """Write a trained captioner as a folder for others: weights, settings, vocabulary, model card.
 
@@ -31,7 +29,6 @@ def export(
         dtype: Type of the weights; those of two bytes take half the space.
         license: Licence of the weights, such as cc-by-4.0; the card names it.
         notes: A Markdown file for the card; its sections replace those of the same title, or follow the others.
-        onnx: Also write ONNX graphs, for scripts/caption_onnx.py.
 
     Examples:
         captioning export --model runs/shapes_soft/checkpoints/best.ckpt --output exported/shapes_soft
@@ -42,15 +39,10 @@ def export(
     announce("export")
     from captioning.checkpoint.export import refuse_other_folder
     from captioning.checkpoint.model_card import card
-    from captioning.checkpoint.onnx_graphs import ENCODER, STEP, write_onnx
     from captioning.inference import load
 
-    if not onnx and any((output / name).exists() for name in (ENCODER, STEP)):
-        raise InputError(f"--output {output}: has an earlier model's ONNX graphs; give --onnx, too, or another folder")
     refuse_other_folder(output)
     captioner = load(model)
-    if onnx:
-        write_onnx(captioner.model, output)
     run = RunFolder.of(model)
     name, folder = (run.path.resolve().name, run.path) if run else (Path(model).stem, None)
     content = (captioner.model, captioner.vocabulary, captioner.settings)

@@ -31,7 +31,7 @@ def plain_additive_logits(projected: Tensor, query: Tensor, weight: Tensor) -> T
 
 def additive_logits(projected: Tensor, query: Tensor, weight: Tensor) -> Tensor:
     """Return ``plain_additive_logits``; fused and float32 if a kernel supports the device and the type."""
-    kernels = None if torch.compiler.is_compiling() else _kernels(projected)
+    kernels = _kernels(projected)
     if kernels is None:
         return plain_additive_logits(projected, query, weight)
     return _AdditiveLogits.apply(kernels, projected, query, weight)

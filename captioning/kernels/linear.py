@@ -25,8 +25,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def _is_few(x: Tensor, weight: Tensor) -> bool:
     return (
-        not torch.compiler.is_compiling()  # first: an exported graph would be for this number of rows alone
-        and not torch.is_grad_enabled()
+        not torch.is_grad_enabled()
         and x.is_cpu
         and x.dtype is weight.dtype is torch.float32
         and x.shape[:-1].numel() in FEW

@@ -138,8 +138,6 @@ def locate(A: Tensor, W: Tensor) -> Located:
     """Return the factors of images with A (B, L, r), for W (V, r)."""
     A, W = _as_autocast(A, W)
     with torch.autocast(A.device.type, enabled=False):
-        if torch.compiler.is_compiling():  # the number of images is unknown then
-            return Located(A, W, _exponentials(A, W))
         return Located(A, W, torch.cat([_exponentials(A[chunk], W) for chunk in _chunks(A, W)]))
 
 
@@ -150,9 +148,6 @@ def summed_step(S: Tensor, located: Located, log_w: Tensor) -> Tensor:
     N = B * R, the rows of an image adjacent. It takes two products per image.
     """
     A, W, exp_G = located
-    if torch.compiler.is_compiling():  # plain operations; where exp(G) underflowed, its smallest normal number
-        G = exp_G.clamp(min=torch.finfo(exp_G.dtype).tiny).log().repeat_interleave(S.shape[0] // A.shape[0], 0)
-        return plain_summed_log_probs(S, G, log_w)
     S, log_w = S.unflatten(0, (len(A), -1)), log_w.unflatten(0, (len(A), -1))
     with torch.autocast(A.device.type, enabled=False):
         log_p, unreliable, _ = _sum_locations(S, A, W, log_w, exp_G)

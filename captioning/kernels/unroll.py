@@ -52,9 +52,7 @@ class _Collect(torch.autograd.Function):
 
 def collected(tensor: Tensor) -> Tensor:
     """Return ``tensor`` with a list in which steps store the factors of its gradient."""
-    if tensor.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        return _Collect.apply(tensor)
-    return tensor
+    return _Collect.apply(tensor) if tensor.requires_grad and torch.is_grad_enabled() else tensor
 
 
 class _Leading(torch.autograd.Function):
@@ -85,7 +83,7 @@ def uses_of(tensor: Tensor) -> dict[CollectedGradient, list[Use]] | None:
 
     A step that appends factors must return no gradient for ``tensor`` itself.
     """
-    return None if torch.compiler.is_compiling() else getattr(tensor.grad_fn, "uses", None)
+    return getattr(tensor.grad_fn, "uses", None)
 
 
 class _Product(torch.autograd.Function):

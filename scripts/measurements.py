@@ -38,25 +38,13 @@ def score_name(variant: str, seed: int, evaluation: str = "") -> str:
 
 
 def read_scores(path: Path) -> dict[str, Scores]:
-    """Return the scores of a study's file by name; none if there is no file yet.
-
-    What scores of earlier versions have in common stands once, under "common".
-    """
-    content = read_json(path) if path.exists() else {}
-    common = content.get("common", {})
-    return {name: _merged(common, entry) for name, entry in content.get("scores", {}).items()}
-
-
-def _merged(common: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
-    both = [key for key in common if isinstance(common[key], dict) and isinstance(entry.get(key), dict)]
-    return {**common, **entry, **{key: _merged(common[key], entry[key]) for key in both}}
+    """Return the scores of a study's file by name; none if there is no file yet."""
+    return read_json(path).get("scores", {}) if path.exists() else {}
 
 
 def write_measurements(path: Path, **sections: Mapping[str, Any]) -> None:
     """Replace sections of a study's file. An entry takes one line, so that a difference of two versions is readable."""
     content = (read_json(path) if path.exists() else {}) | sections
-    if "scores" in sections:
-        content.pop("common", None)
     written = []
     for section, entries in content.items():
         lines = [f"  {json.dumps(name)}: {json.dumps(entry, ensure_ascii=False)}" for name, entry in entries.items()]

@@ -58,7 +58,10 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
         that the caller has imported already. An InputError names another class, or arguments that do not fit.
         """
         kind = known_class(config["class_path"], cls)
-        init_args = _revive(config["init_args"])
+        accepted = inspect.signature(kind.__init__).parameters  # an option of an earlier version may not be set
+        init_args = {
+            n: _revive(value) for n, value in config["init_args"].items() if n in accepted or value is not None
+        }
         try:
             return kind(**init_args)
         except TypeError as error:
@@ -80,14 +83,15 @@ def public_path(cls: type) -> str:
 
 def known_class(path: str, kind: type[T]) -> type[T]:
     """Return the subclass of ``kind`` that a file names, of this package or already imported; or an InputError."""
-    module = path.rpartition(".")[0]
+    module, remedy = path.rpartition(".")[0], "import the module that defines it first (--import)"
     if module.split(".")[0] == __package__:
+        remedy = "this version of captioning has no such class"
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(module)
     for cls in _subclasses(kind):
         if path in (public_path(cls), f"{cls.__module__}.{cls.__qualname__}", cls.__qualname__):
             return cls
-    raise InputError(f"{path} is not a known {kind.__name__}; import the module that defines it first (--import)")
+    raise InputError(f"{path} is not a known {kind.__name__}; {remedy}")
 
 
 def _subclasses(cls: type[T]) -> Iterator[type[T]]:

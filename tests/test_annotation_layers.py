@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from captioning.attention import AdditiveScore, AnnotationAttention, AnnotationDropout, AnnotationLSTM, SoftAttention
+from captioning.attention import AdditiveScore, AnnotationAttention, AnnotationLSTM, SoftAttention
 from captioning.attention.layers import AnnotationLayer
 from captioning.data.batch import pad_captions
 from captioning.model import AttentionDecoder
@@ -115,26 +115,11 @@ def test_lstm_states_equal_a_loop_over_the_locations_that_exist(masked):
         assert (read[b, ~mask[b]] == 0).all()
 
 
-# Dropout of channels
-
-
-def test_a_channel_is_dropped_at_all_locations_of_an_image_and_the_others_are_scaled_up():
-    layer, annotations = AnnotationDropout(0.5), 1 + torch.rand(200, L, D)
-    assert layer.build(D, GRID) == D
-    ratio = layer(annotations) / annotations  # (200, L, D)
-    torch.testing.assert_close(ratio, ratio[:, :1].expand_as(ratio))
-    assert set(ratio[:, 0].unique().tolist()) == {0.0, 2.0}
-    assert float((ratio[:, 0] == 0).float().mean()) == pytest.approx(0.5, abs=0.07)  # five standard errors
-    assert len(ratio[:, 0].unique(dim=0)) > 2**D / 3  # images lose different channels
-    assert torch.equal(layer.eval()(annotations), annotations)
-
-
 # In the decoder
 
 LAYERS = {
     "attention": lambda: AnnotationAttention(dim=DIM, heads=HEADS),
     "LSTM": lambda: AnnotationLSTM(C),
-    "dropout": lambda: AnnotationDropout(0.1),
 }
 every_layer = pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
 

@@ -31,6 +31,21 @@ def test_a_file_cannot_choose_which_code_runs(kind, path):
         kind.from_config({"class_path": path, "init_args": {"args": ["true"]}})
 
 
+def test_a_class_that_this_version_no_longer_has_is_not_looked_for_elsewhere():
+    with pytest.raises(
+        InputError, match="AnnotationDropout is not a known Component; this version of captioning has no"
+    ):
+        Component.from_config({"class_path": "captioning.attention.AnnotationDropout", "init_args": {"p": 0.2}})
+    with pytest.raises(InputError, match=r"own\.Score is not a known Score; import the module"):
+        Score.from_config({"class_path": "own.Score", "init_args": {}})
+
+
+def test_an_option_that_this_version_no_longer_has_may_stand_where_it_was_not_set():
+    config = AdditiveScore(3).to_config()
+    config["init_args"]["position_dim"] = None
+    assert Score.from_config(config).to_config() == AdditiveScore(3).to_config()
+
+
 def test_arguments_that_do_not_fit_are_named():
     with pytest.raises(InputError, match="attention_dims"):
         Score.from_config({"class_path": "captioning.attention.AdditiveScore", "init_args": {"attention_dims": 3}})

@@ -4,7 +4,7 @@ from captioning.attention.base import Attended, Attention, Score
 from captioning.attention.coverage import CoverageScore
 from captioning.attention.gumbel import GumbelAttention
 from captioning.attention.hard import HardAttention, StochasticAttention
-from captioning.attention.layers import AnnotationAttention, AnnotationDropout, AnnotationLayer, AnnotationLSTM
+from captioning.attention.layers import AnnotationAttention, AnnotationLayer, AnnotationLSTM
 from captioning.attention.local import LocalScore
 from captioning.attention.memory import Memory, expected_context
 from captioning.attention.multihead import MultiHeadAttention
@@ -24,7 +24,6 @@ from captioning.attention.soft import SoftAttention, UniformAttention
 __all__ = [
     "AdditiveScore",
     "AnnotationAttention",
-    "AnnotationDropout",
     "AnnotationLSTM",
     "AnnotationLayer",
     "Attended",

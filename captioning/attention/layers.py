@@ -156,24 +156,3 @@ class AnnotationLSTM(AnnotationLayer):
         packed = pack_padded_sequence(moved, lengths, batch_first=True, enforce_sorted=False)
         read, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=mask.shape[1])
         return torch.zeros_like(read).scatter(1, order.expand_as(read), read)
-
-
-class AnnotationDropout(AnnotationLayer):
-    """Drops channels of the annotations in training; a channel is dropped at all locations of an image.
-
-    All captions and samples of an image share the dropped channels.
-
-    Args:
-        p: Probability of dropping a channel.
-    """
-
-    def __init__(self, p: float = 0.2) -> None:
-        super().__init__()
-        check_range(0, 0.99, p=p)
-        self.dropout = Dropout(p)
-
-    def build(self, annotation_dim: int, grid_size: tuple[int, int] | None = None) -> int:
-        return annotation_dim
-
-    def forward(self, annotations: Tensor, mask: Tensor | None = None) -> Tensor:
-        return annotations * self.dropout(torch.ones_like(annotations[:, :1]))  # (B, 1, D)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from captioning.attention.base import Score
-from captioning.component import check_size
 from captioning.errors import InputError
 from captioning.kernels.unroll import StepLinear
 from captioning.trace import State
@@ -35,7 +34,6 @@ class LocalScore(Score):
     Args:
         score: The score within the window.
         window: Half the window's (height, width) in locations; Luong's D.
-        position_dim: Size of the hidden layer that predicts the position; None for the query's size, as in the paper.
 
     Raises:
         InputError: The window is too small to always contain a location.
@@ -47,23 +45,18 @@ class LocalScore(Score):
     size: Tensor
     reach: Tensor
 
-    def __init__(
-        self, score: Score, *, window: tuple[float, float] = (3.0, 3.0), position_dim: int | None = None
-    ) -> None:
+    def __init__(self, score: Score, *, window: tuple[float, float] = (3.0, 3.0)) -> None:
         super().__init__()
-        check_size(position_dim=position_dim)
         if len(window) != 2 or not all(0.5 <= side < math.inf for side in window):
             raise InputError(f"window must be (height, width), each at least 0.5 locations, got {window}")
         self.score = score
         self.window = tuple(window)
-        self.position_dim = position_dim
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
         assert grid_size is not None
         self.score.build(annotation_dim, query_dim, grid_size)
-        hidden_dim = self.position_dim or query_dim
-        self.position_hidden = StepLinear(query_dim, hidden_dim, bias=False)
-        self.position_output = StepLinear(hidden_dim, 2, bias=False)
+        self.position_hidden = StepLinear(query_dim, query_dim, bias=False)
+        self.position_output = StepLinear(query_dim, 2, bias=False)
         y, x = torch.meshgrid(*(torch.arange(size) + 0.5 for size in grid_size), indexing="ij")
         centres = torch.stack([y.flatten(), x.flatten()])  # (2, L)
         # Persistent, so that a checkpoint of another grid is refused.

@@ -144,6 +144,26 @@ def test_a_run_that_was_moved_goes_on_where_it_is_and_keeps_its_best_checkpoint(
         assert cli.trainer.checkpoint_callback.best_model_path == str(best.absolute())
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--model.decoder.init_args.hidden_dim", "9"], "size mismatch"),
+        (["--data.vocabulary.max_words", "5"], "is not the data's"),
+        (
+            ["--model.optimizer", "torch.optim.SGD"],
+            r"model\.optimizer: SGD cannot go on .*leave it Adam, or begin",
+        ),
+        (["--model.optimizer.lr", "0.5"], r"model\.optimizer\.lr: 0\.5 cannot go on .* --init_from"),
+        (["--model.scheduler", "captioning.training.WarmupCosine"], r"model\.scheduler: WarmupCosine .*leave it None"),
+    ],
+)
+def test_a_refused_resume_leaves_the_run_as_it_was(trained, change, message):
+    files = {path: path.read_bytes() for path in (Path(LAST), Path("runs/tiny/config.yaml"))}
+    with pytest.raises(InputError, match=message):
+        command("fit", "--ckpt_path", LAST, "--trainer.max_epochs", "2", *change)
+    assert {path: path.read_bytes() for path in files} == files
+
+
 def test_last_checkpoint_is_of_the_last_epoch_also_without_a_validation_after_it(workdir):
     command("fit", "--config", "tiny.yaml", "--trainer.max_epochs", "3", "--trainer.check_val_every_n_epoch", "2")
     assert (step_of(LAST), step_of(BEST)) == (6, 4)
@@ -427,6 +447,7 @@ def test_a_strangers_settings_choose_no_code(trained):
         (["fit", "--config", "tiny.yaml", "--model.encoder.chanels", "[3]"], "did you mean channels"),
         (["fit", "--config", "tiny.yaml", "--data.source", "payload.Source"], "name its module with --import"),
         (["fit", "--config", "tiny.yaml", "--early_stopping.monitor", "val/bleu5"], "did you mean val/bleu4"),
+        (["fit", "--config", "tiny.yaml", "--checkpoint.monitor", "val/meteor"], "no validation logs that"),
         (["fit", "--config", "tiny.yaml", "--model.optimizer.lr", "-1"], "Invalid learning rate"),
         (["fit", "--config", "tiny.yaml", "--trainer.strategy", "ddq"], "invalid strategy name"),
         (["fit", "--config", "tiny.yaml", "--trainer.fast_dev_run", "-3"], "fast_dev_run"),
@@ -442,7 +463,6 @@ def test_a_strangers_settings_choose_no_code(trained):
             ["fit", "--config", "tiny.yaml", "--init_from", BEST, "--model.decoder.init_args.hidden_dim", "9"],
             "its weights do not fit the model of the config",
         ),
-        (["fit", "--ckpt_path", LAST, "--model.decoder.init_args.hidden_dim", "9"], "size mismatch"),
         (["test"], "name a model with --ckpt_path"),
         (["test", "--ckpt_path", "runs/tiny"], r"runs/tiny: is a folder; give runs/tiny/checkpoints/best\.ckpt"),
         (["test", "--ckpt_path", "tiny.yaml"], r"tiny\.yaml: .*not a checkpoint"),

@@ -258,7 +258,12 @@ class Fit(CommandLine):
                 self.datamodule.index(split)
             config = self.config.clone()
             config.ckpt_path = None  # a run that is started with this file is a new one
-            write_text(run.config, self.parser.dump(config, skip_none=False))
+            text = self.parser.dump(config, skip_none=False)
+            if self.config.ckpt_path and run.config.is_file():  # a resume may be refused until its state is restored
+                save = callbacks.LambdaCallback(on_train_start=lambda *_: write_text(run.config, text))
+                trainer.callbacks.append(save)  # type: ignore[attr-defined]
+            else:
+                write_text(run.config, text)
         estimator = getattr(self.model.objective, "estimator", None)
         labels = {  # columns of wandb's table of runs
             "attention": attention_kind(self.config_dump),
@@ -311,7 +316,7 @@ def _mode(option: str, monitor: str | None, mode: str | None) -> str:
     """Return how values of what is monitored compare: as the metric does, which no other mode may contradict."""
     if monitor is None:  # a checkpoint is the newest
         return mode or "min"
-    keys = [log_key("val", name) for name in METRICS]
+    keys = [log_key("val", name) for name in METRICS if name not in ("meteor", "bound", "iwae_bound")]  # too slow
     if monitor.startswith("val") and monitor not in keys:
         raise InputError(f"{option}.monitor {monitor}: no validation logs that{did_you_mean(monitor, keys)}")
     own = better(monitor)

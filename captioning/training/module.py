@@ -316,11 +316,16 @@ class CaptioningModule(pl.LightningModule):
             _follow_files(state, getattr(callback, "dirpath", None))
         was, now = (flat(x, (*PLACES, "init_from")) for x in (content.get("settings") or {}, self.settings))
         names = [name for name in was | now if was.get(name) != now.get(name)]
+        for name in names:  # arguments that one of two versions of a class lacks are left alone
+            if name in ("model.optimizer", "model.scheduler") or (
+                name.startswith(("model.optimizer.", "model.scheduler.")) and name in was and name in now
+            ):
+                again = f"leave it {was.get(name)}, or begin a new run with --init_from"
+                raise InputError(f"{name}: {now.get(name)} cannot go on from the checkpoint's state; {again}")
         if changed := [f"{name}: {now.get(name)}, was {was.get(name)}" for name in names]:
-            rank_zero_info(
-                "settings that differ from the checkpoint's (numbers of the optimizer stay the checkpoint's; to "
-                f"change these, begin a new run with --init_from): {'; '.join(changed)}"
-            )
+            kept = any({"T_max", "total_iters"} & state.keys() for state in checkpoint["lr_schedulers"])
+            why = " (the schedule keeps its length; WarmupCosine would take a new one)" * kept
+            rank_zero_info(f"settings that differ from the checkpoint's{why}: {'; '.join(changed)}")
 
 
 def _follow_files(state: dict[str, Any], folder: str | None) -> None:

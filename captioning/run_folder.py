@@ -43,7 +43,8 @@ class RunFolder:
 
 
 def flat(settings: Mapping[str, Any], without: Iterable[str] = ()) -> dict[str, Any]:
-    """Return settings as {"model.decoder.dropout": 0.5}; "model.decoder.attention" has the class's short name.
+    """Return settings as {"model.decoder.dropout": 0.5}; "model.decoder.attention" has the class, by its short name
+    unless it is of a module of the user's, who may have two classes of one name.
 
     Components of a list, such as callbacks, are keyed by their class, not by their position. ``without`` are settings
     to leave out, with all beneath them.
@@ -54,7 +55,8 @@ def flat(settings: Mapping[str, Any], without: Iterable[str] = ()) -> dict[str, 
 
 def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping) and "class_path" in value:
-        yield prefix, _short(value["class_path"])
+        path = str(value["class_path"])
+        yield prefix, _short(path) if path.startswith(("captioning.", "torch.", "pytorch_lightning.")) else path
         arguments = value.get("init_args") or {}
         yield from _flat(prefix, arguments) if arguments else ()
     elif isinstance(value, Mapping) and value:

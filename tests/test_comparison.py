@@ -114,6 +114,13 @@ def test_runs_on_different_images_are_compared_on_the_common_ones_and_say_so():
     assert f"{nouns} nouns" in cells(found, "Grounding", "Pointing accuracy")[0].detail
 
 
+def test_references_that_differ_between_the_runs_are_mentioned():
+    other = make_captions(8)
+    other[103] = dataclasses.replace(other[103], references=[other[103].references[0], "a dog 's tail"])
+    found = compare([run_of("a", make_captions(8)), run_of("b", other)], resamples=50)
+    assert found.images == 8 and found.notices[0].startswith("The references of 1 common images differ")
+
+
 @pytest.mark.parametrize("other_data_set", [False, True])
 def test_runs_without_a_common_image_are_scored_but_not_tested(other_data_set):
     other = make_captions(9, first=500)
@@ -168,8 +175,11 @@ def test_the_curves_that_matter_come_first_and_controls_are_left_out():
 
 
 def test_speed_size_and_decoding_stand_side_by_side():
-    attention = {"class_path": "x.HardAttention", "init_args": {"score": {"class_path": "x.DotScore"}}}
-    arguments = {"attention": attention, "output": {"class_path": "x.SummedOutput"}}
+    attention = {
+        "class_path": "captioning.attention.HardAttention",
+        "init_args": {"score": {"class_path": "captioning.attention.DotScore"}},
+    }
+    arguments = {"attention": attention, "output": {"class_path": "captioning.model.SummedOutput"}}
     hard = run_of(
         "hard",
         settings={"model": {"decoder": {"class_path": "x.D", "init_args": arguments}}},

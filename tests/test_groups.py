@@ -46,6 +46,18 @@ def words(runs):
     ]
 
 
+def of_checkpoints(checkpoint: str):
+    return [run(f"b_{n}", n, search={"checkpoint": checkpoint.format(n)}) for n in (1, 2)]
+
+
+def attending(*paths: str):
+    """Two seeds, each with a class of its own."""
+    runs = [run(f"b_{n}", n) for n in (1, 2)]
+    for each, path in zip(runs, paths, strict=True):
+        each.settings["model"] = {"attention": {"class_path": path}}
+    return runs
+
+
 def changed(section: str, **options):
     """The second seed, with other settings."""
     other = run("b_2", 2)
@@ -70,6 +82,18 @@ def changed(section: str, **options):
 def test_other_seeds_of_the_same_settings_and_decoding_options_are_one_variant(other, grouped):
     groups = [group.runs for group in group_by_seed([run("b_0", 1), other])]
     assert groups == ([["b_0", other.name]] if grouped else [["b_0"], [other.name]])
+
+
+@pytest.mark.parametrize(
+    ("runs", "grouped"),
+    [
+        (of_checkpoints("best-epoch={}.ckpt"), True),  # the best epochs of seeds differ
+        ([of_checkpoints("best.ckpt")[0], of_checkpoints("last.ckpt")[1]], False),
+        (attending("mine_v1.MyAttention", "mine_v2.MyAttention"), False),  # two classes of one name
+    ],
+)
+def test_the_checkpoint_and_the_classes_of_one_variant_are_of_one_kind(runs, grouped):
+    assert len(group_by_seed(runs)) == (1 if grouped else 2)
 
 
 def test_means_of_weights_are_seeds_of_one_variant_and_not_runs_of_what_they_are_means_of():

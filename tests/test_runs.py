@@ -54,19 +54,20 @@ def test_a_damaged_file_is_named(tmp_path, file, text, message):
         read_run(folder)
 
 
-def test_settings_become_lines_with_short_names_of_classes():
+def test_settings_become_lines_with_short_names_of_known_classes():
     decoder = {
         "class_path": "captioning.model.AttentionDecoder",
         "init_args": {"attention": {"class_path": "captioning.attention.SoftAttention"}, "dropout": 0.5},
     }
-    callbacks = [{"class_path": "x.Throughput", "init_args": {"every_n_steps": 5}}, {"class_path": "x.Unfreeze"}]
+    callbacks = [{"class_path": "captioning.training.Throughput", "init_args": {"every_n_steps": 5}}]
+    callbacks.append({"class_path": "x.Unfreeze"})
     assert flat({"model": {"decoder": decoder}, "trainer": {"callbacks": callbacks, "devices": [0, 1]}}) == {
         "model.decoder": "AttentionDecoder",
         "model.decoder.attention": "SoftAttention",
         "model.decoder.dropout": 0.5,
         "trainer.callbacks.Throughput": "Throughput",
         "trainer.callbacks.Throughput.every_n_steps": 5,
-        "trainer.callbacks.Unfreeze": "Unfreeze",
+        "trainer.callbacks.Unfreeze": "x.Unfreeze",
         "trainer.devices": [0, 1],
     }
 

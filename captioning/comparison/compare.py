@@ -107,6 +107,8 @@ def _common_images(tested: Mapping[str, Captions], result: Comparison) -> list[i
             if common
             else f"The runs have no image in common ({sizes}): each is scored on its own images, and no test is made."
         )
+    if differ := sum(any(set(run[i].references) != set(first[i].references) for run in others) for i in common):
+        result.notices.append(f"The references of {differ} common images differ between the runs; test them again.")
     result.images = len(common)
     return common
 

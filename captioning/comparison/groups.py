@@ -54,10 +54,15 @@ def _differ_in_seed_alone(run: Run, other: Run) -> bool:
         run.settings
         and other.settings
         and _seed_of(run)
-        and (not run.captions or not other.captions or run.search == other.search)
+        and (not run.captions or not other.captions or _search(run) == _search(other))
         # Both started from the same weights, or each from those of a run with its own seed.
         and any(_without_seed(run, starred) == _without_seed(other, starred) for starred in (False, True))
     )
+
+
+def _search(run: Run) -> dict[str, Any]:
+    """Return the decoding options, without the epoch of best-epoch=3.ckpt, which differs between seeds."""
+    return run.search | {"checkpoint": re.sub(r"\d+", "", str(run.search.get("checkpoint")))}
 
 
 def _without_seed(run: Run, starred: bool) -> dict[str, Any]:

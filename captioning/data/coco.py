@@ -98,6 +98,9 @@ class CocoSource(CaptionSource):
         things: dict[int, list[_Annotation]] = {}
         for thing in content.annotations:
             if thing.segmentation:
+                if thing.category_id not in nouns:
+                    unknown = f"an object is of category {thing.category_id}, which is not in its categories"
+                    raise InputError(f"{path}: image {thing.image_id}: {unknown}")
                 things.setdefault(thing.image_id, []).append(thing)
 
         def lookup(image_id: int) -> list[GroundedObject]:

@@ -76,7 +76,8 @@ class CaptionIndex:
     def build(
         cls, root: str | Path, entries: Iterable[ImageEntry], *, origin: str | Path = "", uncaptioned: bool = False
     ) -> CaptionIndex:
-        """Collect the images of a reader, in the order of their rows; an InputError if none has a caption.
+        """Collect the images of a reader, in the order of their rows; an InputError if none has a caption or one
+        appears twice.
 
         A caption without a word is left out, and so is an image without captions unless all are ``uncaptioned``; one
         line in the log counts both. Equal captions of one image are kept: they are two references.
@@ -96,6 +97,9 @@ class CaptionIndex:
             message = "%s: left out %d captions without a word and %d images without captions"
             logger.warning(message, name, empty, bare)
         ids = np.array([image.image_id for image in images], dtype=np.int64)
+        known, counts = np.unique(ids, return_counts=True)
+        if (twice := known[counts > 1]).size:
+            raise InputError(f"{name}: image {twice[0]} appears twice, and would count twice; leave one entry")
         return cls(Path(root), ids, [str(Path(image.path)) for image in images], captions, np.array(first), name)
 
     def __len__(self) -> int:

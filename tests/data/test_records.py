@@ -45,6 +45,11 @@ def test_captions_without_words_and_images_without_captions_are_left_out_and_cou
     assert "captions.json: left out 2 captions without a word and 2 images without captions" in caplog.text
 
 
+def test_an_image_that_appears_twice_is_refused_as_it_would_count_twice():
+    with pytest.raises(InputError, match=r"^captions\.json: image 5 appears twice"):
+        build([*ENTRIES, ImageEntry(5, "other.jpg", ["a"])], origin="captions.json")
+
+
 def test_take_gives_the_first_images_and_nothing_of_the_others():
     taken = build().take(2)
     assert everything(taken) == EVERYTHING[:2]

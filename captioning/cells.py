@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,16 @@ class CellGrid:
         alike = (self.grid_size, self.stride, self.size) == (other.grid_size, other.stride, other.size)
         return alike and bool((apart <= np.divide(self.stride, 4)).all())
 
+    def coverage(self, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return the exact fraction of each cell's area in view that a mask of the view covers, ``grid_size``.
+
+        A pixel on an edge between cells is divided between them. The fraction of a cell out of view is 0.
+        """
+        (vertical, heights), (horizontal, widths) = _overlaps(self)
+        area = np.outer(heights, widths)
+        covered = vertical @ mask.astype(np.float64) @ horizontal.T
+        return np.divide(covered, area, out=np.zeros_like(area), where=area > 0)
+
     def centres(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the rows' y and the columns' x."""
         y, x = (self.offset[axis] + np.arange(self.grid_size[axis]) * self.stride[axis] for axis in (0, 1))
@@ -74,3 +85,16 @@ class CellGrid:
         row, column = divmod(location, self.grid_size[1])
         y, x = self.edges()
         return float(y[row]), float(y[row + 1]), float(x[column]), float(x[column + 1])
+
+
+@functools.cache
+def _overlaps(cells: CellGrid) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Return for each axis the overlap of cells and pixels, (cells, pixels), and the length of the cells, (cells,)."""
+    overlaps = []
+    for edges, pixels, count in zip(cells.edges(), cells.size, cells.grid_size, strict=True):
+        # In units of 1 / count of a pixel, the edges of a regular grid are whole numbers, which floats hold exactly.
+        edges = np.round(edges * count, 6)
+        pixel = np.arange(pixels) * count
+        shared = np.minimum(edges[1:, None], pixel + count) - np.maximum(edges[:-1, None], pixel)
+        overlaps.append((shared.clip(min=0), np.diff(edges)))
+    return overlaps

@@ -25,8 +25,8 @@ class AttentionTrace(NamedTuple):
         betas: (..), beta of Sec. 4.2.1 in [0, 1]; None if the decoder has no such gate.
         locations: (..) integers, the location that the context was taken from; ``EXPECTATION`` where the context is the
             expectation over the alphas.
-        posterior: (.., L), the probabilities of the locations given the word. None unless the output sums over
-            locations, and during a search.
+        evidence: (.., L), where the word came from: the fractions of locations in what the image says for the word
+            (``Output.evidence``). None for a decoder without it, in training, and during a search.
         heads: (.., h, L), the alphas of each head, whose mean is ``alphas``; None in training, and where attention has
             no heads.
     """
@@ -34,7 +34,7 @@ class AttentionTrace(NamedTuple):
     alphas: Any
     betas: Any
     locations: Any
-    posterior: Any = None
+    evidence: Any = None
     heads: Any = None
 
     def map(self, function: Callable[[Any], Any]) -> AttentionTrace:

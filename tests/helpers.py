@@ -85,10 +85,10 @@ class Attended(NamedTuple):
 
 
 def attended(
-    words: str, alphas=None, betas=None, locations=None, posterior=None, heads=None, **numbers: Any
+    words: str, alphas=None, betas=None, locations=None, evidence=None, heads=None, **numbers: Any
 ) -> Attended:
     alphas = random_alphas(len(words.split())) if alphas is None else alphas
-    trace = trace_of(alphas, betas, locations)._replace(posterior=posterior, heads=heads)
+    trace = trace_of(alphas, betas, locations)._replace(evidence=evidence, heads=heads)
     log_probs = numbers.pop("log_probs", None) or [-1.0] * len(trace.alphas)
     return Attended(words.split(), trace, log_probs, numbers.pop("log_prob", sum(log_probs)))
 

@@ -51,8 +51,8 @@ def test_the_figure_has_a_panel_for_every_word(caption):
     assert whole.images[0].get_array().shape == (90, 160, 3) and len(whole.patches) == 2
 
 
-def test_details_are_betas_and_the_prior_of_a_posterior_and_what_was_chosen_is_framed(caption, tmp_path):
-    both = dataclasses.replace(caption, trace=caption.trace._replace(posterior=caption.alphas[:, ::-1]))
+def test_details_are_betas_and_the_evidence_and_what_was_chosen_is_framed(caption, tmp_path):
+    both = dataclasses.replace(caption, trace=caption.trace._replace(evidence=caption.alphas[:, ::-1]))
     assert (len(both.figure().axes), len(both.figure(details=True).axes)) == (2 + 3, 2 + 2 * 3)
     betas = [axes.get_xlabel()[:6] for axes in both.figure(details=True).axes if "\u03b2" in axes.get_xlabel()]
     assert betas == ["\u03b2 0.25", "\u03b2 0.62", "\u03b2 1.00"]

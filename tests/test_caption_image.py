@@ -121,7 +121,7 @@ def test_an_overlay_of_two_models_has_a_row_for_each_of_the_same_words(capsys, f
     assert "heads: " in err
 
 
-def test_a_summed_outputs_posterior_is_drawn_and_explored(capsys, folder, tmp_path):
+def test_a_summed_outputs_evidence_is_drawn_and_explored(capsys, folder, tmp_path):
     checkpoint = save_checkpoint(tmp_path / "summed.ckpt", output=SummedOutput(), search={"max_length": 4})
     targets = {name: tmp_path / f"x.{name}" for name in ("png", "svg", "html", "json")}
     for name in ("png", "svg"):
@@ -133,11 +133,11 @@ def test_a_summed_outputs_posterior_is_drawn_and_explored(capsys, folder, tmp_pa
     arguments = ["--explorer", targets["html"], "--json", targets["json"]]
     run(capsys, folder / "b.png", "--model", checkpoint, *arguments)
     (image,) = explorer_data(targets["html"])["images"]
-    posteriors = json.loads(targets["json"].read_text())["posteriors"]
+    evidence = json.loads(targets["json"].read_text())["evidence"]
     for shown in image["runs"][0]["captions"]:  # of every caption of the beam
-        assert len(shown["attention"]["posterior"]["peaks"]) == len(shown["words"])
+        assert len(shown["attention"]["evidence"]["peaks"]) == len(shown["words"])
     np.testing.assert_allclose(
-        image["runs"][0]["captions"][0]["attention"]["posterior"]["peaks"], np.max(posteriors, axis=1), rtol=1e-3
+        image["runs"][0]["captions"][0]["attention"]["evidence"]["peaks"], np.max(evidence, axis=1), rtol=1e-3
     )
 
 

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from captioning.cells import CellGrid
 from captioning.data.records import GroundedObject
+from captioning.data.regions import object_cells
 from captioning.data.transforms import Preprocessing
 from captioning.encoders import ConvEncoder, Encoder, TimmEncoder, TorchvisionEncoder
-from captioning.evaluation.grounding import cell_coverage, centre_attention, noun_hits, object_cells
+from captioning.evaluation.grounding import centre_attention, noun_hits
 
 SHIFTED = CellGrid((3, 4), (2.0, 7.0), (10.0, 8.0), (30, 32))  # rows -3..7, 7..17, 17..27; columns 3..11, .. 27..35
 
@@ -143,13 +144,13 @@ def test_regular_cells_cut_the_view_into_equal_parts(grid, size):
 def test_coverage_is_the_fraction_of_the_cells_square_in_view():
     mask = np.zeros((30, 32), dtype=bool)
     mask[5:12, 0:13] = True
-    np.testing.assert_allclose(cell_coverage(mask, SHIFTED), np.outer([2 / 7, 5 / 10, 0], [1, 2 / 8, 0, 0]))
+    np.testing.assert_allclose(SHIFTED.coverage(mask), np.outer([2 / 7, 5 / 10, 0], [1, 2 / 8, 0, 0]))
     mask[:] = False
     mask[27:, :] = mask[:, :3] = True  # no cell reaches there
-    assert not cell_coverage(mask, SHIFTED).any()
-    assert cell_coverage(np.ones((30, 32), dtype=bool), SHIFTED).tolist() == [[1.0] * 4] * 3
+    assert not SHIFTED.coverage(mask).any()
+    assert SHIFTED.coverage(np.ones((30, 32), dtype=bool)).tolist() == [[1.0] * 4] * 3
     out_of_view = CellGrid((2, 2), (5, 5), (10, 10), (10, 20))
-    assert cell_coverage(np.ones((10, 20), dtype=bool), out_of_view).tolist() == [[1, 1], [0, 0]]
+    assert out_of_view.coverage(np.ones((10, 20), dtype=bool)).tolist() == [[1, 1], [0, 0]]
 
 
 def test_attention_is_judged_where_the_cells_lie():

@@ -126,9 +126,9 @@ def test_the_attention_shown_is_that_along_the_tested_caption(tested_pair, shape
         path = index.image_path(rows[number_of(image)])
         soft, summed = (run["captions"][0] for run in image["runs"])
         caption = model.force_decode([path], [soft["words"]])[0]
-        np.testing.assert_allclose(soft["attention"]["prior"]["peaks"], caption.alphas.max(axis=1), rtol=1e-3)
-        assert "posterior" not in soft["attention"]
-        assert len(summed["attention"]["posterior"]["peaks"]) == len(summed["words"])
+        np.testing.assert_allclose(soft["attention"]["alphas"]["peaks"], caption.alphas.max(axis=1), rtol=1e-3)
+        assert "evidence" in soft["attention"]
+        assert len(summed["attention"]["evidence"]["peaks"]) == len(summed["words"])
 
 
 def test_sampled_contexts_repeat_with_the_seed(tested_pair):

@@ -60,7 +60,7 @@ def test_every_caption_begins_with_the_prefix_is_long_enough_and_repeats_nothing
         assert max(Counter(itertools.pairwise(caption.words)).values()) == 1
         assert len(caption.log_probs) == len(caption.words) + caption.finished
         assert len(caption.alphas) == len(caption.words)
-        assert (caption.posteriors is not None) == (name == "summed")
+        assert (caption.evidence is None) == (name == "ensemble")
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -12,16 +12,17 @@ import torch
 from captioning.attention import AdditiveScore, Attention, HardAttention, SoftAttention
 from captioning.data.batch import CaptionBatch
 from captioning.data.loading import CaptionDataset
+from captioning.data.regions import RegionsInView
 from captioning.data.shapes import ShapesSource
 from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
 from captioning.evaluation import evaluate
 from captioning.evaluation import evaluator as evaluator_module
 from captioning.evaluation.evaluator import Evaluated, Evaluator
-from captioning.evaluation.grounding import ObjectCells, grounding_metrics, noun_hits, object_cells
-from captioning.evaluation.metrics import METRICS, caption_metrics
+from captioning.evaluation.grounding import grounding_metrics, noun_hits
+from captioning.evaluation.metrics import EVIDENCE_METRICS, METRICS, caption_metrics
 from captioning.evaluation.records import read_captions, read_metrics, read_results, write_evaluation
-from captioning.model import AttentionDecoder, Output, SummedOutput
+from captioning.model import AttentionDecoder, DeepOutput, Output, SummedOutput
 from captioning.model.captioner import Captioner
 from captioning.model.ensemble import Ensemble
 from captioning.objective import reductions
@@ -42,17 +43,14 @@ class Split:
         decoder = AttentionDecoder(attention, embedding_dim=9, hidden_dim=14, output=output)
         self.captioner = Captioner(encoder, decoder, vocabulary_size=len(self.vocabulary)).eval()
         self.dataset = CaptionDataset(self.index, self.vocabulary, encoder.preprocessing, by_image=True)
-        self.lookup = source.objects("val")
+        self.regions = RegionsInView(source, "val", self.index, encoder.preprocessing, lambda: encoder.cells)
 
     def batch(self, *rows: int) -> CaptionBatch:
         return self.dataset[list(rows)]
 
-    def objects(self, row: int) -> list[ObjectCells]:
-        return object_cells(self.lookup(int(self.index.image_ids[row])), self.captioner.encoder.cells)
-
     def evaluator(self, *batches: CaptionBatch, **options) -> Evaluator:
         search = BeamOptions(beam_size=2, max_length=9)
-        found = Evaluator(self.captioner, self.vocabulary, self.index, self.objects, search=search, **options)
+        found = Evaluator(self.captioner, self.vocabulary, self.index, self.regions, search=search, **options)
         for batch in batches:
             found.update(batch)
         return found
@@ -125,8 +123,9 @@ def test_the_example_of_evaluate_runs(tmp_path, monkeypatch):
     assert doctest.testmod(evaluator_module) == doctest.TestResults(failed=0, attempted=6)
 
 
-def test_the_posterior_is_judged_beside_the_prior(source, tmp_path):
-    split = Split(source, SoftAttention(AdditiveScore(10)), SummedOutput())
+@pytest.mark.parametrize("output", [SummedOutput, DeepOutput])
+def test_the_evidence_is_judged_beside_the_alphas(source, tmp_path, output):
+    split = Split(source, SoftAttention(AdditiveScore(10)), output())
     batch = split.batch(0, 1, 2)
     scores, images = split.evaluator(batch).evaluated.finish()
     with torch.inference_mode():
@@ -134,15 +133,14 @@ def test_the_posterior_is_judged_beside_the_prior(source, tmp_path):
     judged = {False: [], True: []}
     for number, image_index in enumerate(batch.image_index.tolist()):
         words = split.vocabulary.decode(batch.captions[number, 1 : batch.lengths[number]].tolist())
-        for of_posterior, weights in ((False, trace.alphas), (True, trace.posterior)):
-            judged[of_posterior] += noun_hits(words, weights[number].numpy(), split.objects(image_index))
-    prior, posterior = (grounding_metrics(judged[key]) for key in (False, True))
-    for measure in ("pointing_accuracy", "attention_correctness"):
-        assert scores[f"reference_{measure}"] == pytest.approx(prior[measure])
-        assert scores[f"reference_posterior_{measure}"] == pytest.approx(posterior[measure])
-    assert prior["attention_correctness"] != pytest.approx(posterior["attention_correctness"], rel=1e-3)
-    assert [len(image.posterior_hits) for image in images] == [len(image.hits) for image in images]
-    assert not {name for name in scores if "posterior" in name and ("chance" in name or "centre" in name)}
+        for by_evidence, weights in ((False, trace.alphas), (True, trace.evidence)):
+            judged[by_evidence] += noun_hits(words, weights[number].numpy(), split.regions.objects(image_index))
+    looked, came_from = (grounding_metrics(judged[key]) for key in (False, True))
+    for measure, of_evidence in EVIDENCE_METRICS.items():
+        assert scores[f"reference_{measure}"] == pytest.approx(looked[measure])
+        assert scores[f"reference_{of_evidence}"] == pytest.approx(came_from[measure])
+    assert looked["attention_correctness"] != pytest.approx(came_from["attention_correctness"], rel=1e-3)
+    assert [len(image.evidence_hits) for image in images] == [len(image.hits) for image in images]
     write_evaluation(tmp_path, "test", scores, images, search={})
     assert read_captions(tmp_path / "test_captions.json") == {image.image_id: image for image in images}
 
@@ -181,5 +179,5 @@ def test_what_is_written_reads_back(split, tmp_path):
     assert read_captions(tmp_path / "test_captions.json") == {image.image_id: image for image in images}
     assert any(image.hits for image in images) or any(image.reference_hits for image in images)
     entry = json.loads((tmp_path / "test_captions.json").read_text())[0]
-    judged = ["hits", "reference_hits", "posterior_hits", "reference_posterior_hits"]
+    judged = ["hits", "reference_hits", "evidence_hits", "reference_evidence_hits"]
     assert list(entry) == ["image_id", "caption", "log_prob", "finished", "references", *judged]

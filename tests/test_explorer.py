@@ -27,7 +27,7 @@ def caption(*runs: dict, rank: int = 0) -> dict:
     return content(explorer_page([explored(*runs)]))["images"][0]["runs"][0]["captions"][rank]
 
 
-def levels(shown: dict, kind: str = "prior") -> np.ndarray:
+def levels(shown: dict, kind: str = "alphas") -> np.ndarray:
     flat = np.frombuffer(base64.b64decode(shown["attention"][kind]["levels"]), dtype=np.uint8)
     return flat.reshape(len(shown["words"]), -1)
 
@@ -56,7 +56,7 @@ class Tags(HTMLParser):
 def test_alphas_come_back_within_half_a_level_of_their_rows_maximum():
     alphas = random_alphas(3)
     shown = caption(run_captions(alphas=alphas))
-    peaks = np.array(shown["attention"]["prior"]["peaks"])
+    peaks = np.array(shown["attention"]["alphas"]["peaks"])
     np.testing.assert_allclose(peaks, alphas.max(axis=1), rtol=1e-3)
     back = levels(shown) / 255 * peaks[:, None]
     assert (np.abs(back - alphas) <= 0.502 / 255 * peaks[:, None] + 1e-3 * alphas).all()
@@ -70,18 +70,18 @@ def test_a_caption_keeps_its_words_numbers_and_chosen_cells():
     assert shown["betas"] == [0.25, 0.5, 1] and shown["logProbs"] == [-1.5, -2, -0.25] and shown["logProb"] == -3.75
     assert caption(run_captions())["betas"] is None
     empty = caption(run_captions(words="", alphas=[]))
-    assert empty["words"] == empty["attention"]["prior"]["peaks"] == []
+    assert empty["words"] == empty["attention"]["alphas"]["peaks"] == []
 
 
-def test_alternatives_posteriors_and_heads_have_their_own_attention():
+def test_alternatives_evidence_and_heads_have_their_own_attention():
     other = attended("a cat", random_alphas(2, seed=9), log_prob=-7.0)
     shown = caption(run_captions(alternatives=[other]), rank=1)
     assert shown["words"] == ["a", "cat"] and shown["logProb"] == -7
     np.testing.assert_array_equal(levels(shown).argmax(axis=1), other.trace.alphas.argmax(axis=1))
 
-    posterior = random_alphas(3, seed=8)
-    shown = caption(run_captions(posterior=posterior))
-    np.testing.assert_array_equal(levels(shown, "posterior").argmax(axis=1), posterior.argmax(axis=1))
+    evidence = random_alphas(3, seed=8)
+    shown = caption(run_captions(evidence=evidence))
+    np.testing.assert_array_equal(levels(shown, "evidence").argmax(axis=1), evidence.argmax(axis=1))
 
     heads = np.stack([random_alphas(3, seed=seed) for seed in range(10)], axis=1)  # (T, h, L)
     shown = caption(run_captions(alphas=heads.mean(axis=1), heads=heads))
@@ -90,13 +90,13 @@ def test_alternatives_posteriors_and_heads_have_their_own_attention():
         np.testing.assert_array_equal(of_head.argmax(axis=1), heads[:, number].argmax(axis=1))
 
 
-def test_the_posterior_is_shown_first_and_heads_stand_beside_their_mean():
-    page = explorer_page([explored(run_captions(posterior=random_alphas(3, seed=8)), run_captions("hard"))])
-    assert content(page)["attentions"] == {"posterior": "After the word", "prior": "Before the word"}
+def test_the_alphas_are_shown_first_and_heads_stand_beside_their_mean():
+    page = explorer_page([explored(run_captions(evidence=random_alphas(3, seed=8)), run_captions("hard"))])
+    assert content(page)["attentions"] == {"alphas": "Where it looked", "evidence": "Where the word came from"}
     heads = np.stack([random_alphas(3, seed=seed) for seed in range(10)], axis=1)
     labels = content(explorer_page([explored(run_captions(heads=heads))]))["attentions"]
-    assert list(labels) == ["prior", *(f"head {number}" for number in range(1, 11))]
-    assert (labels["prior"], labels["head 10"]) == ("All heads", "Head 10")
+    assert list(labels) == ["alphas", *(f"head {number}" for number in range(1, 11))]
+    assert (labels["alphas"], labels["head 10"]) == ("All heads", "Head 10")
 
 
 def test_runs_stand_in_the_order_in_which_they_come_and_an_image_may_lack_one():

@@ -172,15 +172,15 @@ def test_the_bar_under_a_word_is_its_probability(visit):
     assert "The bar under a word is its probability" in page.locator(".note").inner_text()
 
 
-def posterior_page() -> str:
+def evidence_page() -> str:
     both = run_captions(
-        "summed", " ".join(SOFT), alphas=peaked(SOFT_CELLS), posterior=peaked(SOFT_CELLS[::-1]), grid_size=GRID
+        "summed", " ".join(SOFT), alphas=peaked(SOFT_CELLS), evidence=peaked(SOFT_CELLS[::-1]), grid_size=GRID
     )
     return explorer_page([explored(both, run_pair()[0], view=grey())])
 
 
 def test_attention_before_and_after_the_word_is_switched_where_there_are_both(visit):
-    page = visit(posterior_page())
+    page = visit(evidence_page())
     word(page, "summed", "dogs").hover()
     assert page.locator('.attention[aria-pressed="true"]').inner_text() == "After the word"
     assert "Before the word: where the model looks for the next word." in page.locator(".note").inner_text()
@@ -189,7 +189,7 @@ def test_attention_before_and_after_the_word_is_switched_where_there_are_both(vi
     assert "has no" not in panel(page, "soft").locator(".details").inner_text()
     assert matrix_peaks(page, "summed") == SOFT_CELLS[::-1]
     point_at(page, panel(page, "summed").locator(".stage"), 3.5 / 4, 0.5 / 3)  # cell 3
-    assert "posterior 0.78" in panel(page, "summed").locator(".details").inner_text()
+    assert "evidence 0.78" in panel(page, "summed").locator(".details").inner_text()
     page.keyboard.press("a")
     assert page.locator('.attention[aria-pressed="true"]').inner_text() == "Before the word"
     assert (brightest(page, "summed"), brightest(page, "soft")) == (SOFT_CELLS[2], SOFT_CELLS[2])

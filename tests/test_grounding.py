@@ -6,14 +6,10 @@ import numpy as np
 import pytest
 
 from captioning.cells import CellGrid
+from captioning.data.records import GroundedObject
+from captioning.data.regions import object_cells
 from captioning.evaluation import grounding
-from captioning.evaluation.grounding import (
-    GroundedObject,
-    cell_coverage,
-    centre_attention,
-    grounding_metrics,
-    object_cells,
-)
+from captioning.evaluation.grounding import centre_attention, grounding_metrics
 from captioning.evaluation.metrics import NOUN_METRICS
 from captioning.evaluation.records import NounHit
 
@@ -114,11 +110,11 @@ def test_scores_are_means_over_nouns_in_percent():
 
 def test_coverage_is_the_exact_fraction_of_a_cells_area():
     # Cells of 10 x 10: 30 pixels of the first, 20 of the second.
-    assert cell_coverage(box(0, 5, 4, 14), CELLS).tolist() == [[0.3, 0.2, 0], [0, 0, 0]]
-    assert cell_coverage(box(0, 1, 1, 2, size=(2, 2)), CellGrid.regular((1, 4), (2, 2))).tolist() == [[0, 0, 0.5, 0.5]]
+    assert CELLS.coverage(box(0, 5, 4, 14)).tolist() == [[0.3, 0.2, 0], [0, 0, 0]]
+    assert CellGrid.regular((1, 4), (2, 2)).coverage(box(0, 1, 1, 2, size=(2, 2))).tolist() == [[0, 0, 0.5, 0.5]]
     # 7 pixels in 2 cells of 3.5: half of pixel 3 lies in each.
-    assert cell_coverage(box(0, 1, 3, 4, size=(1, 7)), CellGrid.regular((1, 2), (1, 7))).tolist() == [[1 / 7, 1 / 7]]
-    assert cell_coverage(np.ones((17, 23), dtype=bool), CellGrid.regular((3, 5), (17, 23))).tolist() == [[1.0] * 5] * 3
+    assert CellGrid.regular((1, 2), (1, 7)).coverage(box(0, 1, 3, 4, size=(1, 7))).tolist() == [[1 / 7, 1 / 7]]
+    assert CellGrid.regular((3, 5), (17, 23)).coverage(np.ones((17, 23), dtype=bool)).tolist() == [[1.0] * 5] * 3
 
 
 def test_correctness_is_the_fraction_of_attention_on_the_object():

@@ -69,7 +69,7 @@ def test_forced_decoding_is_the_recurrence_fed_the_given_words(tmp_path, images,
                     np.testing.assert_allclose(caption.alphas[step], trace.alphas[0].numpy(), rtol=1e-4, atol=1e-6)
                     assert caption.trace.locations[step] == trace.locations[0]
                 token = target
-        assert (caption.posteriors is None) == (output is None)
+        assert caption.evidence.shape == caption.alphas.shape
         assert caption.alphas.shape == (len(words), ROWS * COLUMNS)
         assert caption.log_prob == pytest.approx(sum(caption.log_probs), rel=1e-5)
 
@@ -133,17 +133,17 @@ def test_alternatives_are_the_rest_of_the_beam_with_attention_of_their_own(capti
 
 
 @pytest.mark.parametrize("method", ["beam", "greedy", "sample"])
-def test_a_checkpoint_with_a_summed_output_tells_the_posterior_of_every_word(tmp_path, images, method):
+def test_a_checkpoint_with_a_summed_output_tells_the_evidence_of_every_word(tmp_path, images, method):
     captioner = load(save_checkpoint(tmp_path / "x.ckpt", output=SummedOutput()))
     caption = captioner.caption(images[0], method=method, max_length=5)
     T = len(caption.words)
-    assert T and caption.posteriors.shape == caption.alphas.shape == (T, ROWS * COLUMNS)
-    np.testing.assert_allclose(caption.posteriors.sum(axis=1), 1, rtol=1e-5)
-    assert np.abs(caption.posteriors - caption.alphas).max() > 0.01
+    assert T and caption.evidence.shape == caption.alphas.shape == (T, ROWS * COLUMNS)
+    np.testing.assert_allclose(caption.evidence.sum(axis=1), 1, rtol=1e-5)
+    assert np.abs(caption.evidence - caption.alphas).max() > 0.01
     content = json.loads(json.dumps(caption.to_dict()))
-    np.testing.assert_allclose(content["posteriors"], caption.posteriors, rtol=1e-5)
+    np.testing.assert_allclose(content["evidence"], caption.evidence, rtol=1e-5)
     for other in caption.alternatives:
-        assert other.posteriors.shape == (len(other.words), ROWS * COLUMNS)
+        assert other.evidence.shape == (len(other.words), ROWS * COLUMNS)
 
 
 def test_sampling_with_a_seed_repeats_itself_and_leaves_the_global_stream_alone(captioner, images):

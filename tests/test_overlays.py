@@ -151,13 +151,13 @@ def test_each_panel_is_brightest_where_its_word_looked_and_details_are_written_b
     ]
 
 
-def test_a_posterior_replaces_its_prior_and_details_show_both():
-    prior, posterior = [[one_hot(cell) for cell in cells] for cells in ((0, 4), (10, 14))]
-    trace = trace_of(prior, [0.25, 0.5])._replace(posterior=np.array(posterior, dtype=np.float32))
-    assert brightest_cells(figure_of(GREY, ["a", "cat"], trace)) == [10, 14]
+def test_details_show_the_evidence_beneath_the_alphas():
+    alphas, evidence = [[one_hot(cell) for cell in cells] for cells in ((0, 4), (10, 14))]
+    trace = trace_of(alphas, [0.25, 0.5])._replace(evidence=np.array(evidence, dtype=np.float32))
+    assert brightest_cells(figure_of(GREY, ["a", "cat"], trace)) == [0, 4]
     figure = figure_of(GREY, ["a", "cat"], trace, details=True)
     assert brightest_cells(figure) == [0, 10, 4, 14]
-    assert [axes.get_ylabel() for axes in panels(figure)] == ["before the word", "after the word", "", ""]
+    assert [axes.get_ylabel() for axes in panels(figure)] == ["attention", "where the word came from", "", ""]
 
 
 def test_heads_stand_beneath_their_mean():
@@ -176,10 +176,10 @@ def test_heads_stand_beneath_their_mean():
 @pytest.mark.parametrize("steps", [0, 1, 6, 7, 11, 30])
 def test_panels_lie_inside_the_figure_and_do_not_overlap(steps, both, details):
     alphas = random_alphas(steps)
-    trace = trace_of(alphas, [0.5] * steps)._replace(posterior=alphas if both else None)
+    trace = trace_of(alphas, [0.5] * steps)._replace(evidence=alphas if both else None)
     figure = figure_of(random_view(), ["word"] * steps, trace, details=details)
     boxes = [axes.get_position() for axes in figure.axes]
-    assert len(boxes) == 2 + steps * (1 + both) and figure.get_figwidth() < 14
+    assert len(boxes) == 2 + steps * (1 + (both and details)) and figure.get_figwidth() < 14
     for n, box in enumerate(boxes):
         assert 0 <= box.x0 < box.x1 <= 1 and 0 <= box.y0 < box.y1 <= 1
         assert not any(box.x0 < b.x1 and b.x0 < box.x1 and box.y0 < b.y1 and b.y0 < box.y1 for b in boxes[:n])

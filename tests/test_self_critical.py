@@ -120,7 +120,7 @@ def probabilities(captioner: Captioner, batch: CaptionBatch) -> Tensor:
 
 
 def begun(objective: SelfCriticalTraining) -> SelfCriticalTraining:
-    objective.begin(SoftAttention(AdditiveScore(4)), lambda _: reward, SEARCH)
+    objective.begin(SoftAttention(AdditiveScore(4)), lambda _: reward, SEARCH, VOCABULARY)
     return objective
 
 

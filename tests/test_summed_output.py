@@ -114,7 +114,7 @@ def test_gradient_of_the_objective_matches_finite_differences(normaliser):
     attention = SoftAttention(AdditiveScore(A), normaliser=normaliser)
     captioner = make_captioner(attention).double()
     batch = make_batch(mask=some_mask(), dtype=torch.double)
-    objective = Likelihood(attention_penalty=0.3, label_smoothing=0.1).connect(captioner.decoder.attention)
+    objective = Likelihood(attention_penalty=0.3, label_smoothing=0.1).connect(captioner.decoder)
     parameters = list(captioner.decoder.parameters())
     exact = torch.autograd.grad(objective(captioner, batch)[0], parameters)
     for parameter, gradient in zip(parameters, exact, strict=True):
@@ -173,12 +173,12 @@ def test_posterior_is_bayes_rule():
     captioner, batch = make_captioner(), make_batch(mask=some_mask())
     with torch.no_grad():
         output = captioner(batch)
-    posterior = output.trace.posterior
+    posterior = output.trace.evidence
     assert posterior.shape == output.trace.alphas.shape
     torch.testing.assert_close(posterior.sum(-1), output.mask.float())
     assert not posterior[(~batch.annotation_mask).unsqueeze(1).expand_as(posterior)].any()
     captioner.train()
-    assert captioner(batch).trace.posterior is None
+    assert captioner(batch).trace.evidence is None
     captioner.eval()
     with torch.no_grad():
         for n, (log_w, log_p) in enumerate(log_likelihoods(captioner, batch)):
@@ -219,12 +219,12 @@ def test_hypotheses_get_the_posterior_of_their_words():
     with torch.inference_mode():
         memory = captioner.encode(annotations=batch.annotations)
         hypotheses = captioner.search(memory, BeamOptions(beam_size=3, max_length=6))
-        with_posterior = captioner.with_posterior(memory, hypotheses)
-    for before, after in zip(itertools.chain(*hypotheses), itertools.chain(*with_posterior), strict=True):
-        assert before.trace.posterior is None and before.ids == after.ids
-        assert after.trace.posterior.shape == after.trace.alphas.shape == (len(after.ids), L)
+        with_evidence = captioner.with_evidence(memory, hypotheses)
+    for before, after in zip(itertools.chain(*hypotheses), itertools.chain(*with_evidence), strict=True):
+        assert before.trace.evidence is None and before.ids == after.ids
+        assert after.trace.evidence.shape == after.trace.alphas.shape == (len(after.ids), L)
         torch.testing.assert_close(after.trace.alphas, before.trace.alphas)
-        torch.testing.assert_close(after.trace.posterior.sum(1), torch.ones(len(after.ids)))
+        torch.testing.assert_close(after.trace.evidence.sum(1), torch.ones(len(after.ids)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

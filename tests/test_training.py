@@ -151,7 +151,7 @@ def test_weights_of_another_model_keep_the_statistics_of_a_frozen_encoder(shapes
     assert torch.equal(module.captioner.decoder.standardize.running_mean, torch.zeros(12)) == kept
 
 
-def test_samples_are_the_first_validation_images_with_their_posterior(shapes, tmp_path, monkeypatch):
+def test_samples_are_the_first_validation_images_with_their_evidence(shapes, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(
         "captioning.views.overlays.attention_figure",
@@ -163,8 +163,8 @@ def test_samples_are_the_first_validation_images_with_their_posterior(shapes, tm
     assert sorted(p.name for p in (tmp_path / "samples").iterdir()) == [f"{i}_001.png" for i in first]
     assert [words for _, words, _ in drawn] == [image.words for image in module.results[:2]]
     for photo, words, look in drawn:
-        assert look.trace.posterior.shape == look.trace.alphas.shape == (len(words), 36)
-        torch.testing.assert_close(look.trace.posterior.sum(1), torch.ones(len(words)))
+        assert look.trace.evidence.shape == look.trace.alphas.shape == (len(words), 36)
+        torch.testing.assert_close(look.trace.evidence.sum(1), torch.ones(len(words)))
         assert (photo.size, look.region) == ((48, 48), (0, 0, 1, 1))
 
 

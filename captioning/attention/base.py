@@ -109,11 +109,13 @@ class Attention(Component):
         inference: How the context is formed in eval mode: "expected", the expectation over locations; "argmax", the
             most probable location; "sample", a location that is drawn. It may be set at any time. Attention that
             never draws supports only "expected".
+        weighs_annotations: Whether the context is the sum of the annotations weighed by the alphas, or one of them.
         needs_estimator: Whether drawing blocks the gradient to the alphas, so that training needs an estimator.
     """
 
     score: Score
     inference_modes: tuple[str, ...] = ("expected",)
+    weighs_annotations = True
     needs_estimator = False
     _inference = "expected"
 

@@ -46,6 +46,8 @@ class MultiHeadAttention(SoftAttention):
         InputError: d is not a multiple of h.
     """
 
+    weighs_annotations = False
+
     def __init__(self, score: Score, *, heads: int = 4, dim: int | None = None, dropout: float = 0.0) -> None:
         super().__init__(score, dropout=dropout)
         if heads < 1:

@@ -102,6 +102,8 @@ class NTMAttention(SoftAttention):
         dropout: Probability of dropping a weight of the read head, as in ``SoftAttention``.
     """
 
+    weighs_annotations = False
+
     def __init__(self, score: Score, *, dropout: float = 0.0) -> None:
         super().__init__(score, dropout=dropout)
         self.write_head = SoftAttention(copy.deepcopy(score))

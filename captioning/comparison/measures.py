@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from captioning.evaluation.metrics import METRICS, NOUN_METRICS, count
+from captioning.evaluation.metrics import EVIDENCE_METRICS, METRICS, NOUN_METRICS, count
 from captioning.evaluation.records import CaptionedImage
 from captioning.evaluation.resampling import Floats, Statistic, percentage
 from captioning.progress import Progress
@@ -49,11 +49,13 @@ def caption_measures(scored: Mapping[str, Sequence[CaptionedImage]], *, java: bo
 def grounding_measures(scored: Mapping[str, Sequence[CaptionedImage]]) -> list[Measure]:
     """Return measures of attention at the nouns of captions and of references."""
     measures = []
-    for prefix, judgements in {"": "hits", "reference_": "reference_hits"}.items():
-        for name in NOUN_METRICS:
+    by_evidence = {EVIDENCE_METRICS[name]: ("evidence_hits", NOUN_METRICS[name].field) for name in EVIDENCE_METRICS}
+    judgements = {name: ("hits", metric.field) for name, metric in NOUN_METRICS.items()} | by_evidence
+    for prefix in ("", "reference_"):
+        for name, (hits, judged_by) in judgements.items():
             metric, counts = METRICS[prefix + name], {}
             for run, images in scored.items():
-                judged = [[getattr(noun, metric.field) for noun in getattr(image, judgements)] for image in images]
+                judged = [[getattr(hit, judged_by) for hit in getattr(image, prefix + hits)] for image in images]
                 if any(judged):  # (images, 2): the sum over an image's nouns, and their number
                     counts[run] = np.array([[sum(map(float, of)), len(of)] for of in judged], dtype=np.float64)
             measure = Measure((prefix + name,), counts, percentage, baseline=metric.better is None, unit="nouns")

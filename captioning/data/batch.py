@@ -25,6 +25,8 @@ class CaptionBatch:
     )
     annotations: Tensor | None = None  # (B, L, D) float or half, cached encoder output; None with images
     annotation_mask: Tensor | None = None  # (B, L) bool, True where a location exists; None if all exist
+    regions: Tensor | None = None  # (R, L) float, for R words of phrases, the fraction of each cell in the region
+    region_steps: Tensor | None = None  # (R, 2) int64, caption and step of the word: captions[caption, step + 1]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> CaptionBatch:
         return self._each("to", device, non_blocking=non_blocking)

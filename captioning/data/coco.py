@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,37 +93,55 @@ class CocoSource(CaptionSource):
         path = captions.with_name(captions.name.replace("captions", "instances", 1))
         if path == captions or not path.is_file():
             return None
-        content = read_annotations(path, _File, "COCO annotation file", self.remedy())
-        images = {image.id: image for image in content.images}
-        nouns = {category.id: category.name.lower() for category in content.categories}
-        things: dict[int, list[_Annotation]] = {}
-        for thing in content.annotations:
-            if thing.segmentation:
-                if thing.category_id not in nouns:
-                    unknown = f"an object is of category {thing.category_id}, which is not in its categories"
-                    raise InputError(f"{path}: image {thing.image_id}: {unknown}")
-                things.setdefault(thing.image_id, []).append(thing)
+        instances = Instances([path], self.remedy(), self.synonyms)
+        names = {image.id: image.file_name for image in instances.images.values()}
+        return lambda image_id: instances.objects(self.root / folder / names[image_id]) if image_id in names else []
 
-        def lookup(image_id: int) -> list[GroundedObject]:
-            from pycocotools import mask as coco
 
-            if image_id not in things:
-                return []
-            masks, image = [], images[image_id]
-            for thing in things[image_id]:
-                runs = thing.segmentation  # packed run lengths, plain ones, or polygons
-                if isinstance(runs, list) or isinstance(runs["counts"], list):
-                    runs = coco.frPyObjects(runs, image.height, image.width)
-                masks.append(coco.decode(coco.merge(runs) if isinstance(runs, list) else runs).astype(bool))
-            objects = []
-            upright = upright_masks(masks, self.root / folder / image.file_name)
-            for thing, mask in zip(things[image_id], upright, strict=True):
-                noun, adjectives = nouns[thing.category_id], frozenset(thing.attributes)
-                attributes = adjectives.union(*map(self.synonyms, adjectives))
-                objects.append(GroundedObject(noun, self.synonyms(noun), attributes, mask))
-            return objects
+class Instances:
+    """Objects of COCO's ``instances_*.json`` files by the names of image files.
 
-        return lookup
+    Args:
+        paths: The files.
+        remedy: What to do if one is missing.
+        synonyms: Returns the other names of an object, and of an adjective if objects have ``attributes``.
+    """
+
+    def __init__(self, paths: Sequence[Path], remedy: str, synonyms: Callable[[str], frozenset[str]]) -> None:
+        self.images: dict[str, _Image] = {}
+        self._things: dict[str, list[tuple[str, _Annotation]]] = {}
+        self._synonyms = synonyms
+        for path in paths:
+            content = read_annotations(path, _File, "COCO annotation file", remedy)
+            images = {image.id: image for image in content.images}
+            nouns = {category.id: category.name.lower() for category in content.categories}
+            self.images |= {image.file_name: image for image in content.images}
+            for thing in content.annotations:
+                if thing.segmentation and thing.image_id in images:
+                    if thing.category_id not in nouns:
+                        unknown = f"an object is of category {thing.category_id}, which is not in its categories"
+                        raise InputError(f"{path}: image {thing.image_id}: {unknown}")
+                    name = images[thing.image_id].file_name
+                    self._things.setdefault(name, []).append((nouns[thing.category_id], thing))
+
+    def objects(self, path: Path) -> list[GroundedObject]:
+        """Return the objects of an image file, whose masks are turned as the image is; [] if none are known."""
+        from pycocotools import mask as coco
+
+        if path.name not in self._things:
+            return []
+        masks, image = [], self.images[path.name]
+        for _, thing in self._things[path.name]:
+            runs = thing.segmentation  # packed run lengths, plain ones, or polygons
+            if isinstance(runs, list) or isinstance(runs["counts"], list):
+                runs = coco.frPyObjects(runs, image.height, image.width)
+            masks.append(coco.decode(coco.merge(runs) if isinstance(runs, list) else runs).astype(bool))
+        objects = []
+        for (noun, thing), mask in zip(self._things[path.name], upright_masks(masks, path), strict=True):
+            adjectives = frozenset(thing.attributes)
+            attributes = adjectives.union(*map(self._synonyms, adjectives))
+            objects.append(GroundedObject(noun, self._synonyms(noun), attributes, mask))
+        return objects
 
 
 # What counts in captions and instances files. ``gc=False``: the garbage collector need not search 592,000 captions.

@@ -102,6 +102,12 @@ def _turned(image: Image.Image, marked: Image.Image) -> Image.Image:
     return image
 
 
+def upright_size(image: Image.Image) -> tuple[int, int]:
+    """Return the (width, height) of an opened image as its camera marked it."""
+    turned = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
+    return image.size[::-1] if turned else image.size
+
+
 def upright_masks(masks: Sequence[np.ndarray], path: Path) -> list[np.ndarray]:
     """Return masks (height, width) bool of an image file as it is stored, as COCO's are, turned as the image is.
 

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 from pathlib import Path
 
 import msgspec
 
-from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry, read_annotations
+from captioning.data.coco import Instances
+from captioning.data.coco_nouns import synonyms
+from captioning.data.entities import Entities
+from captioning.data.records import (
+    CaptionIndex,
+    CaptionSource,
+    ImageEntry,
+    ObjectLookup,
+    PhraseLookup,
+    read_annotations,
+)
 from captioning.errors import InputError
 from captioning.tokenizers import PennTreebank
+
+logger = logging.getLogger(__name__)
 
 
 class KarpathySource(CaptionSource):
@@ -24,13 +37,18 @@ class KarpathySource(CaptionSource):
     Args:
         json_path: The split file.
         image_dir: The folder of the images; for COCO the folder that holds ``train2014`` and ``val2014``.
+        entities: The folder of Flickr30k Entities, for the regions of phrases of Flickr8k's and Flickr30k's captions.
+        instances: COCO's files of object masks, ``instances_train2014.json`` and so on, for the images of those names.
     """
 
-    def __init__(self, json_path: str, image_dir: str) -> None:
+    def __init__(
+        self, json_path: str, image_dir: str, *, entities: str | None = None, instances: list[str] | None = None
+    ) -> None:
         self.json_path, self.image_dir = Path(json_path), Path(image_dir)
+        self.entities, self.instances = entities, [Path(path) for path in instances or ()]
 
     def annotations(self) -> list[Path]:
-        return [self.json_path]
+        return [self.json_path, *self.instances]
 
     def remedy(self) -> str:
         name = self.json_path.stem.removeprefix("dataset_")
@@ -47,6 +65,25 @@ class KarpathySource(CaptionSource):
             names = ", ".join(sorted({image.split for image in images}))
             raise InputError(f"{self.json_path}: has no {split} split, only {names}")
         return CaptionIndex.build(self.image_dir, entries, origin=self.json_path)
+
+    def objects(self, split: str) -> ObjectLookup | None:
+        if not self.instances:
+            return None
+        paths, instances = self._paths(split), Instances(self.instances, self.remedy(), synonyms)
+        return lambda image_id: instances.objects(paths[image_id])
+
+    def phrases(self, split: str) -> PhraseLookup | None:
+        if self.entities is None:
+            return None
+        index, entities, paths = self.index(split), Entities(self.entities), self._paths(split)
+        known = [entities.sentences(index.image_path(row), index.references(row)) for row in range(len(index))]
+        found = sum(bool(sentence) for sentences in known for sentence in sentences)
+        logger.info("%s: has %d of %d captions of the %s split", self.entities, found, len(index.captions), split)
+        return lambda image_id, captions: entities.phrases(paths[image_id], captions)
+
+    def _paths(self, split: str) -> dict[int, Path]:
+        index = self.index(split)
+        return {int(image_id): index.image_path(row) for row, image_id in enumerate(index.image_ids)}
 
     def _entry(self, image: _Image) -> ImageEntry:
         image_id = image.imgid if image.cocoid is None else image.cocoid

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.features import Features
 from captioning.data.records import CaptionIndex
-from captioning.data.transforms import Preprocessing, TrainingTransform
+from captioning.data.regions import LARGEST_REGION, Region, RegionsInView
+from captioning.data.transforms import Preprocessing, TrainingTransform, View
 from captioning.vocabulary import Vocabulary
 
 
@@ -53,6 +55,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
         flipped: Cached annotations of the mirrored images, for training.
         flip: Probability that an epoch takes an image's annotations from ``flipped``, for all its captions.
         by_image: Whether the sampler's numbers are images, each with all its captions, instead of single captions.
+        regions: Regions of the captions' phrases, for training that teaches attention by them.
     """
 
     def __init__(
@@ -67,10 +70,13 @@ class CaptionDataset(Dataset[CaptionBatch]):
         flipped: Features | None = None,
         flip: float = 0.0,
         by_image: bool = False,
+        regions: RegionsInView | None = None,
     ) -> None:
         self.index, self.by_image = index, by_image
         self.preprocessing, self.transform, self.seed = preprocessing, transform, seed
         self.features, self.flipped, self.flip = features, flipped, flip
+        self.regions = regions
+        self._regions: dict[tuple[int, bool], list[list[Region]]] = {}
         # One array of word ids, which forked workers share.
         ids = [np.array(vocabulary.encode(caption.split()), dtype=np.int32) for caption in index.captions]
         self._words, self._first_word = np.concatenate([np.empty(0, np.int32), *ids]), np.cumsum([0, *map(len, ids)])
@@ -88,8 +94,10 @@ class CaptionDataset(Dataset[CaptionBatch]):
         ends = self._first_word
         ids, lengths = pad_captions([self._words[ends[n] : ends[n + 1]].tolist() for n in captions])
         images = annotations = None
+        views: list[Callable[[tuple[int, int]], View]] = [self.preprocessing.geometry] * len(rows)
         if self.features is None:
-            images = torch.stack([self._image(row, place) for row in rows.tolist()])
+            loaded = [self._image(row, place) for row in rows.tolist()]
+            images, views = torch.stack([image for image, _ in loaded]), [view for _, view in loaded]
         else:
             annotations = self.features.gather(rows)
             if self.flipped is not None:
@@ -97,16 +105,49 @@ class CaptionDataset(Dataset[CaptionBatch]):
                 drawn = np.random.default_rng((self.seed, place[0], 1)).random(len(index))
                 mirrored = drawn[rows] < self.flip
                 annotations[torch.from_numpy(mirrored)] = self.flipped.gather(rows[mirrored])
+                views = [self._mirrored if one else self.preprocessing.geometry for one in mirrored]
         of_captions, image_ids, image_rows = map(torch.from_numpy, (image_index, index.image_ids[rows], rows))
-        return CaptionBatch(ids, lengths, of_captions, image_ids, image_rows, images, annotations)
+        batch = CaptionBatch(ids, lengths, of_captions, image_ids, image_rows, images, annotations)
+        return batch if self.regions is None else self._with_regions(batch, captions, views)
 
-    def _image(self, row: int, place: tuple[int, int]) -> Tensor:
-        """Return the input (3, height, width) of an image for the batch at ``place``."""
+    def _image(self, row: int, place: tuple[int, int]) -> tuple[Tensor, Callable[[tuple[int, int]], View]]:
+        """Return the input (3, height, width) of an image for the batch at ``place``, and its view by size."""
         image = self.index.image(row, self.preprocessing)
         if self.transform is None:
-            return self.preprocessing(image)
+            return self.preprocessing(image), self.preprocessing.geometry
         stream = np.random.SeedSequence((self.seed, *place, row)).generate_state(1, np.uint64)
-        return self.transform(image, torch.Generator().manual_seed(int(stream[0])))
+        view = self.transform.draw(image.size, torch.Generator().manual_seed(int(stream[0])))
+        return self.transform.input(image, view), lambda _: view
+
+    def _mirrored(self, size: tuple[int, int]) -> View:
+        return self.preprocessing.geometry(size)._replace(mirrored=True)
+
+    def _with_regions(
+        self, batch: CaptionBatch, captions: np.ndarray, views: Sequence[Callable[[tuple[int, int]], View]]
+    ) -> CaptionBatch:
+        """Return the batch with the regions of its captions' phrases, except those that are most of the view."""
+        assert self.regions is not None
+        in_view = [self._regions_of(row, view) for row, view in zip(batch.rows.tolist(), views, strict=True)]
+        covered, steps = [], []
+        for place, (caption, image) in enumerate(zip(captions.tolist(), batch.image_index.tolist(), strict=True)):
+            for region in in_view[image][caption - self.index.first_caption[batch.rows[image]]]:
+                if region.covered.mean() <= LARGEST_REGION:
+                    steps += [(place, step) for step in range(region.start, region.end)]
+                    covered += [region.covered.ravel()] * (region.end - region.start)
+        if not steps:
+            return batch
+        regions = torch.from_numpy(np.array(covered, dtype=np.float32))
+        return dataclasses.replace(batch, regions=regions, region_steps=torch.tensor(steps))
+
+    def _regions_of(self, row: int, view: Callable[[tuple[int, int]], View]) -> list[list[Region]]:
+        """Return the regions of an image's captions; those of cached features, whose views are two, are kept."""
+        assert self.regions is not None
+        if self.features is None:
+            return self.regions.phrases_in(row, view)
+        key = row, view == self._mirrored
+        if key not in self._regions:
+            self._regions[key] = self.regions.phrases_in(row, view)
+        return self._regions[key]
 
 
 def load_images(index: CaptionIndex, rows: Tensor, preprocessing: Preprocessing) -> Tensor:

@@ -42,7 +42,7 @@ class GroundedObject:
     """One object of an image.
 
     Its mask lies in the upright image when it comes from an ``ObjectLookup``, in the model's view when it goes to
-    ``object_cells`` (``Preprocessing.mask`` takes one to the other).
+    ``regions.object_cells`` (``View.mask`` takes one to the other).
     """
 
     noun: str  # its name in lower case; may be several words ("teddy bear")
@@ -53,6 +53,18 @@ class GroundedObject:
 
 ObjectLookup = Callable[[int], list[GroundedObject]]
 """Returns the objects of the image with this number in its data set; [] if none are known."""
+
+
+class Phrase(NamedTuple):
+    """A phrase of a caption, words start .. end - 1, and its region: a mask (height, width) of the upright image."""
+
+    start: int
+    end: int
+    mask: np.ndarray
+
+
+PhraseLookup = Callable[[int, Sequence[str]], list[list[Phrase]]]
+"""Returns the phrases of each caption of the image with this number in its data set; [] for a caption without any."""
 
 
 @dataclass
@@ -175,6 +187,10 @@ class CaptionSource:
 
     def objects(self, split: str) -> ObjectLookup | None:
         """Return a lookup of the named objects in the split's images; None if the data set has no masks."""
+        return None
+
+    def phrases(self, split: str) -> PhraseLookup | None:
+        """Return a lookup of the phrases of the split's captions that have a region; None if the data set has none."""
         return None
 
 

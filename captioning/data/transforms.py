@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,24 @@ from captioning.data.images import load_image, rgb
 from captioning.errors import InputError, check_whole
 
 _FILTERS = {name: Image.Resampling[name.upper()] for name in ("nearest", "bilinear", "bicubic", "lanczos")}
+
+
+class View(NamedTuple):
+    """How a model sees an image: resized, cut, and perhaps mirrored."""
+
+    size: tuple[int, int]  # (width, height) after resizing, in pixels
+    box: tuple[int, int, int, int]  # left, top, right, bottom of what is cut out then
+    mirrored: bool = False
+
+    def image(self, image: Image.Image, resampling: Image.Resampling) -> Image.Image:
+        """Return the view of an image."""
+        view = image.resize(self.size, resampling).crop(self.box)
+        return view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if self.mirrored else view
+
+    def mask(self, mask: np.ndarray) -> np.ndarray:
+        """Return the view of a mask of the whole image, of any resolution: (height, width) bool."""
+        image = Image.fromarray(np.asarray(mask, dtype=np.uint8) * 255)
+        return np.asarray(self.image(image, Image.Resampling.NEAREST)) > 127
 
 
 @dataclass(frozen=True)
@@ -71,24 +89,20 @@ class Preprocessing:
 
     def view(self, image: Image.Image) -> Image.Image:
         """Return the pixels that the model sees, RGB uint8 before normalisation. Overlays are drawn on them."""
-        return self.resized(image).crop(self._geometry(image.size)[1])
+        return self.cut(image, self.geometry(image.size))
 
-    def resized(self, image: Image.Image) -> Image.Image:
-        """Return an image in RGB before its square is cut out."""
-        return (image if image.mode == "RGB" else rgb(image)).resize(
-            self._geometry(image.size)[0], _FILTERS[self.interpolation]
-        )
+    def cut(self, image: Image.Image, view: View) -> Image.Image:
+        """Return a view of an image, RGB uint8."""
+        return view.image(image if image.mode == "RGB" else rgb(image), _FILTERS[self.interpolation])
 
     def region(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
         """Return the part (left, top, right, bottom) of an image in its view, in fractions of width and height."""
-        (width, height), (left, top, right, bottom) = self._geometry(size)
+        (width, height), (left, top, right, bottom), _ = self.geometry(size)
         return left / width, top / height, right / width, bottom / height
 
     def mask(self, mask: np.ndarray) -> np.ndarray:
         """Return a mask of the image's pixels in the model's view: (height, width) bool, nearest neighbour."""
-        image = Image.fromarray(np.asarray(mask, dtype=np.uint8) * 255)
-        size, box = self._geometry(image.size)
-        return np.asarray(image.resize(size, Image.Resampling.NEAREST).crop(box)) > 127
+        return self.geometry(mask.shape[::-1]).mask(mask)
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Return the evaluation input, (3, height, width) float32."""
@@ -103,14 +117,14 @@ class Preprocessing:
         rows = pixels.view(B, height, width * channels).to(device).float().sub_(mean).div_(std)
         return rows.view(B, height, width, channels).permute(0, 3, 1, 2)
 
-    def _geometry(self, size: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
-        """Return (width, height) after resizing and the box that is cut, rounded like torchvision's."""
+    def geometry(self, size: tuple[int, int]) -> View:
+        """Return the view in evaluation of an image of ``size`` (width, height), rounded like torchvision's."""
         if self.crop is None:
-            return (self.resize, self.resize), (0, 0, self.resize, self.resize)
+            return View((self.resize, self.resize), (0, 0, self.resize, self.resize))
         long = int(self.resize * max(size) / min(size))
         width, height = (self.resize, long) if size[0] <= size[1] else (long, self.resize)
         left, top = round((width - self.crop) / 2), round((height - self.crop) / 2)
-        return (width, height), (left, top, left + self.crop, top + self.crop)
+        return View((width, height), (left, top, left + self.crop, top + self.crop))
 
 
 @dataclass(frozen=True)
@@ -126,15 +140,18 @@ class TrainingTransform:
     random_crop: bool = True
     flip: float = 0.0
 
+    def draw(self, size: tuple[int, int], random: torch.Generator | None = None) -> View:
+        """Return a view of an image of ``size`` (width, height), by this generator or torch's own."""
+        view, crop = self.preprocessing.geometry(size), self.preprocessing.crop
+        if crop is not None and self.random_crop:
+            left, top = (int(torch.randint(side - crop + 1, (), generator=random)) for side in view.size)
+            view = view._replace(box=(left, top, left + crop, top + crop))
+        return view._replace(mirrored=self.flip > 0 and float(torch.rand((), generator=random)) < self.flip)
+
     def __call__(self, image: Image.Image, random: torch.Generator | None = None) -> Tensor:
-        """Return the training input, (3, height, width) float32, by random numbers of this generator or torch's own."""
-        crop = self.preprocessing.crop
-        if crop is None or not self.random_crop:
-            view = self.preprocessing.view(image)
-        else:
-            resized = self.preprocessing.resized(image)
-            left, top = (int(torch.randint(side - crop + 1, (), generator=random)) for side in resized.size)
-            view = resized.crop((left, top, left + crop, top + crop))
-        if self.flip and float(torch.rand((), generator=random)) < self.flip:
-            view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return self.preprocessing.normalise_all([view])[0].contiguous()
+        """Return the training input, (3, height, width) float32, of a view that is drawn."""
+        return self.input(image, self.draw(image.size, random))
+
+    def input(self, image: Image.Image, view: View) -> Tensor:
+        """Return the training input of a view, (3, height, width) float32."""
+        return self.preprocessing.normalise_all([self.preprocessing.cut(image, view)])[0].contiguous()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +14,12 @@ import torch
 from captioning.data.batch import CaptionBatch
 from captioning.data.loading import CaptionDataset, batch_loader, load_images
 from captioning.data.records import CaptionIndex, CaptionSource
+from captioning.data.regions import RegionsInView
 from captioning.data.sampler import image_batches
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.errors import InputError
-from captioning.evaluation.grounding import ObjectCells, ObjectsInView, grounding_metrics, noun_hits
-from captioning.evaluation.metrics import METRICS, caption_metrics
+from captioning.evaluation.grounding import grounding_metrics, noun_hits, region_hits
+from captioning.evaluation.metrics import EVIDENCE_METRICS, caption_metrics
 from captioning.evaluation.records import CaptionedImage, NounHit
 from captioning.model.captioner import Captioner, CaptionModel
 from captioning.model.ensemble import Ensemble
@@ -49,8 +50,8 @@ class Evaluated:
         """Return the metrics, and the images in the order of the split; without images, there are no metrics.
 
         The metrics are ``caption_metrics``, log-probabilities of the references in nats per word, and
-        ``grounding_metrics`` of captions and, as "reference_..", of references; also, as "posterior_..", by the
-        posterior where the model has one, whose baselines are those of the prior.
+        ``grounding_metrics`` of captions and, as "reference_..", of references; also by the evidence where the model
+        has it, whose baselines are those of the alphas.
         """
         images = [self.images[row] for row in sorted(self.images)]
         if not images:
@@ -62,9 +63,12 @@ class Evaluated:
                 totals[name] += value
         words = totals.pop("words")
         metrics |= {name: total / words for name, total in totals.items()}
-        for kind in ("", "reference_", "posterior_", "reference_posterior_"):
-            found = grounding_metrics([hit for image in images for hit in getattr(image, f"{kind}hits")])
-            metrics |= {kind + name: value for name, value in found.items() if kind + name in METRICS}
+        for kind in ("", "reference_"):
+            hits, by_evidence = ([h for i in images for h in getattr(i, f"{kind}{by}hits")] for by in ("", "evidence_"))
+            metrics |= {kind + name: value for name, value in grounding_metrics(hits).items()}
+            for name, key in EVIDENCE_METRICS.items():
+                if by_evidence:
+                    metrics[kind + key] = grounding_metrics(by_evidence)[name]
         return metrics, images
 
 
@@ -79,7 +83,7 @@ class Evaluator:
     captioner: CaptionModel
     vocabulary: Vocabulary
     index: CaptionIndex
-    objects: Callable[[int], Sequence[ObjectCells]]  # of a row of the split, on the encoder's grid: ``ObjectsInView``
+    regions: RegionsInView  # of the split
     search: BeamOptions
     bound_samples: int = 0
     """Times that each reference is decoded to estimate the bounds of stochastic attention; 0, or an ensemble: none."""
@@ -100,15 +104,15 @@ class Evaluator:
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.inference_mode():
             torch.manual_seed(int(stream[0]))
             memory = self.captioner.encode_batch(batch)
-            objects = [self.objects(row) for row in rows]
-            of_references = self._references(batch, memory, objects) if self.references else [{}] * len(rows)
+            objects = [self.regions.objects(row) for row in rows]
+            of_references = self._references(batch, memory) if self.references else [{}] * len(rows)
             found = [[best] for best, *_ in self.captioner.search(memory, self.search)]
             if any(objects) or any(row < self.keep for row in rows):
-                found = self.captioner.with_posterior(memory, found)
+                found = self.captioner.with_evidence(memory, found)
         for image_id, row, in_view, hits, (best,) in zip(
             batch.image_ids.tolist(), rows, objects, of_references, found, strict=True
         ):
-            words, (alphas, posterior) = self.vocabulary.decode(best.ids), (best.trace.alphas, best.trace.posterior)
+            words, (alphas, evidence) = self.vocabulary.decode(best.ids), (best.trace.alphas, best.trace.evidence)
             caption, written = " ".join(words), self.vocabulary.tokenizer.join(words)
             image = CaptionedImage(
                 image_id=image_id,
@@ -118,17 +122,15 @@ class Evaluator:
                 finished=best.finished,
                 references=self.index.references(row),
                 hits=noun_hits(words, alphas.numpy(), in_view),
-                posterior_hits=[] if posterior is None else noun_hits(words, posterior.numpy(), in_view),
+                evidence_hits=[] if evidence is None else noun_hits(words, evidence.numpy(), in_view),
                 **hits,
             )
             self.evaluated.images[row] = image
             if row < self.keep:
                 self.kept[row] = image, best
 
-    def _references(
-        self, batch: CaptionBatch, memory: Any, objects: Sequence[Sequence[ObjectCells]]
-    ) -> list[dict[str, list[NounHit]]]:
-        """Teacher-force the references, and return what attention at their nouns hits, by image of the batch."""
+    def _references(self, batch: CaptionBatch, memory: Any) -> list[dict[str, list[NounHit]]]:
+        """Teacher-force the references, and return what attention at their phrases hits, by image of the batch."""
         with self.captioner.inferring("expected"):
             output = self.captioner.teacher_force(batch, memory)
         nll = -float(token_log_probs(output.logits, output.targets).sum())
@@ -137,14 +139,15 @@ class Evaluator:
         if self.bound_samples and isinstance(model, Captioner) and "sample" in model.decoder.attention.inference_modes:
             bounds = sampled_bounds(model, batch, memory, self.bound_samples)
             sums |= {"bound": bounds.bound, "iwae_bound": bounds.importance_weighted}
-        traces = {"reference_hits": output.trace.alphas, "reference_posterior_hits": output.trace.posterior}
+        traces = {"reference_hits": output.trace.alphas, "reference_evidence_hits": output.trace.evidence}
         weights = {name: trace.float().cpu().numpy() for name, trace in traces.items() if trace is not None}
-        references = [iter(self.index.references(row)) for row in batch.rows.tolist()]
+        rows, cells = batch.rows.tolist(), self.captioner.encoder.cells
+        references = [zip(self.index.references(row), self.regions.phrases(row), strict=True) for row in rows]
         hits: list[dict[str, list[NounHit]]] = [{name: [] for name in weights} for _ in references]
         for caption, image in enumerate(batch.image_index.tolist()):
-            words = next(references[image]).split()
+            reference, regions = next(references[image])
             for name, of_captions in weights.items():
-                hits[image][name] += noun_hits(words, of_captions[caption], objects[image])
+                hits[image][name] += region_hits(reference.split(), of_captions[caption], regions, cells)
         return hits
 
 
@@ -193,8 +196,8 @@ def evaluate(
     if isinstance(captioner, Ensemble):  # its members may have other views of an image than the batch
         captioner = Ensemble(captioner.captioners, load=functools.partial(load_images, index)).eval()
     encoder, device = captioner.encoder, next(captioner.parameters()).device
-    objects = ObjectsInView(source.objects(split), index, encoder)
-    evaluator = Evaluator(captioner, vocabulary, index, objects, search)
+    regions = RegionsInView(source, split, index, encoder.preprocessing, lambda: encoder.cells)
+    evaluator = Evaluator(captioner, vocabulary, index, regions, search)
     dataset = CaptionDataset(index, vocabulary, encoder.preprocessing, by_image=True)
     for batch in batch_loader(dataset, image_batches(len(index), batch_size), num_workers=num_workers):
         evaluator.update(batch.to(device))

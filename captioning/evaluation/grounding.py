@@ -2,69 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from captioning.cells import CellGrid
-from captioning.data.records import CaptionIndex, GroundedObject, ObjectLookup
-from captioning.encoders import Encoder
+from captioning.data.regions import ObjectCells, Region, named_regions
 from captioning.evaluation.metrics import NOUN_METRICS
 from captioning.evaluation.records import NounHit
-from captioning.evaluation.resampling import Floats, ratio
-
-# The adjectives of a noun phrase stand between one of these and the noun.
-_DETERMINERS = frozenset("a an the one two three four another some this that these those its his her their".split())
-
-
-@dataclass(frozen=True)
-class ObjectCells:
-    """Objects that share noun and attributes, which captions cannot tell apart: some hundred bytes, not masks."""
-
-    names: frozenset[str]  # the noun and its synonyms
-    attributes: frozenset[str]
-    covered: Floats  # (height, width) of the grid: the fraction of each cell's area that lies on one of the objects
-    cells: CellGrid
-
-
-def object_cells(objects: Sequence[GroundedObject], cells: CellGrid) -> list[ObjectCells]:
-    """Lay the encoder's cells over an image's objects, once for all captions of the image."""
-    alike: dict[tuple[str, frozenset[str]], list[GroundedObject]] = {}
-    for item in objects:
-        alike.setdefault((item.noun, item.attributes), []).append(item)
-    laid_out = []
-    for (noun, attributes), items in alike.items():
-        covered = cell_coverage(np.logical_or.reduce([item.mask for item in items]), cells)
-        names = frozenset({noun}).union(*(item.synonyms for item in items))
-        laid_out.append(ObjectCells(names, attributes, covered, cells))
-    return laid_out
-
-
-@dataclass
-class ObjectsInView:
-    """Objects of a split's images on the encoder's cells, laid out once, and again where training moves the cells."""
-
-    lookup: ObjectLookup | None  # by image id, in the pixels of the upright image; None if the data set has no masks
-    index: CaptionIndex
-    encoder: Encoder
-    _cells: CellGrid | None = None
-    _objects: dict[int, list[ObjectCells]] = field(default_factory=dict)
-
-    def __call__(self, row: int) -> list[ObjectCells]:
-        """Return the objects of the image in a row of the split."""
-        if self.lookup is None:
-            return []
-        if self._cells != (cells := self.encoder.cells):
-            self._objects, self._cells = {}, cells
-        if row not in self._objects:
-            objects, view = self.lookup(int(self.index.image_ids[row])), self.encoder.preprocessing
-            in_view = [dataclasses.replace(item, mask=view.mask(item.mask)) for item in objects]
-            self._objects[row] = object_cells(in_view, cells)
-        return self._objects[row]
+from captioning.evaluation.resampling import Floats
 
 
 def noun_hits(words: Sequence[str], alphas: ArrayLike, objects: Sequence[ObjectCells]) -> list[NounHit]:
@@ -86,25 +34,21 @@ def noun_hits(words: Sequence[str], alphas: ArrayLike, objects: Sequence[ObjectC
             of equally strong locations counts.
         objects: The objects from ``object_cells``, on the grid of L locations.
     """
-    if not objects:
-        return []
-    cells = objects[0].cells
+    return region_hits(words, alphas, named_regions(words, objects), objects[0].cells) if objects else []
+
+
+def region_hits(words: Sequence[str], alphas: ArrayLike, regions: Sequence[Region], cells: CellGrid) -> list[NounHit]:
+    """Judge every phrase of a caption that has a region, as ``noun_hits`` does."""
     alphas = np.asarray(alphas).reshape(-1, *cells.grid_size)
     centre = centre_attention(cells)
     hits = []
-    for start, end, adjectives, named in _mentions(words, objects):
-        shared = [(len(adjectives & item.attributes), item.covered) for item in named if item.covered.any()]
-        if not shared:
-            continue
-        most = max(number for number, _ in shared)
-        # A visible pixel belongs to one object, so fractions add up.
-        covered = np.minimum(sum(fractions for number, fractions in shared if number == most), 1.0)
-        touched, alpha = covered > 0, alphas[end - 1]
-        location = int(alpha.argmax())
+    for region in regions:
+        covered, alpha = region.covered, alphas[region.end - 1]
+        touched, location = covered > 0, int(alpha.argmax())
         hits.append(
             NounHit(
-                step=end - 1,
-                noun=" ".join(words[start:end]),
+                step=region.end - 1,
+                noun=" ".join(words[region.noun : region.end]),
                 hit=bool(touched.flat[location]),
                 chance=float(touched.mean()),
                 centre_hit=float(touched[_central_cells(cells)].mean()),
@@ -142,51 +86,8 @@ def centre_attention(cells: CellGrid) -> Floats:
     return weights / weights.sum()
 
 
-def cell_coverage(mask: NDArray[np.bool_], cells: CellGrid) -> Floats:
-    """Return the exact fraction of each cell's area in view that a mask of the view covers, for the cells of the grid.
-
-    A pixel on an edge between cells is divided between them. The fraction of a cell out of view is 0.
-    """
-    (vertical, heights), (horizontal, widths) = _overlaps(cells)
-    return ratio(vertical @ mask.astype(np.float64) @ horizontal.T, np.outer(heights, widths))
-
-
-@functools.cache
-def _overlaps(cells: CellGrid) -> list[tuple[Floats, Floats]]:
-    """Return for each axis the overlap of cells and pixels, (cells, pixels), and the length of the cells, (cells,)."""
-    overlaps = []
-    for edges, pixels, count in zip(cells.edges(), cells.size, cells.grid_size, strict=True):
-        # In units of 1 / count of a pixel, the edges of a regular grid are whole numbers, which floats hold exactly.
-        edges = np.round(edges * count, 6)
-        pixel = np.arange(pixels) * count
-        shared = np.minimum(edges[1:, None], pixel + count) - np.maximum(edges[:-1, None], pixel)
-        overlaps.append((shared.clip(min=0), np.diff(edges)))
-    return overlaps
-
-
 @functools.cache
 def _central_cells(cells: CellGrid) -> tuple[NDArray[np.intp], ...]:
     """Return an index of the cells nearest to the view's middle; several may be equally near."""
     distances = [np.abs(centres - side / 2) for centres, side in zip(cells.centres(), cells.size, strict=True)]
     return np.ix_(*(away <= away.min() + 1e-6 * stride for away, stride in zip(distances, cells.stride, strict=True)))
-
-
-def _mentions(
-    words: Sequence[str], objects: Sequence[ObjectCells]
-) -> Iterator[tuple[int, int, frozenset[str], list[ObjectCells]]]:
-    """Yield start, end, adjectives and the objects of that name for every name in the caption; the longest one wins.
-
-    The adjectives are the words before it, back to the phrase's determiner or to the name before.
-    """
-    longest = max(len(name.split()) for item in objects for name in item.names)
-    start = phrase = 0  # where the noun phrase begins, after its determiner
-    while start < len(words):
-        for end in range(min(start + longest, len(words)), start, -1):
-            name = " ".join(words[start:end])
-            if named := [item for item in objects if name in item.names]:
-                yield start, end, frozenset(words[phrase:start]), named
-                start = phrase = end
-                break
-        else:
-            phrase = start + 1 if words[start] in _DETERMINERS else phrase
-            start += 1

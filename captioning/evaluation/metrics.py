@@ -39,6 +39,8 @@ NOUN_METRICS = {
     "correctness_uniform": Metric("Correctness, spread evenly", better=None, field="uniform"),
     "correctness_centre": Metric("Correctness, around the centre", better=None, field="centre"),
 }
+EVIDENCE_METRICS = {"pointing_accuracy": "pointing_evidence", "attention_correctness": "correctness_evidence"}
+"""The names of two metrics when the evidence is judged in place of the alphas."""
 METRICS: dict[str, Metric] = {
     **{f"bleu{n}": Metric(f"BLEU-{n}") for n in range(1, ORDERS + 1)},
     "rouge_l": Metric("ROUGE-L"),
@@ -52,10 +54,10 @@ METRICS: dict[str, Metric] = {
     "iwae_bound": Metric("Importance-weighted bound on log p", "nats per word"),
     **NOUN_METRICS,
     **{f"reference_{name}": m._replace(title=f"{m.title}, references") for name, m in NOUN_METRICS.items()},
-    "posterior_pointing_accuracy": Metric("Pointing accuracy, posterior"),
-    "posterior_attention_correctness": Metric("Attention correctness, posterior"),
-    "reference_posterior_pointing_accuracy": Metric("Pointing accuracy, posterior of references"),
-    "reference_posterior_attention_correctness": Metric("Attention correctness, posterior of references"),
+    "pointing_evidence": Metric("Pointing of the evidence"),
+    "correctness_evidence": Metric("Correctness of the evidence"),
+    "reference_pointing_evidence": Metric("Pointing of the evidence, references"),
+    "reference_correctness_evidence": Metric("Correctness of the evidence, references"),
 }
 """All metrics that an evaluation can have, for any data and attention, by their names in logs and files."""
 

@@ -45,8 +45,8 @@ class CaptionedImage:
     written: str | None = None  # the caption as the tokenizer writes it, if that differs
     hits: list[NounHit] = field(default_factory=list)  # of every noun of the caption that names an object
     reference_hits: list[NounHit] = field(default_factory=list)
-    posterior_hits: list[NounHit] = field(default_factory=list)  # with the posterior of locations, if the model has one
-    reference_posterior_hits: list[NounHit] = field(default_factory=list)
+    evidence_hits: list[NounHit] = field(default_factory=list)  # by the evidence instead of the alphas
+    reference_evidence_hits: list[NounHit] = field(default_factory=list)
 
     @property
     def text(self) -> str:

@@ -75,9 +75,9 @@ class Caption:
         return self.trace.betas
 
     @property
-    def posteriors(self) -> Float32 | None:
-        """(T, L), the probabilities of the locations given the word; None unless the output sums over locations."""
-        return self.trace.posterior
+    def evidence(self) -> Float32 | None:
+        """(T, L), where the word came from, summing to 1 at each word; None for a decoder without it."""
+        return self.trace.evidence
 
     @property
     def grid_size(self) -> tuple[int, int]:
@@ -85,12 +85,12 @@ class Caption:
         return self.cells.grid_size
 
     def figure(self, style: Style = "color", *, heads: bool = False, details: bool = False) -> Figure:
-        """Return the paper's figure: the image, then the attention at each word, its posterior if there is one.
+        """Return the paper's figure: the image, then the attention at each word.
 
         Args:
             style: "color": the map's colours on the image. "paper": light alone, as in Fig. 3.
             heads: Also show each head of multi-head attention.
-            details: Also write beta and the map's maximum for each word, and show the alphas above their posteriors.
+            details: Also write beta and the map's maximum for each word, and show the evidence below the alphas.
 
         Raises:
             InputError: The image's file is gone, or the attention has no heads.
@@ -128,7 +128,7 @@ class Caption:
         """Return everything but the pixels as plain data for JSON, with attention rounded to 6 digits.
 
         "cells" has the centre of the first location and the distance from one to the next, [y, x] in pixels of the
-        view. "posteriors" is null unless the output sums over locations. "chosen" has the location that hard attention
+        view. "evidence" is null for a decoder without it. "chosen" has the location that hard attention
         chose at each word, null where the context is an expectation.
         """
         return {
@@ -143,7 +143,7 @@ class Caption:
             "view_size": [self.view.height, self.view.width],
             "alphas": [_rounded(alpha) for alpha in self.alphas],
             "betas": None if self.betas is None else _rounded(self.betas),
-            "posteriors": None if self.posteriors is None else [_rounded(alpha) for alpha in self.posteriors],
+            "evidence": None if self.evidence is None else [_rounded(weights) for weights in self.evidence],
             "chosen": self.trace.chosen(),
             "alternatives": [{"caption": caption.text, "log_prob": caption.log_prob} for caption in self.alternatives],
         }

@@ -212,7 +212,7 @@ class ImageCaptioner(Generic[Model]):
             preprocessed = zip(self.model.preprocessings, columns, strict=True)
             memory = self.model.encode_views([steps.normalise_all(views, device) for steps, views in preprocessed])
             if given is None:
-                decoded = self.model.with_posterior(memory, self._search(memory, options))
+                decoded = self.model.with_evidence(memory, self._search(memory, options))
             else:
                 decoded = [[hypothesis] for hypothesis in self.model.force_decode(memory, given)]
         return [

@@ -81,8 +81,8 @@ class CaptionModel(nn.Module):
         """
 
     @abstractmethod
-    def with_posterior(self, memory: Any, hypotheses: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
-        """Return the hypotheses of every image with posteriors in their traces, unchanged if the model has none."""
+    def with_evidence(self, memory: Any, hypotheses: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+        """Return the hypotheses of every image with evidence in their traces, unchanged if the model has none."""
 
     @torch.inference_mode()
     def search(self, memory: Any, options: BeamOptions) -> list[list[Hypothesis]]:
@@ -100,7 +100,7 @@ class CaptionModel(nn.Module):
     def force_decode(self, memory: Any, captions: list[list[int]]) -> list[Hypothesis]:
         """Return given captions, word ids, one per image of ``memory``, as hypotheses.
 
-        Log-probabilities and traces, with the posterior if the model has one, come from teacher forcing.
+        Log-probabilities and traces, with the evidence if the model has it, come from teacher forcing.
         """
         ids, lengths = pad_captions(captions)
         images = torch.arange(len(captions))
@@ -189,7 +189,7 @@ class Captioner(CaptionModel):
         Args:
             samples: How many times each caption is decoded, with its own draws and dropout; adjacent in the output.
         """
-        return self.decoder(batch.captions, batch.lengths, memory_per_caption(batch, memory), samples)
+        return self.decoder(batch.captions, batch.lengths, expand_to_captions(batch, memory), samples)
 
     def stepper(self, memory: Memory) -> ImageStepFunction:
         return _DecoderStep(self.decoder, self.decoder.prepare_search(memory))
@@ -201,26 +201,25 @@ class Captioner(CaptionModel):
         return nullcontext() if mode is None else self.decoder.attention.inferring(mode)
 
     @torch.inference_mode()
-    def with_posterior(self, memory: Memory, hypotheses: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
-        """``CaptionModel.with_posterior``, by teacher-forcing all hypotheses once."""
-        if not self.decoder.has_posterior:
-            return hypotheses
+    def with_evidence(self, memory: Memory, hypotheses: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
         captions, lengths = pad_captions([hypothesis.ids for image in hypotheses for hypothesis in image])
         counts = torch.tensor([len(image) for image in hypotheses])
         device = memory.annotations.device
         image_index = torch.arange(len(hypotheses)).repeat_interleave(counts).to(device)
-        trace = self.decoder(captions.to(device), lengths.to(device), memory.select(image_index)).trace
-        posteriors = iter(trace.posterior.float().cpu())
+        evidence = self.decoder.evidence(captions.to(device), lengths.to(device), memory.select(image_index))
+        if evidence is None:
+            return hypotheses
+        of_captions = iter(evidence.float().cpu())
         return [
             [
-                replace(hypothesis, trace=hypothesis.trace._replace(posterior=next(posteriors)[: len(hypothesis.ids)]))
+                replace(hypothesis, trace=hypothesis.trace._replace(evidence=next(of_captions)[: len(hypothesis.ids)]))
                 for hypothesis in image
             ]
             for image in hypotheses
         ]
 
 
-def memory_per_caption(batch: CaptionBatch, memory: Memory) -> Memory:
+def expand_to_captions(batch: CaptionBatch, memory: Memory) -> Memory:
     """Return ``memory`` if all images have equally many captions, adjacent; otherwise one image per caption."""
     images, captions = batch.image_ids.shape[0], batch.captions.shape[0]
     image_index = repeat_rows(torch.arange(images, device=batch.image_index.device), max(1, captions // images))

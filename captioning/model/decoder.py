@@ -25,7 +25,7 @@ class DecoderOutput:
         targets: (M,) int64, the words of the captions at those steps, <end> included.
         mask: (N, T) bool, True where a step exists; ``mask.nonzero()`` gives the rows of ``logits``.
         trace: Trace of all (N, T) steps; at steps that do not exist, alphas, betas and heads are 0 and locations
-            ``EXPECTATION``. In evaluation it has the posterior of the targets if the decoder has one.
+            ``EXPECTATION``. In evaluation it has the evidence of the targets if the decoder has it.
         log_prob: (N, T), log-probability in nats of the location that was drawn; 0 where the context is the
             expectation and at steps that do not exist. None for attention that never draws.
     """
@@ -37,14 +37,14 @@ class DecoderOutput:
     log_prob: Tensor | None = None
 
 
-def output_of(packed: Packed, logits: Tensor, attended: Attended, posterior: Tensor | None = None) -> DecoderOutput:
-    """Return the output of packed steps: of logits (M, V), what (N, T) steps saw, and posterior (M, L)."""
+def output_of(packed: Packed, logits: Tensor, attended: Attended, evidence: Tensor | None = None) -> DecoderOutput:
+    """Return the output of packed steps: of logits (M, V), what (N, T) steps saw, and their evidence (N, T, L)."""
     mask, trace = packed.mask, attended.trace()
     trace = AttentionTrace(
         trace.alphas * mask.unsqueeze(-1),
         None if trace.betas is None else trace.betas * mask,
         trace.locations.masked_fill(~mask, EXPECTATION),
-        None if posterior is None else packed.unpack(posterior.to(trace.alphas.dtype)),
+        None if evidence is None else evidence.to(trace.alphas.dtype) * mask.unsqueeze(-1),
         None if trace.heads is None else trace.heads * mask[..., None, None],
     )
     log_prob = None if attended.log_prob is None else attended.log_prob * mask
@@ -80,10 +80,12 @@ class Decoder(Component):
         self.standardize_annotations = standardize_annotations
         self.annotation_layer = annotation_layer
 
-    @property
-    def has_posterior(self) -> bool:
-        """Whether traces of teacher forcing in evaluation have a posterior."""
-        return False
+    def evidence(self, captions: Tensor, lengths: Tensor, memory: Memory) -> Tensor | None:
+        """Return the evidence of captions' words, (N, T, L), in evaluation; arguments as of ``forward``.
+
+        None if the logits are no sum over locations.
+        """
+        return None
 
     @property
     @abstractmethod

@@ -29,7 +29,7 @@ class Ensemble(CaptionModel):
     """Captioners whose word distributions are averaged at every step of a search.
 
     Members may differ in attention, output and encoder, but share one vocabulary. The trace is the mean over the
-    members that look at the same cells of the same view as the first; it has no posterior.
+    members that look at the same cells of the same view as the first; it has no evidence.
 
     Args:
         members: The captioners. The first member's encoder determines views and batches.
@@ -90,7 +90,7 @@ class Ensemble(CaptionModel):
             member.teacher_force(batch, its_memory) for member, its_memory in zip(self.captioners, memory, strict=True)
         ]
         logits = mean_log_probs([torch.log_softmax(output.logits.float(), dim=-1) for output in outputs])
-        trace = mean_trace([output.trace for output in outputs[: self.traced]])._replace(posterior=None)
+        trace = mean_trace([output.trace for output in outputs[: self.traced]])._replace(evidence=None)
         return replace(outputs[0], logits=logits, trace=trace, log_prob=None)
 
     def stepper(self, memory: Memories) -> ImageStepFunction:
@@ -113,7 +113,7 @@ class Ensemble(CaptionModel):
                 stack.enter_context(member.inferring(mode))
             yield
 
-    def with_posterior(self, memory: Memories, hypotheses: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+    def with_evidence(self, memory: Memories, hypotheses: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
         return hypotheses
 
 

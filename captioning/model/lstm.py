@@ -48,6 +48,9 @@ class AttentionDecoder(Decoder):
         hidden_dim: Size H of the LSTM (the paper's n).
         init_layers: Layers of each of the two MLPs that give h_0 and c_0.
         gated: Whether the context is multiplied by the scalar beta_t (Sec. 4.2.1).
+        query_previous_word: Whether attention is asked with h_{t-1} + U E y_{t-1} instead of h_{t-1}; U begins at 0.
+            Differs from the paper, whose query has not read y_{t-1} (Eq. 4), so that attention must choose a location
+            before it knows how the phrase goes on. Anderson et al. 2018 let an LSTM before the attention read it.
         dropout: Probability of dropping a unit of h_t on its way to the output, of the output's hidden layer, and of
             the hidden layers of the initial MLPs. The paper names dropout; the places are those of the authors' code.
         standardize_annotations: Whether to subtract the mean and divide by the standard deviation of each annotation
@@ -69,6 +72,7 @@ class AttentionDecoder(Decoder):
         hidden_dim: int = 512,
         init_layers: int = 1,
         gated: bool = True,
+        query_previous_word: bool = False,
         dropout: float = 0.5,
         standardize_annotations: bool = False,
         annotation_layer: AnnotationLayer | None = None,
@@ -82,6 +86,7 @@ class AttentionDecoder(Decoder):
         self.hidden_dim = hidden_dim
         self.init_layers = init_layers
         self.gated = gated
+        self.query_previous_word = query_previous_word
         self.dropout = dropout
         self.output = DeepOutput() if output is None else output
         self.output.check(attention)
@@ -94,6 +99,7 @@ class AttentionDecoder(Decoder):
         self.init_c = InitialMLP(D, H, self.init_layers, self.dropout)
         self.embedding = nn.Embedding(vocabulary_size, E, padding_idx=PAD)
         self.word_to_gates = Linear(E, 4 * H)
+        self.word_to_query = Linear(E, H, bias=False) if self.query_previous_word else None  # U
         self.hidden_to_gates = StepLinear(H, 4 * H, bias=False)
         self.context_to_gates = StepLinear(D, 4 * H, bias=False)
         self.gate = ScalarGate(H) if self.gated else NoGate()
@@ -102,6 +108,8 @@ class AttentionDecoder(Decoder):
 
     def _initialise(self) -> None:
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
+        if self.word_to_query is not None:
+            nn.init.zeros_(self.word_to_query.weight)
         with torch.no_grad():
             self.embedding.weight[PAD].zero_()
         for weight in self.hidden_to_gates.weight.chunk(4):  # of i, f, o, g
@@ -119,14 +127,21 @@ class AttentionDecoder(Decoder):
         h, c = self.init_h(mean), self.init_c(mean).to(self.embedding.weight.dtype)
         return (h, c, *self.attention.init_state(memory))
 
-    def _recur(self, word_gates: Tensor, state: State, memory: Memory) -> tuple[State, Attended]:
-        """Take one step of Eq. 1-6.
+    def _read(self, word: Tensor) -> Tensor:
+        """Return what a step needs of the previous word's embedding (.., E), which all steps compute at once.
 
-        Args:
-            word_gates: (N, 4H), the word's contribution to i, f, o and g before their nonlinearities.
+        It is the word's part of i, f, o and g before their nonlinearities, (.., 4H), and behind it the word's part of
+        the query, (.., H), if the query knows the word.
         """
+        gates = self.word_to_gates(word)
+        return gates if self.word_to_query is None else torch.cat([gates, self.word_to_query(word)], dim=-1)
+
+    def _recur(self, word: Tensor, state: State, memory: Memory) -> tuple[State, Attended]:
+        """Take one step of Eq. 1-6. ``word`` is what ``_read`` returns."""
         h, c, *carried = state
-        attended, carried_on = self.attention(h, memory, tuple(carried))  # Eq. 4-6
+        word_gates, word_query = word.tensor_split([4 * self.hidden_dim], dim=-1)  # (N, 4H), (N, H) or (N, 0)
+        query = h if self.word_to_query is None else h + word_query
+        attended, carried_on = self.attention(query, memory, tuple(carried))  # Eq. 4-6
         z, beta_logit = self.gate(h, attended.context)  # Sec. 4.2.1
         gates = word_gates + self.hidden_to_gates(h) + self.context_to_gates(z)  # (N, 4H); T is linear
         i, f, o, g = gates.to(c.dtype).chunk(4, dim=-1)
@@ -137,32 +152,39 @@ class AttentionDecoder(Decoder):
 
     def step(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionTrace]:
         word = self.embedding(tokens)  # (N, E)
-        state, attended = self._recur(self.word_to_gates(word), state, memory)
+        state, attended = self._recur(self._read(word), state, memory)
         return self.output.step(word, attended, memory), state, attended.trace()  # Eq. 7
 
     def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, samples: int = 1) -> DecoderOutput:
         B, packed = len(memory.annotations), Packed(repeat_rows(captions, samples), repeat_rows(lengths, samples))
         word = self.embedding(captions[:, :-1])  # (N, T, E), for all steps at once, as are its gates and Eq. 7
-        attended = self._all_steps(self.word_to_gates(word), memory, B, lengths, samples)
+        attended = self._all_steps(self._read(word), memory, B, lengths, samples)
         word, of_words = packed.pack(repeat_rows(word, samples)), attended.map(packed.pack)
         logits, posterior = self.output(word, of_words, memory, packed.images(B), packed.targets)
-        return output_of(packed, logits, attended, posterior)
+        evidence = None if posterior is None else packed.unpack(posterior)
+        if not self.training and posterior is None:
+            evidence = self._evidence_without_steps(repeat_rows(captions, samples), memory)
+        return output_of(packed, logits, attended, evidence)
 
-    def _all_steps(self, word_gates: Tensor, memory: Memory, B: int, lengths: Tensor, samples: int) -> Attended:
-        """Run the recurrence over all steps of word_gates (N, T, 4H); returns fields (N * S, T, ..)."""
+    def evidence(self, captions: Tensor, lengths: Tensor, memory: Memory) -> Tensor | None:
+        evidence = self._evidence_without_steps(captions, memory)
+        return self(captions, lengths, memory).trace.evidence if evidence is None else evidence
+
+    def _evidence_without_steps(self, captions: Tensor, memory: Memory) -> Tensor | None:
+        """Return the evidence (N, T, L) of the words of captions (N, T+1) if it does not depend on their steps."""
+        return self.output.evidence(captions[:, 1:], memory) if self.attention.weighs_annotations else None
+
+    def _all_steps(self, words: Tensor, memory: Memory, B: int, lengths: Tensor, samples: int) -> Attended:
+        """Run the recurrence over all steps of words (N, T, ..) that were read; returns fields (N * S, T, ..)."""
         # Attention without randomness leads all samples of a caption through the same states: run them once.
         repeats = 1 if self.attention.deterministic else samples
-        word_gates, lengths = repeat_rows(word_gates, repeats), repeat_rows(lengths, repeats)
-        state = tuple(repeat_rows(tensor, len(word_gates) // B) for tensor in self.init_state(memory))
-        attended = run_recurrence(self._recur, self, word_gates, state, memory, B, lengths)
+        words, lengths = repeat_rows(words, repeats), repeat_rows(lengths, repeats)
+        state = tuple(repeat_rows(tensor, len(words) // B) for tensor in self.init_state(memory))
+        attended = run_recurrence(self._recur, self, words, state, memory, B, lengths)
         return attended.map(lambda field: repeat_rows(field, samples // repeats))
 
     def prepare_search(self, memory: Memory) -> Memory:
         return self.output.prepare_search(memory)
-
-    @property
-    def has_posterior(self) -> bool:
-        return self.output.has_posterior
 
     @property
     def summary(self) -> str:

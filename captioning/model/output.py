@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+import torch
 from torch import Tensor, nn
 
 from captioning.attention import Attended, Attention, Memory
+from captioning.attention.memory import repeat_rows
 from captioning.component import Component
 from captioning.kernels.dropout import Dropout
-from captioning.kernels.linear import Linear, precise_linear
+from captioning.kernels.linear import Linear, precise_linear, to_autocast
 
 
 class Output(Component):
-    """The layers L_h, L_z and L_o of Eq. 7, and how they are combined into the logits of words.
-
-    Attributes:
-        has_posterior: Whether ``forward`` returns a posterior for targets.
-    """
-
-    has_posterior = False
+    """The layers L_h, L_z and L_o of Eq. 7, and how they are combined into the logits of words."""
 
     def check(self, attention: Attention) -> None:
         """Raise an InputError if this output does not work with ``attention``."""
@@ -59,6 +55,32 @@ class Output(Component):
             probability that the word came from a location, given the word and that the step used the image at all.
             The posterior sums to 1; it is None in training, without targets, and for outputs that do not sum.
         """
+
+    def location_logits(self, words: Tensor, memory: Memory) -> Tensor:
+        """Return W_y . L_z a_i, what location i alone adds to the logit of a word, for words (N, T): (N, T, L).
+
+        W_y is the row of L_o for word y. Eq. 7 is linear in the context, z_t = beta_t sum_i alpha_ti a_i, so that the
+        logit of y_t is a sum over locations and a part without the image:
+
+            W_y . (E y_{t-1} + L_h h_t) + b_y + sum_i beta_t alpha_ti (W_y . L_z a_i)
+
+        Dropout is left out. N = B * R, the rows of an image adjacent. Masked locations get -inf.
+        """
+        A = to_autocast(self.L_z(memory.annotations))  # (B, L, E)
+        W = to_autocast(self.L_o.weight[words]).unflatten(0, (len(A), -1)).flatten(1, 2)  # (B, R * T, E)
+        logits = torch.bmm(W, A.mT).view(*words.shape, -1)  # (N, T, L)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if memory.mask is None:
+            return logits
+        return logits.masked_fill(~repeat_rows(memory.mask, len(words) // len(A)).unsqueeze(1), float("-inf"))
+
+    def evidence(self, words: Tensor, memory: Memory) -> Tensor | None:
+        """Return where the image speaks for words (N, T): softmax_i(W_y . L_z a_i), (N, T, L), which sums to 1.
+
+        It is a class activation map inside the decoder. It does not depend on the alphas: a location may speak for a
+        word and not have been looked at. None for an output whose ``forward`` returns the posterior instead.
+        """
+        return torch.softmax(self.location_logits(words, memory), dim=-1)
 
     @abstractmethod
     def step(self, word: Tensor, attended: Attended, memory: Memory) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from captioning.attention import Attended, Attention, Memory, MultiHeadAttention, NTMAttention, SoftAttention
+from captioning.attention import Attended, Attention, Memory, SoftAttention
 from captioning.errors import InputError
 from captioning.kernels.linear import precise_linear
 from captioning.kernels.summed import Located, locate, summed_log_probs, summed_posterior, summed_step
@@ -35,11 +35,9 @@ class SummedOutput(Output):
     Every location is a component, or every location of the support where alphas are sparse.
     """
 
-    has_posterior = True
-
     def check(self, attention: Attention) -> None:
         name = type(attention).__name__
-        if isinstance(attention, (MultiHeadAttention, NTMAttention)):
+        if isinstance(attention, SoftAttention) and not attention.weighs_annotations:
             reason = "looks at several locations at once, or writes over them"
             raise InputError(f"output: {name} {reason}; a sum over all of them takes SoftAttention")
         if not isinstance(attention, SoftAttention):
@@ -64,6 +62,9 @@ class SummedOutput(Output):
         located = memory.located if isinstance(memory, LocatedMemory) else locate(*self._factors(memory))
         S = precise_linear(self.L_o, self._hidden(word, attended))
         return summed_step(S, located, self._log_weights(attended))
+
+    def evidence(self, words: Tensor, memory: Memory) -> None:
+        """Return None: the evidence is the posterior, which depends on the step's state."""
 
     def _hidden(self, word: Tensor, attended: Attended) -> Tensor:
         """Return the hidden layer of a step that does not look, (M, E)."""

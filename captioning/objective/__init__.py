@@ -1,6 +1,7 @@
 """What training minimises: objectives, and estimators of the gradient of drawn locations."""
 
 from captioning.objective.estimators import Estimator, LeaveOneOut, MovingAverage
+from captioning.objective.guidance import EvidenceGuidance, Guidance, RegionGuidance
 from captioning.objective.objective import Likelihood, Objective
 from captioning.objective.reductions import ArcticReduction, Reduction
 from captioning.objective.self_critical import SelfCriticalTraining
@@ -8,10 +9,13 @@ from captioning.objective.self_critical import SelfCriticalTraining
 __all__ = [
     "ArcticReduction",
     "Estimator",
+    "EvidenceGuidance",
+    "Guidance",
     "LeaveOneOut",
     "Likelihood",
     "MovingAverage",
     "Objective",
     "Reduction",
+    "RegionGuidance",
     "SelfCriticalTraining",
 ]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from captioning.attention import Attention
 from captioning.attention.memory import repeat_rows
@@ -16,10 +16,13 @@ from captioning.component import Component
 from captioning.data.batch import CaptionBatch
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.errors import InputError, check_range
-from captioning.model import Captioner, DecoderOutput
+from captioning.model import Captioner, Decoder, DecoderOutput
+from captioning.model.captioner import expand_to_captions
 from captioning.objective.estimators import Estimator, MovingAverage, Signal
+from captioning.objective.guidance import Guidance
 from captioning.objective.processes import sum_over_processes
 from captioning.objective.reductions import Reduction, step_entropy, step_log_probs
+from captioning.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -48,24 +51,33 @@ class Objective(Component):
 
     Attributes:
         second_stage: Whether training needs the weights of a model that captions already.
+        needs_regions: Whether training batches need the regions of phrases.
     """
 
     second_stage = False
+    needs_regions = False
 
-    def connect(self, attention: Attention) -> Self:
-        """Prepare for a decoder's attention; called once, when the model is put together.
+    def connect(self, decoder: Decoder) -> Self:
+        """Prepare for a decoder; called once, when the model is put together.
 
-        An InputError says that an option has no effect on this attention, or does not work with it.
+        An InputError says that an option has no effect on this decoder or its attention, or does not work with it.
         """
         return self
 
-    def begin(self, attention: Attention, reward_of: Callable[[Any], Reward], search: BeamOptions) -> None:
+    def begin(
+        self,
+        attention: Attention,
+        reward_of: Callable[[Any], Reward],
+        search: BeamOptions,
+        vocabulary: Vocabulary,
+    ) -> None:
         """Prepare for training; called once, before its first batch.
 
         Args:
             attention: The decoder's attention.
             reward_of: Returns the reward of captions that the options of this objective describe.
             search: The search of validation, which limits the lengths of captions.
+            vocabulary: The words of the captions.
 
         Raises:
             InputError: The attention's inference mode does not work with this objective.
@@ -88,6 +100,7 @@ class Likelihood(Objective):
             log-probabilities.
         samples: How many times each caption is decoded in training, each with its own dropout, over one encoding of
             the image. With hard attention the estimator sets it.
+        guidance: Terms that teach attention where to look, in training alone; none in the paper.
         reduction: How terms are averaged; per word by default.
     """
 
@@ -100,6 +113,7 @@ class Likelihood(Objective):
         entropy_weight: float = 0.002,
         label_smoothing: float = 0.0,
         samples: int = 1,
+        guidance: list[Guidance] | None = None,
         reduction: Reduction | None = None,
     ) -> None:
         super().__init__()
@@ -113,9 +127,14 @@ class Likelihood(Objective):
         self.entropy_weight = entropy_weight
         self.label_smoothing = label_smoothing
         self.samples = samples
+        self.guidance = nn.ModuleList(guidance or [])
+        self.needs_regions = any(term.needs_regions for term in self.guidance)
         self.reduction = reduction or Reduction()
 
-    def connect(self, attention: Attention) -> Self:
+    def connect(self, decoder: Decoder) -> Self:
+        attention = decoder.attention
+        for term in self.guidance:
+            term.check(decoder)
         if self.estimator is not None and not attention.needs_estimator:
             name, estimator = type(attention).__name__, type(self.estimator).__name__
             raise InputError(f"estimator: {name} is differentiable and needs no estimator; leave {estimator} out")
@@ -126,9 +145,20 @@ class Likelihood(Objective):
             self.samples = self.estimator.samples
         return self
 
+    def begin(
+        self,
+        attention: Attention,
+        reward_of: Callable[[Any], Reward],
+        search: BeamOptions,
+        vocabulary: Vocabulary,
+    ) -> None:
+        for term in self.guidance:
+            term.begin(vocabulary)
+
     def forward(self, captioner: Captioner, batch: CaptionBatch) -> Loss:
         memory = captioner.encode_batch(batch)
-        output = captioner.teacher_force(batch, memory, self.samples)
+        per_caption = expand_to_captions(batch, memory)
+        output = captioner.decoder(batch.captions, batch.lengths, per_caption, self.samples)
         alphas, log_prob, mask, average = output.trace.alphas, output.log_prob, output.mask, self.reduction
         image_index = repeat_rows(batch.image_index, self.samples)  # (N,)
         exists = None if memory.mask is None else memory.mask[image_index]  # (N, L)
@@ -138,7 +168,11 @@ class Likelihood(Objective):
         loss = nll + self.attention_penalty * penalty  # Eq. 14
         if log_prob is not None:  # below Eq. 12: stochastic attention should keep exploring
             loss = loss - self.entropy_weight * average.over_steps(step_entropy(alphas), mask)
-        logged = {"loss": loss, "nll": nll, "attention_penalty": penalty}
+        logged = {"nll": nll, "attention_penalty": penalty}
+        for term in self.guidance:
+            logged[term.name] = average.over_steps(term(captioner.decoder, batch, per_caption, output), mask)
+            loss = loss + term.weight * logged[term.name]
+        logged["loss"] = loss
         if self.estimator is not None and log_prob is not None and captioner.decoder.attention.draws:
             expected = memory.use_expectation  # (B,) bool, None if every image's contexts are drawn
             sampled = torch.ones_like(mask[:, 0]) if expected is None else ~expected[image_index]

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,13 +25,16 @@ from captioning.attention.memory import repeat_rows
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.decoding import BeamOptions, Constraints, Hypothesis
 from captioning.decoding.constraints import NEVER
-from captioning.errors import InputError
+from captioning.errors import InputError, check_range
 from captioning.model import Captioner, Decoder, DecoderOutput
 from captioning.objective.estimators import leave_one_out
-from captioning.objective.objective import Loss, Objective, Reward
+from captioning.objective.objective import Likelihood, Loss, Objective, Reward
 from captioning.objective.processes import process_count, sum_over_processes
 from captioning.objective.reductions import step_log_probs
-from captioning.vocabulary import END
+from captioning.vocabulary import END, Vocabulary
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class SelfCriticalTraining(Objective):
@@ -46,6 +49,9 @@ class SelfCriticalTraining(Objective):
         dropout: Whether to differentiate log p(w | a) with the decoder's dropout. Captions are still drawn without, so
             that the gradient is only approximately that of the expected reward. On a few thousand images dropout keeps
             the model from overfitting the rewards of the training images.
+        likelihood: The likelihood of the batch's own captions, with its guidance, that is minimised as well. The reward
+            alone moves the alphas away from what they were taught.
+        likelihood_weight: Weight of that likelihood.
 
     Raises:
         InputError: An option is out of its range.
@@ -61,8 +67,11 @@ class SelfCriticalTraining(Objective):
         cider_d: float = 1.0,
         bleu4: float = 0.0,
         dropout: bool = False,
+        likelihood: Likelihood | None = None,
+        likelihood_weight: float = 1.0,
     ) -> None:
         super().__init__()
+        check_range(0, likelihood_weight=likelihood_weight)
         if baseline not in ("leave_one_out", "greedy"):
             raise InputError(f"objective.baseline must be leave_one_out or greedy, got {baseline!r}")
         least = 2 if baseline == "leave_one_out" else 1
@@ -76,10 +85,23 @@ class SelfCriticalTraining(Objective):
         self.cider_d = cider_d
         self.bleu4 = bleu4
         self.dropout = dropout
+        self.likelihood, self.likelihood_weight = likelihood, likelihood_weight
+        self.needs_regions = likelihood is not None and likelihood.needs_regions
         self._reward: Reward | None = None
         self._search = BeamOptions()
 
-    def begin(self, attention: Attention, reward_of: Callable[[Any], Reward], search: BeamOptions) -> None:
+    def connect(self, decoder: Decoder) -> Self:
+        if self.likelihood is not None:
+            self.likelihood.connect(decoder)
+        return self
+
+    def begin(
+        self,
+        attention: Attention,
+        reward_of: Callable[[Any], Reward],
+        search: BeamOptions,
+        vocabulary: Vocabulary,
+    ) -> None:
         """Set the reward of captions, and the search that limits their lengths.
 
         An InputError says that the attention draws locations too: the gradient would ignore those draws.
@@ -87,9 +109,11 @@ class SelfCriticalTraining(Objective):
         if attention.inference == "sample":
             raise InputError("objective: captions are drawn with the attention's inference expected or argmax")
         self._reward, self._search = reward_of(self), search
+        if self.likelihood is not None:
+            self.likelihood.begin(attention, reward_of, search, vocabulary)
 
     def forward(self, captioner: Captioner, batch: CaptionBatch) -> Loss:
-        """Return the objective of the batch's images; its captions are not read.
+        """Return the objective of the batch's images; its captions are read by the likelihood alone.
 
         Logged values are means over the captions of all processes: reward, baseline, the standard deviation of their
         difference, words per caption, and as "loss" minus the reward. Of the loss, the gradient alone has a meaning;
@@ -116,7 +140,11 @@ class SelfCriticalTraining(Objective):
             "advantage_std": (square - advantage**2).clamp(min=0).sqrt(),
             "caption_length": length,
         }
-        return Loss(-surrogate.sum() / drawn * process_count(), logged, output)
+        loss = -surrogate.sum() / drawn * process_count()
+        if self.likelihood is not None:
+            term = self.likelihood(captioner, batch)
+            loss, logged = loss + self.likelihood_weight * term.loss, term.logged | logged
+        return Loss(loss, logged, output)
 
     @torch.no_grad()
     def draw(

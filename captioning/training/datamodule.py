@@ -17,6 +17,7 @@ from captioning.data.batch import CaptionBatch
 from captioning.data.features import Features, features_key
 from captioning.data.loading import CaptionDataset, batch_loader, processors
 from captioning.data.records import CaptionIndex, CaptionSource
+from captioning.data.regions import RegionsInView
 from captioning.data.sampler import CaptionBatches, image_batches
 from captioning.data.transforms import TrainingTransform
 from captioning.encoders import Encoder
@@ -89,6 +90,7 @@ class CaptionDataModule(pl.LightningDataModule):
     """
 
     encoder: Encoder
+    needs_regions = False  # whether the objective teaches attention by regions
     seed: int = 0  # of the order of the batches and of the augmentation; ``--seed_everything`` sets it
 
     def __init__(
@@ -129,7 +131,8 @@ class CaptionDataModule(pl.LightningDataModule):
     def setup(self, stage: str) -> None:
         """Read the splits that ``stage`` (fit, validate, test, predict) needs, and the vocabulary."""
         if self.trainer is not None:
-            self.encoder = self.trainer.lightning_module.encoder  # type: ignore[assignment]
+            module: Any = self.trainer.lightning_module
+            self.encoder, self.needs_regions = module.encoder, module.objective.needs_regions
         self.evaluated_split = self.test_split if stage in ("test", "predict") else "val"
         for split in ["train", "val"] if stage == "fit" else [self.evaluated_split]:
             self.index(split)
@@ -154,6 +157,11 @@ class CaptionDataModule(pl.LightningDataModule):
         if random_crop and encoder.preprocessing.crop is None:
             raise InputError("data.augmentation.random_crop: this encoder sees the whole image; leave it out")
         return random_crop, flip
+
+    def regions(self, split: str) -> RegionsInView:
+        """Return the objects and phrases of a split on the encoder's cells."""
+        encoder = self.encoder
+        return RegionsInView(self.source, split, self.index(split), encoder.preprocessing, lambda: encoder.cells)
 
     @property
     def evaluated(self) -> CaptionIndex:
@@ -198,6 +206,12 @@ class CaptionDataModule(pl.LightningDataModule):
                 key = features_key(split, encoder.fingerprint(), flipped=kind == "flipped")
                 features[kind] = Features(self.features, *key, index.paths)
         options: dict[str, Any] = {"transform": transform, "seed": self.seed, "flip": flip, "by_image": by_image}
+        if self.needs_regions and not by_image:
+            options["regions"] = self.regions(split)
+            if not options["regions"].known:
+                raise InputError(
+                    "objective.guidance: RegionGuidance needs regions, and the data set has none; see data/README.md"
+                )
         dataset = CaptionDataset(index, self.vocabulary, encoder.preprocessing, **options, **features)
         on_gpu, workers = torch.cuda.is_available(), self.num_workers
         if workers is None:

@@ -21,11 +21,11 @@ from captioning.checkpoint.format import describe
 from captioning.checkpoint.load import SavedModel, check_tokenizer, check_vocabulary
 from captioning.data.batch import CaptionBatch
 from captioning.data.loading import load_images
+from captioning.data.regions import RegionsInView
 from captioning.decoding import BeamOptions
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_range, one_line
 from captioning.evaluation.evaluator import Evaluated, Evaluator
-from captioning.evaluation.grounding import ObjectsInView
 from captioning.evaluation.metrics import log_key
 from captioning.evaluation.records import CaptionedImage, write_evaluation, write_predictions
 from captioning.evaluation.rewards import CaptionReward
@@ -74,7 +74,7 @@ class CaptioningModule(pl.LightningModule):
         super().__init__()
         check_range(0, 100_000, bound_samples=bound_samples)
         self._parts = (encoder, decoder)  # a tuple, so that they are registered once, inside the captioner
-        self.objective = (objective or Likelihood()).connect(decoder.attention)
+        self.objective = (objective or Likelihood()).connect(decoder)
         self.optimizer, self.scheduler = optimizer, scheduler
         self.search, self.bound_samples = search, bound_samples
         self.others: tuple[Captioner, ...] = ()  # of the ensemble; a tuple keeps them out of this module's state
@@ -86,7 +86,7 @@ class CaptioningModule(pl.LightningModule):
         self.results: list[CaptionedImage] = []  # the images of the last evaluation, in the order of the split
         self._watch = CollapseWatch()
         self._random_state: dict[str, Any] | None = None
-        self._objects: ObjectsInView | None = None
+        self._regions: RegionsInView | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what an average of the weights copies: no recipes, which hold the command line's parser."""
@@ -122,7 +122,7 @@ class CaptioningModule(pl.LightningModule):
         if self.objective.second_stage and self.trainer.ckpt_path is None and self.start is None:
             rank_zero_warn("self-critical training begins with random weights; pass others with --init_from")
         index, vocabulary = self.data.index("train"), self.data.vocabulary
-        self.objective.begin(self.attention, lambda o: CaptionReward(o, index, vocabulary), self.search)
+        self.objective.begin(self.attention, lambda o: CaptionReward(o, index, vocabulary), self.search, vocabulary)
 
     def on_train_start(self) -> None:
         if self._random_state is not None:  # a resumed run continues the same stream of random numbers
@@ -220,13 +220,13 @@ class CaptioningModule(pl.LightningModule):
         if self.others:
             others = [other.to(self.captioner.decoder.embedding.weight) for other in self.others]
             captioner = Ensemble([self.captioner, *others], load=functools.partial(load_images, index)).eval()
-        if self._objects is None or self._objects.index is not index:  # laid out once for all validations
-            self._objects = ObjectsInView(self.data.source.objects(self.data.evaluated_split), index, self.encoder)
+        if self._regions is None or self._regions.index is not index:  # laid out once for all validations
+            self._regions = self.data.regions(self.data.evaluated_split)
         self.evaluator = Evaluator(
             captioner,
             self.data.vocabulary,
             index,
-            self._objects,
+            self._regions,
             search=self.search,
             bound_samples=0 if self.trainer.state.fn in ("fit", "predict") else self.bound_samples,
             seed=self.data.seed,

@@ -10,7 +10,7 @@ class Explorer {
     this.data = data;
     this.map = new AttentionMap(data.map);
     this.style = "smooth";
-    this.kinds = Object.keys(data.attentions); // "prior", the alphas; "posterior"; "head 1", "head 2", ..
+    this.kinds = Object.keys(data.attentions); // "alphas"; "evidence"; "head 1", "head 2", ..
     this.attention = this.kinds[0];
     this.opacity = 0.9;
     this.matrixOpen = false;
@@ -173,7 +173,7 @@ class Explorer {
           "The bar under a word is its probability: a full bar is certain, and a dotted word has a probability below " +
             `${UNSURE_BELOW}. The bar under a picture is the scale of the caption's maps, attention per location; the ` +
             "tick is even attention.",
-          "posterior" in this.data.attentions
+          "evidence" in this.data.attentions
             ? " Before the word: where the model looks for the next word. After the word: which of these places gave it."
             : "",
         ),

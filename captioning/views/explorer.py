@@ -96,9 +96,9 @@ def shown_run(
 
 def _caption(caption: Any) -> Shown:
     trace = caption.trace.map(np.asarray)
-    by_name = {"prior": trace.alphas}
-    if trace.posterior is not None:
-        by_name["posterior"] = trace.posterior
+    by_name = {"alphas": trace.alphas}
+    if trace.evidence is not None:
+        by_name["evidence"] = trace.evidence
     if trace.heads is not None:
         by_name |= {f"head {n + 1}": trace.heads[:, n] for n in range(trace.heads.shape[1])}
     return {
@@ -138,13 +138,12 @@ def _content(images: Sequence[Shown]) -> Shown:
 def _labels(names: set[str]) -> dict[str, str]:
     """Return the labels of the kinds of attention that captions have, in the order of the buttons.
 
-    The first one is shown at first. A posterior goes before its prior, because it says where the word came from.
+    The first one is shown at first.
     """
-    numbers = sorted(int(name.removeprefix("head ")) for name in names - {"prior", "posterior"})
+    numbers = sorted(int(name.removeprefix("head ")) for name in names - {"alphas", "evidence"})
     heads = {f"head {number}": f"Head {number}" for number in numbers}
-    if "posterior" in names:
-        return {"posterior": "After the word", "prior": "Before the word", **heads}
-    return {"prior": "All heads" if heads else "Attention", **heads}
+    evidence = {"evidence": "Where the word came from"} if "evidence" in names else {}
+    return {"alphas": "All heads" if heads else "Where it looked", **evidence, **heads}
 
 
 def _number(value: float) -> float | None:

@@ -142,7 +142,7 @@ class Panel {
 
   /** The kind of attention that is shown: the one that is asked for, if the caption has it. */
   get kind() {
-    return this.explorer.attention in this.caption.attention ? this.explorer.attention : "prior";
+    return this.explorer.attention in this.caption.attention ? this.explorer.attention : "alphas";
   }
 
   /** The attention that is shown: levels (T x L) as bytes, decoded once, in parts of 255 of each word's peak. */
@@ -369,7 +369,7 @@ class Panel {
     const { columns } = this.run;
     const where = (cell) => `row ${Math.floor(cell / columns) + 1}, column ${(cell % columns) + 1}`;
     const attention = this.distribution(step);
-    const symbol = this.kind === "prior" ? "α" : this.kind;
+    const symbol = this.kind === "alphas" ? "α" : this.kind;
     const total = attention.reduce((sum, value) => sum + value, 0) || 1;
     const shares = attention.map((value) => value / total);
     const entropy = shares.reduce((sum, share) => (share > 0 ? sum - share * Math.log(share) : sum), 0);

@@ -60,9 +60,8 @@ def attention_figure(
     """Return the image and its caption, followed by a panel per word with the attention over the model's view.
 
     All maps have one scale, whose end is written at the bottom. If hard attention chose a cell, that cell alone is
-    painted, and outlined. If the trace has a posterior, it is shown in place of the alphas: it says where the word came
-    from. With ``heads`` there is a panel for each head. Save with ``save_figure``; the figure is not registered with
-    pyplot.
+    painted, and outlined. With ``heads`` there is a panel for each head. Save with ``save_figure``; the figure is not
+    registered with pyplot.
 
     Args:
         photo: The whole image, on which the first model's view is outlined.
@@ -71,7 +70,7 @@ def attention_figure(
         style: "color": the map's colours on the image. "paper": light alone, as in the paper's Fig. 3.
         text: The caption as written; by default the words with spaces between them.
         heads: Show the attention of each head beneath their mean.
-        details: Write beta and the map's maximum beneath each panel, and show the alphas above a posterior.
+        details: Write beta and the map's maximum beneath each panel, and show the evidence beneath the alphas.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -175,11 +174,9 @@ def _named_maps(trace: AttentionTrace, *, heads: bool, details: bool) -> dict[st
     if heads:
         count = trace.heads.shape[1]
         return {f"mean of {count} heads": trace.alphas} | {f"head {k + 1}": trace.heads[:, k] for k in range(count)}
-    if trace.posterior is None:
-        chosen = trace.locations[:, None] == np.arange(trace.alphas.shape[1])  # (T, L)
-        return {"attention": np.where(chosen.any(axis=1, keepdims=True), chosen, trace.alphas)}
-    posterior = {"after the word": trace.posterior}
-    return {"before the word": trace.alphas} | posterior if details else posterior
+    chosen = trace.locations[:, None] == np.arange(trace.alphas.shape[1])  # (T, L)
+    looked = {"attention": np.where(chosen.any(axis=1, keepdims=True), chosen, trace.alphas)}
+    return looked | {"where the word came from": trace.evidence} if details and trace.evidence is not None else looked
 
 
 def _background(photo: Image.Image, region: Box) -> NDArray[np.float32]:

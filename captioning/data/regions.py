@@ -1,0 +1,174 @@
+"""Where in an image a caption's words are: named objects, phrases with regions, and both on an encoder's cells."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from captioning.cells import CellGrid
+from captioning.data.records import CaptionIndex, CaptionSource, GroundedObject, Phrase
+from captioning.data.transforms import Preprocessing, View
+
+Floats = NDArray[np.float64]
+
+LARGEST_REGION = 0.5
+"""Regions of phrases above this fraction of the view are left out: they are the scene."""
+
+# The adjectives of a noun phrase stand between one of these and the noun.
+_DETERMINERS = frozenset("a an the one two three four another some this that these those its his her their".split())
+
+
+class Region(NamedTuple):
+    """The region of a phrase: words start .. end - 1 of a caption, of which noun .. end - 1 name what is there."""
+
+    start: int
+    noun: int
+    end: int
+    covered: Floats  # (height, width) of the grid: the fraction of each cell's area that lies in the region
+
+
+@dataclass(frozen=True)
+class ObjectCells:
+    """Objects that share noun and attributes, which captions cannot tell apart: some hundred bytes, not masks."""
+
+    names: frozenset[str]  # the noun and its synonyms
+    attributes: frozenset[str]
+    covered: Floats  # as in ``Region``
+    cells: CellGrid
+
+
+def object_cells(objects: Sequence[GroundedObject], cells: CellGrid) -> list[ObjectCells]:
+    """Lay the encoder's cells over an image's objects, once for all captions of the image."""
+    alike: dict[tuple[str, frozenset[str]], list[GroundedObject]] = {}
+    for item in objects:
+        alike.setdefault((item.noun, item.attributes), []).append(item)
+    laid_out = []
+    for (noun, attributes), items in alike.items():
+        covered = cells.coverage(np.logical_or.reduce([item.mask for item in items]))
+        names = frozenset({noun}).union(*(item.synonyms for item in items))
+        laid_out.append(ObjectCells(names, attributes, covered, cells))
+    return laid_out
+
+
+def named_regions(words: Sequence[str], objects: Sequence[ObjectCells]) -> list[Region]:
+    """Return the regions of the objects that a caption names, in caption order.
+
+    If several objects have the name, those that share most adjectives with the noun phrase count, together. A noun that
+    names no object with a pixel in view has no region.
+    """
+    regions = []
+    for phrase, noun, end, named in _mentions(words, objects) if objects else ():
+        adjectives = frozenset(words[phrase:noun])
+        shared = [(len(adjectives & item.attributes), item.covered) for item in named if item.covered.any()]
+        if shared:
+            most = max(number for number, _ in shared)
+            # A visible pixel belongs to one object, so fractions add up.
+            covered = np.minimum(sum(fractions for number, fractions in shared if number == most), 1.0)
+            whole = words[phrase] in _DETERMINERS and noun - phrase <= 2  # "a train", "a red train"
+            regions.append(Region(phrase if whole else noun, noun, end, covered))
+    return regions
+
+
+def _mentions(
+    words: Sequence[str], objects: Sequence[ObjectCells]
+) -> Iterator[tuple[int, int, int, list[ObjectCells]]]:
+    """Yield the phrase's start, its noun's, its end and the objects of that name; the longest name wins.
+
+    The phrase begins with its determiner, or after the name before.
+    """
+    longest = max(len(name.split()) for item in objects for name in item.names)
+    place = phrase = 0
+    while place < len(words):
+        for end in range(min(place + longest, len(words)), place, -1):
+            name = " ".join(words[place:end])
+            if named := [item for item in objects if name in item.names]:
+                yield phrase, place, end, named
+                place = phrase = end
+                break
+        else:
+            phrase = place if words[place] in _DETERMINERS else phrase
+            place += 1
+
+
+@dataclass
+class RegionsInView:
+    """Objects and phrases of a split's images on the encoder's cells, laid out once for the view of evaluation.
+
+    Args:
+        source: The data set.
+        split: "train", "val" or "test".
+        index: The split's records.
+        preprocessing: That of the encoder.
+        cells: Returns the encoder's cells; they may move while the encoder is trained.
+    """
+
+    source: CaptionSource
+    split: str
+    index: CaptionIndex
+    preprocessing: Preprocessing
+    cells: Callable[[], CellGrid]
+    _cells: CellGrid | None = None
+    _objects: dict[int, list[ObjectCells]] = field(default_factory=dict)
+    _phrases: dict[int, list[list[Region]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._lookups = self.source.objects(self.split), self.source.phrases(self.split)
+
+    @property
+    def known(self) -> bool:
+        """Whether the data set has regions at all."""
+        return self._lookups != (None, None)
+
+    def objects(self, row: int) -> list[ObjectCells]:
+        """Return the objects of the image in a row of the split."""
+        self._follow_cells()
+        if row not in self._objects:
+            self._objects[row] = self._objects_in(row, self.preprocessing.geometry)
+        return self._objects[row]
+
+    def phrases(self, row: int) -> list[list[Region]]:
+        """Return the regions of each caption of an image: those of its phrases, else of the objects that it names."""
+        self._follow_cells()
+        if row not in self._phrases:
+            in_phrases = self._phrases_in(row, self.preprocessing.geometry)
+            captions = (caption.split() for caption in self.index.references(row))
+            self._phrases[row] = in_phrases or [named_regions(words, self.objects(row)) for words in captions]
+        return self._phrases[row]
+
+    def phrases_in(self, row: int, view: Callable[[tuple[int, int]], View]) -> list[list[Region]]:
+        """Return ``phrases`` in another view, which a function returns for a (width, height); nothing is kept."""
+        objects = self._objects_in(row, view)
+        captions = (caption.split() for caption in self.index.references(row))
+        return self._phrases_in(row, view) or [named_regions(words, objects) for words in captions]
+
+    def _follow_cells(self) -> None:
+        if self._cells != (cells := self.cells()):
+            self._objects, self._phrases, self._cells = {}, {}, cells
+
+    def _objects_in(self, row: int, view: Callable[[tuple[int, int]], View]) -> list[ObjectCells]:
+        lookup, _ = self._lookups
+        objects = [] if lookup is None else lookup(int(self.index.image_ids[row]))
+        seen = [dataclasses.replace(item, mask=view(item.mask.shape[::-1]).mask(item.mask)) for item in objects]
+        return object_cells(seen, self.cells())
+
+    def _phrases_in(self, row: int, view: Callable[[tuple[int, int]], View]) -> list[list[Region]]:
+        """Return the regions of each caption's phrases that are not the scene; [] if the image has no phrases."""
+        _, lookup = self._lookups
+        captions = [] if lookup is None else lookup(int(self.index.image_ids[row]), self.index.references(row))
+        covered: dict[int, Floats] = {}  # captions share masks
+
+        def region(phrase: Phrase) -> Region:
+            mask, key = phrase.mask, id(phrase.mask)
+            if key not in covered:
+                covered[key] = self.cells().coverage(view(mask.shape[::-1]).mask(mask))
+            return Region(phrase.start, phrase.start, phrase.end, covered[key])
+
+        regions = [[region(phrase) for phrase in phrases] for phrases in captions]
+        if not any(regions):
+            return []
+        return [[one for one in caption if 0 < one.covered.mean() <= LARGEST_REGION] for caption in regions]

@@ -1,0 +1,133 @@
+"""Terms that teach attention where to look: by what the locations say for a word, or by regions of a data set."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from captioning.attention import Memory
+from captioning.attention.memory import repeat_rows
+from captioning.component import Component
+from captioning.data.batch import CaptionBatch
+from captioning.errors import InputError, check_range
+from captioning.model import AttentionDecoder, Decoder, DecoderOutput
+from captioning.vocabulary import END, START, Vocabulary
+
+FUNCTION_WORDS = (
+    "a an the this that these those some another each both and or but as while with without of to from for by at in on "
+    "into onto over under up down out off through across along around behind between near next beside against above "
+    "after before during is are was were be being been has have had do does it its they them their he his him she her "
+    "who which what where there very other another one"
+).split()
+"""English words that name nothing in a photograph."""
+
+
+class Guidance(Component):
+    """A term of the likelihood that teaches the alphas of soft, hard, gated or summed attention.
+
+    Args:
+        weight: Weight of the term, a mean over all words in nats, beside the NLL per word.
+
+    Attributes:
+        name: Name of the term in logs.
+        needs_regions: Whether it reads the regions of the batch.
+    """
+
+    name: str
+    needs_regions = False
+
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        check_range(0, **{f"{type(self).__name__}.weight": weight})
+        self.weight = weight
+
+    def check(self, decoder: Decoder) -> None:
+        """Raise an InputError if the decoder cannot be taught by this term."""
+
+    def begin(self, vocabulary: Vocabulary) -> None:
+        """Prepare for the words of a vocabulary; called once, before the first batch."""
+
+    @abstractmethod
+    def forward(self, decoder: Decoder, batch: CaptionBatch, memory: Memory, output: DecoderOutput) -> Tensor:
+        """Return the term of each step in nats (N, T), 0 at steps that teach nothing.
+
+        Args:
+            memory: One image for each of the N captions, or B images if each has equally many, adjacent.
+            output: The decoder's output for the captions, each decoded S times.
+        """
+
+
+class EvidenceGuidance(Guidance):
+    """KL(evidence || alphas): attention learns to look where the word will come from (``Output.location_logits``).
+
+    The evidence is the target and gets no gradient. Function words teach nothing: what little the image says for "a"
+    comes from anywhere, often from a corner.
+
+    Args:
+        weight: As in ``Guidance``.
+        function_words: Words that name nothing in an image; by default those of English.
+    """
+
+    name = "evidence_guidance"
+    silent: Tensor
+
+    def __init__(self, weight: float = 0.5, *, function_words: list[str] | None = None) -> None:
+        super().__init__(weight)
+        self.function_words = FUNCTION_WORDS if function_words is None else function_words
+        self.register_buffer("silent", torch.tensor([START, END]), persistent=False)  # ids of words that teach nothing
+
+    def check(self, decoder: Decoder) -> None:
+        if not (isinstance(decoder, AttentionDecoder) and decoder.attention.weighs_annotations):
+            name = type(decoder.attention).__name__
+            raise InputError(
+                f"guidance: EvidenceGuidance needs an LSTM whose context is a sum over locations, not {name}"
+            )
+
+    def begin(self, vocabulary: Vocabulary) -> None:
+        known = [word for word in self.function_words if word in vocabulary]
+        self.silent = torch.tensor([START, END, *vocabulary.encode(known)], device=self.silent.device)
+
+    def forward(self, decoder: Decoder, batch: CaptionBatch, memory: Memory, output: DecoderOutput) -> Tensor:
+        assert isinstance(decoder, AttentionDecoder)
+        words = batch.captions[:, 1:]
+        with torch.no_grad():
+            evidence = torch.softmax(decoder.output.location_logits(words, memory), dim=-1)  # (N, T, L)
+            visible = output.mask & repeat_rows(~torch.isin(words, self.silent), len(output.mask) // len(words))
+        evidence = repeat_rows(evidence, len(output.mask) // len(words))
+        log_alphas = _log(output.trace.alphas)
+        return ((torch.special.xlogy(evidence, evidence) - evidence * log_alphas).sum(dim=-1)) * visible
+
+
+class RegionGuidance(Guidance):
+    """-log of the alphas' sum over the region that a phrase names (Liu et al. 2017), at every word of the phrase.
+
+    The training captions' regions come from the data set: ``CaptionSource.phrases`` and ``objects``. With hard
+    attention it is minus the log-probability of drawing a location of the region.
+
+    Args:
+        weight: As in ``Guidance``; about four words in ten belong to a phrase with a region.
+    """
+
+    name = "region_guidance"
+    needs_regions = True
+
+    def __init__(self, weight: float = 2.0) -> None:
+        super().__init__(weight)
+
+    def forward(self, decoder: Decoder, batch: CaptionBatch, memory: Memory, output: DecoderOutput) -> Tensor:
+        alphas, S = output.trace.alphas, len(output.mask) // len(batch.captions)
+        if batch.regions is None or batch.region_steps is None:
+            return alphas.new_zeros(output.mask.shape)
+        regions = repeat_rows(batch.regions, S)  # (R * S, L)
+        caption, step = repeat_rows(batch.region_steps, S).unbind(1)
+        caption = caption * S + torch.arange(S, device=caption.device).repeat(len(batch.regions))
+        inside = -_log((alphas[caption, step] * regions).sum(dim=-1))  # (R * S,)
+        return inside.new_zeros(output.mask.shape).index_put((caption, step), inside)
+
+
+def _log(values: Tensor) -> Tensor:
+    """Return the logarithm of probabilities, at least float32, finite where they are 0."""
+    values = values.to(torch.promote_types(values.dtype, torch.float32))
+    return values.clamp(min=torch.finfo(values.dtype).eps).log()

@@ -127,7 +127,7 @@ class Likelihood(Objective):
         self.entropy_weight = entropy_weight
         self.label_smoothing = label_smoothing
         self.samples = samples
-        self.guidance = nn.ModuleList(guidance or [])
+        self.guidance: Sequence[Guidance] = nn.ModuleList(guidance or [])  # type: ignore[assignment]
         self.needs_regions = any(term.needs_regions for term in self.guidance)
         self.reduction = reduction or Reduction()
 

@@ -84,12 +84,7 @@ class AnnotationAttention(AnnotationLayer):
         self.projection = nn.Linear(annotation_dim, dim)
         self.register_buffer("positions", grid_positions(grid_size, dim), False)
         layer = nn.TransformerEncoderLayer(
-            dim,
-            self.heads,
-            self.feedforward_dim or 2 * dim,
-            self.dropout,
-            batch_first=True,
-            norm_first=True,
+            dim, self.heads, self.feedforward_dim or 2 * dim, self.dropout, batch_first=True, norm_first=True
         )
         layer.self_attn.dropout = 0.0
         for name in ("dropout", "dropout1", "dropout2"):

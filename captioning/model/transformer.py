@@ -74,11 +74,7 @@ class TransformerDecoder(Decoder):
         annotation_layer: AnnotationLayer | None = None,
         tie_embeddings: bool = False,
     ) -> None:
-        super().__init__(
-            attention,
-            standardize_annotations=standardize_annotations,
-            annotation_layer=annotation_layer,
-        )
+        super().__init__(attention, standardize_annotations=standardize_annotations, annotation_layer=annotation_layer)
         check_size(dim=dim, feedforward_dim=feedforward_dim)
         check_range(1, 64, layers=layers)
         check_range(1, heads=heads)

@@ -96,11 +96,7 @@ class SelfCriticalTraining(Objective):
         return self
 
     def begin(
-        self,
-        attention: Attention,
-        reward_of: Callable[[Any], Reward],
-        search: BeamOptions,
-        vocabulary: Vocabulary,
+        self, attention: Attention, reward_of: Callable[[Any], Reward], search: BeamOptions, vocabulary: Vocabulary
     ) -> None:
         """Set the reward of captions, and the search that limits their lengths.
 

@@ -65,7 +65,11 @@ class Objective(Component):
         return self
 
     def begin(
-        self, attention: Attention, reward_of: Callable[[Any], Reward], search: BeamOptions, vocabulary: Vocabulary
+        self,
+        attention: Attention,
+        reward_of: Callable[[Any], Reward],
+        search: BeamOptions,
+        vocabulary: Vocabulary,
     ) -> None:
         """Prepare for training; called once, before its first batch.
 
@@ -142,7 +146,11 @@ class Likelihood(Objective):
         return self
 
     def begin(
-        self, attention: Attention, reward_of: Callable[[Any], Reward], search: BeamOptions, vocabulary: Vocabulary
+        self,
+        attention: Attention,
+        reward_of: Callable[[Any], Reward],
+        search: BeamOptions,
+        vocabulary: Vocabulary,
     ) -> None:
         for term in self.guidance:
             term.begin(vocabulary)

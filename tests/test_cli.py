@@ -229,6 +229,13 @@ def test_the_best_is_the_best_by_the_metric_that_the_last_file_monitors(workdir)
         run("fit", [*again, "--checkpoint.mode", "max"])
 
 
+def test_while_bleu_is_zero_the_lowest_nll_is_the_best_and_training_goes_on(workdir):
+    two_words = ["--model.search.max_length", "2", "--early_stopping.patience", "2"]  # no 4-gram
+    learns = ["--model.optimizer", "torch.optim.Adam", "--model.optimizer.lr", "0.02"]
+    command("fit", "--config", "tiny.yaml", "--trainer.max_epochs", "4", *two_words, *learns)
+    assert step_of(BEST) > 2 and step_of(LAST) == 8  # otherwise the first is kept, and the third epoch is the last
+
+
 def test_an_epoch_whose_captions_name_no_object_is_not_the_best_and_does_not_end_training(workdir):
     watched = [f"--{part}.monitor=val/pointing_accuracy" for part in ("checkpoint", "early_stopping")]
     few_words = ["--data.vocabulary.max_words", "1"]  # "a"

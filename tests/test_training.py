@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytorch_lightning as pl
 import torch
 from helpers_training import make_data, make_module, make_shapes, make_trainer
 from matplotlib.figure import Figure
+from pytorch_lightning.callbacks import EarlyStopping
 
 from captioning.attention import AdditiveScore, HardAttention
 from captioning.data.shapes import ShapesSource
@@ -19,7 +21,7 @@ from captioning.errors import InputError
 from captioning.evaluation.records import read_results
 from captioning.model import SummedOutput
 from captioning.objective import Likelihood
-from captioning.training import CaptionSamples, Throughput, Unfreeze, WarmupCosine
+from captioning.training import CaptionSamples, ModelCheckpoint, Throughput, Unfreeze, WarmupCosine
 
 
 @pytest.fixture(scope="module")
@@ -222,3 +224,25 @@ def test_a_ramp_moves_by_one_per_batch_also_with_accumulated_gradients_and_after
     fit(2).save_checkpoint(tmp_path / "x.ckpt")
     fit(3, ckpt_path=tmp_path / "x.ckpt", weights_only=True)
     assert probabilities == pytest.approx([0.0, 0.05, 0.1, 0.15, 0.2, 0.25])
+
+
+def test_of_equally_good_checkpoints_that_of_the_lowest_nll_is_kept_and_ends_the_wait_of_early_stopping(tmp_path):
+    stopping = EarlyStopping("val/bleu4", mode="max")
+    strategy = SimpleNamespace(reduce_boolean_decision=bool)
+
+    def is_kept(best: ModelCheckpoint, bleu4: float, nll: float) -> bool:
+        metrics, stopping.wait_count = {"val/nll": torch.tensor(nll)}, 1
+        trainer = SimpleNamespace(callback_metrics=metrics, strategy=strategy, early_stopping_callbacks=[stopping])
+        current = torch.tensor(bleu4)
+        if kept := best.check_monitor_top_k(trainer, current):
+            best.best_k_models, best.kth_best_model_path, best.best_model_score = {"x": current}, "x", current
+        return kept
+
+    best = ModelCheckpoint(tmp_path, monitor="val/bleu4", mode="max")
+    assert [is_kept(best, 0.0, nll) for nll in (4.0, 3.0, 3.5)] == [True, True, False] and stopping.wait_count == 1
+    assert is_kept(best, 0.0, 2.5) and stopping.wait_count == 0
+    assert is_kept(best, 1.0, 5.0)  # BLEU comes first
+    assert not is_kept(best, 0.5, 1.0) and not is_kept(best, math.nan, 1.0)
+    resumed = ModelCheckpoint(tmp_path, monitor="val/bleu4", mode="max")
+    resumed.load_state_dict(best.state_dict())
+    assert not is_kept(resumed, 1.0, 5.5) and is_kept(resumed, 1.0, 4.5)

@@ -40,7 +40,15 @@ from captioning.files import read_config, write_text
 from captioning.kernels.machine import best_precision
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
-from captioning.training import CaptionDataModule, CaptioningModule, CaptionSamples, LogLines, StopOnRequest, Throughput
+from captioning.training import (
+    CaptionDataModule,
+    CaptioningModule,
+    CaptionSamples,
+    LogLines,
+    ModelCheckpoint,
+    StopOnRequest,
+    Throughput,
+)
 
 _FOLDER = "CAPTIONING_RUN_FOLDER"  # an environment variable, by which the first process tells the others the folder
 _BY_NAME = ("best", "last")  # checkpoints that are named by their run
@@ -176,7 +184,7 @@ class Fit(CommandLine):
             help="Begin with the weights of this model, and a new optimizer. --ckpt_path wins.",
         )
         # Two checkpoints: after an exception, that of the best would be written over.
-        parser.add_lightning_class_args(callbacks.ModelCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         parser.add_lightning_class_args(callbacks.ModelCheckpoint, "last")
         parser.add_lightning_class_args(callbacks.EarlyStopping, "early_stopping")
         parser.set_defaults(

@@ -1,6 +1,6 @@
 """Training with Lightning: the module, the data of a run, callbacks and schedules."""
 
-from captioning.training.callbacks import CaptionSamples, LogLines, StopOnRequest, Throughput, Unfreeze
+from captioning.training.callbacks import CaptionSamples, LogLines, ModelCheckpoint, StopOnRequest, Throughput, Unfreeze
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule
 from captioning.training.schedules import WarmupCosine
@@ -10,6 +10,7 @@ __all__ = [
     "CaptionSamples",
     "CaptioningModule",
     "LogLines",
+    "ModelCheckpoint",
     "StopOnRequest",
     "Throughput",
     "Unfreeze",

@@ -21,7 +21,7 @@ from captioning.errors import InputError
 from captioning.evaluation.records import read_results
 from captioning.model import SummedOutput
 from captioning.objective import Likelihood
-from captioning.training import CaptionSamples, ModelCheckpoint, Throughput, Unfreeze, WarmupCosine
+from captioning.training import BestCheckpoint, CaptionSamples, Throughput, Unfreeze, WarmupCosine
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +230,7 @@ def test_of_equally_good_checkpoints_that_of_the_lowest_nll_is_kept_and_ends_the
     stopping = EarlyStopping("val/bleu4", mode="max")
     strategy = SimpleNamespace(reduce_boolean_decision=bool)
 
-    def is_kept(best: ModelCheckpoint, bleu4: float, nll: float) -> bool:
+    def is_kept(best: BestCheckpoint, bleu4: float, nll: float) -> bool:
         metrics, stopping.wait_count = {"val/nll": torch.tensor(nll)}, 1
         trainer = SimpleNamespace(callback_metrics=metrics, strategy=strategy, early_stopping_callbacks=[stopping])
         current = torch.tensor(bleu4)
@@ -238,11 +238,11 @@ def test_of_equally_good_checkpoints_that_of_the_lowest_nll_is_kept_and_ends_the
             best.best_k_models, best.kth_best_model_path, best.best_model_score = {"x": current}, "x", current
         return kept
 
-    best = ModelCheckpoint(tmp_path, monitor="val/bleu4", mode="max")
+    best = BestCheckpoint(tmp_path, monitor="val/bleu4", mode="max")
     assert [is_kept(best, 0.0, nll) for nll in (4.0, 3.0, 3.5)] == [True, True, False] and stopping.wait_count == 1
     assert is_kept(best, 0.0, 2.5) and stopping.wait_count == 0
     assert is_kept(best, 1.0, 5.0)  # BLEU comes first
     assert not is_kept(best, 0.5, 1.0) and not is_kept(best, math.nan, 1.0)
-    resumed = ModelCheckpoint(tmp_path, monitor="val/bleu4", mode="max")
+    resumed = BestCheckpoint(tmp_path, monitor="val/bleu4", mode="max")
     resumed.load_state_dict(best.state_dict())
     assert not is_kept(resumed, 1.0, 5.5) and is_kept(resumed, 1.0, 4.5)

@@ -41,11 +41,11 @@ from captioning.kernels.machine import best_precision
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
 from captioning.training import (
+    BestCheckpoint,
     CaptionDataModule,
     CaptioningModule,
     CaptionSamples,
     LogLines,
-    ModelCheckpoint,
     StopOnRequest,
     Throughput,
 )
@@ -184,7 +184,7 @@ class Fit(CommandLine):
             help="Begin with the weights of this model, and a new optimizer. --ckpt_path wins.",
         )
         # Two checkpoints: after an exception, that of the best would be written over.
-        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(BestCheckpoint, "checkpoint")
         parser.add_lightning_class_args(callbacks.ModelCheckpoint, "last")
         parser.add_lightning_class_args(callbacks.EarlyStopping, "early_stopping")
         parser.set_defaults(

@@ -1,16 +1,16 @@
 """Training with Lightning: the module, the data of a run, callbacks and schedules."""
 
-from captioning.training.callbacks import CaptionSamples, LogLines, ModelCheckpoint, StopOnRequest, Throughput, Unfreeze
+from captioning.training.callbacks import BestCheckpoint, CaptionSamples, LogLines, StopOnRequest, Throughput, Unfreeze
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule
 from captioning.training.schedules import WarmupCosine
 
 __all__ = [
+    "BestCheckpoint",
     "CaptionDataModule",
     "CaptionSamples",
     "CaptioningModule",
     "LogLines",
-    "ModelCheckpoint",
     "StopOnRequest",
     "Throughput",
     "Unfreeze",

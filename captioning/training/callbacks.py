@@ -87,7 +87,7 @@ class LogLines(Callback):
         self._first = False
 
 
-class ModelCheckpoint(callbacks.ModelCheckpoint):
+class BestCheckpoint(callbacks.ModelCheckpoint):
     """Lightning's, which keeps the checkpoint of the lowest ``val/nll`` where several are equally good.
 
     BLEU-4 of few or early captions is 0 after several validations in a row: the first would be kept, and training would
@@ -95,6 +95,11 @@ class ModelCheckpoint(callbacks.ModelCheckpoint):
     """
 
     nll = math.inf  # of the best checkpoint
+
+    @property
+    def state_key(self) -> str:
+        """That of Lightning's class, whose state earlier checkpoints have."""
+        return super().state_key.replace("BestCheckpoint", "ModelCheckpoint", 1)
 
     def check_monitor_top_k(self, trainer: pl.Trainer, current: torch.Tensor | None = None) -> bool:
         nll = float(trainer.callback_metrics.get("val/nll", math.inf))

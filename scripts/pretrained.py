@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from commands import Commands
+from looking import SOURCES, looking
 from sentences import Sentences
 
 from captioning.errors import InputError, exits_on_input_error
@@ -37,15 +38,14 @@ EXPORTED = REPOSITORY / "captioning/pretrained/photos_lite2"
 MEASUREMENT = REPOSITORY / "docs/measurements/pretrained.json"
 DATA = Path("data")
 JOINED, COCO = DATA / "pretrained/dataset.json", DATA / "pretrained/coco.json"
-VALIDATION = {"Flickr8k, 1,000 images": DATA / "flickr8k/dataset_flickr8k.json", "COCO, 100 images": COCO}
 TIMED = 50
 """Images that are captioned one after the other to measure the time."""
 
-_FIRST, _TUNED, _CRITICAL, _MEAN, _BEST = (
-    f"pretrained{suffix}" for suffix in ("_first", "_tuned", "_self_critical", "_mean", "")
+_FIRST, _TUNED, _TAUGHT, _CRITICAL, _MEAN, _BEST = (
+    f"pretrained{suffix}" for suffix in ("_first", "_tuned", "_taught", "_self_critical", "_mean", "")
 )
 FRACTIONS = (0.65, 0.35)
-"""Of the tuned and the self-critical stage in the mean of their weights, chosen on the validation images."""
+"""Of the taught and the self-critical stage in the mean of their weights, chosen on the validation images."""
 
 
 @exits_on_input_error
@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def recipe(runs: Path) -> dict[str, list[str]]:
     """Return the commands that make the captioner, in their order; those of this program's own stages are empty."""
-    names = (_FIRST, _TUNED, _CRITICAL, _MEAN, _BEST)
+    names = (_FIRST, _TUNED, _TAUGHT, _CRITICAL, _MEAN, _BEST)
     best = {name: str(RunFolder(runs / name).checkpoint("best")) for name in names}
     first, features, tuned_features = str(RECIPE / "first.yaml"), "data/pretrained/features", "data/pretrained/tuned"
     extract = ["extract", "--config", first, "--split", "train", "--split", "val", "--flipped"]
@@ -99,9 +99,10 @@ def recipe(runs: Path) -> dict[str, list[str]]:
         "first": fit(_FIRST, "--data.features", features),
         "tuned": fit(_TUNED, *after(_FIRST, "tuned")),
         "tuned_features": [*extract, "--init_from", best[_TUNED], "--output", tuned_features],
-        "critical": fit(_CRITICAL, *after(_TUNED, "self_critical"), "--data.features", tuned_features),
+        "taught": fit(_TAUGHT, *after(_TUNED, "taught"), "--data.features", tuned_features),
+        "critical": fit(_CRITICAL, *after(_TAUGHT, "self_critical"), "--data.features", tuned_features),
         "average": [
-            *("average", "--output", best[_MEAN], "--model", best[_TUNED], best[_CRITICAL]),
+            *("average", "--output", best[_MEAN], "--model", best[_TAUGHT], best[_CRITICAL]),
             *("--fraction", *map(str, FRACTIONS)),
         ],
         "score": [],
@@ -152,14 +153,17 @@ def score(runs: Path) -> None:
 
     training = KarpathySource(str(JOINED), str(DATA)).index("train").captions
     sentences, measured = Sentences(caption.split() for caption in training), {}
-    for name in (_FIRST, _TUNED, _CRITICAL, _MEAN):
-        captioner = load(RunFolder(runs / name).checkpoint("best"))
+    stages = {name: RunFolder(runs / name).checkpoint("best") for name in (_FIRST, _TUNED, _TAUGHT, _CRITICAL, _MEAN)}
+    for name, checkpoint in stages.items():
+        if not checkpoint.is_file():
+            print(f"{name}: has no checkpoint, and is left out")
+            continue
+        captioner = load(checkpoint)
         captions, sets = [], {}
-        for title, path in VALIDATION.items():
-            source = KarpathySource(str(path), str(DATA / "flickr8k/images" if path != COCO else DATA))
+        for title, source in SOURCES.items():
             values, records = evaluate(captioner.model, captioner.vocabulary, source, captioner.options, split="val")
             captions += [record.words for record in records]
-            sets[title] = {"nll": round(values["nll"], 4)}
+            sets[title] = {"nll": round(values["nll"], 4), **looking(records)}
             for family, counts in count([r.words for r in records], [r.reference_words for r in records]):
                 for metric, numbers in zip(family.names, intervals(counts, family.values).T.tolist(), strict=True):
                     value, low, high = (round(number, 2) for number in numbers)
@@ -181,7 +185,15 @@ def score(runs: Path) -> None:
 def _card(sets: dict[str, Any]) -> str:
     """Return the captioner's card with the metrics of both validation sets."""
     lines = ["| metric | " + " | ".join(sets) + " |", "| --- |" + " --- |" * len(sets)]
-    for metric in ("bleu1", "bleu4", "rouge_l", "cider_d", "meteor"):
+    words = ("bleu1", "bleu4", "rouge_l", "cider_d", "meteor")
+    pointing = (
+        "pointing_accuracy",
+        "pointing_chance",
+        "pointing_centre",
+        "attention_correctness",
+        "correctness_uniform",
+    )
+    for metric in (*words, *pointing, *(f"reference_{name}" for name in pointing)):
         cells = [one.get(metric) for one in sets.values()]
         texts = ["-" if c is None else f"{c['value']:.2f} ({c['low']:.2f} to {c['high']:.2f})" for c in cells]
         lines.append(f"| {TITLES[metric]} | {' | '.join(texts)} |")

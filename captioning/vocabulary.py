@@ -15,6 +15,14 @@ from captioning.tokenizers import PennTreebank, Tokenizer
 PAD, START, END, UNK = range(4)
 SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
 
+FUNCTION_WORDS = (
+    "a an the this that these those some another each both and or but as while with without of to from for by at in on "
+    "into onto over under up down out off through across along around behind between near next beside against above "
+    "after before during is are was were be being been has have had do does it its they them their he his him she her "
+    "who which what where there very other another one"
+).split()
+"""English words that name nothing in a photograph."""
+
 
 class Vocabulary:
     """The words that a model knows, in a fixed order after the four special tokens.

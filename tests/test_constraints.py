@@ -62,6 +62,7 @@ def allowed(words: list[int], constraints: Constraints) -> set[int]:
     n = constraints.no_repeat_ngram
     ngrams = set() if n is None else {tuple(words[i : i + n]) for i in range(len(words) - n + 1)}
     free = {word for word in WORDS if n is None or (words[-1:] != [word] and tuple([*words, word][-n:]) not in ngrams)}
+    free -= {word for word in words if constraints.repeatable is not None and word not in constraints.repeatable}
     return free | {END} if len(words) >= constraints.min_length or not free else free
 
 
@@ -95,6 +96,7 @@ CONSTRAINTS = {
     "trigrams": Constraints(min_length=3, no_repeat_ngram=3),
     "prefix": Constraints(prefix=(5, 4)),
     "prefix that repeats": Constraints(prefix=(5, 5, 5), no_repeat_ngram=2),
+    "content words": Constraints(repeatable=(5,)),
     "all": Constraints(min_length=3, no_repeat_ngram=2, prefix=(6,)),
 }
 every_constraint = pytest.mark.parametrize("constraints", CONSTRAINTS.values(), ids=CONSTRAINTS)

@@ -24,12 +24,14 @@ class Constraints:
         min_length: Smallest number of words before <end>, those of the prefix included.
         no_repeat_ngram: Length n of the word sequences that may occur only once in a caption, in which no word follows
             itself either; None allows repetition. A caption that no word may continue ends, even before ``min_length``.
-        prefix: Ids of the words that every caption begins with. The prefix itself may repeat n-grams.
+        prefix: Ids of the words that every caption begins with. The prefix itself may repeat words.
+        repeatable: Ids of the words that a caption may have more than once; None for all.
     """
 
     min_length: int = 0
     no_repeat_ngram: int | None = None
     prefix: tuple[int, ...] = ()
+    repeatable: tuple[int, ...] | None = None
 
     def check(self, max_length: int) -> None:
         """Raises:
@@ -64,10 +66,15 @@ class Masks:
             )
         banned = self._early if length < constraints.min_length else self._never
         masked = log_probs.index_fill(1, banned, float("-inf"))
-        n = constraints.no_repeat_ngram
-        if n is None or length == 0:
+        n, repeatable = constraints.no_repeat_ngram, constraints.repeatable
+        if (n is None and repeatable is None) or length == 0:
             return masked
-        masked = masked.masked_fill(_repeats(words(), n, log_probs.shape[1]), float("-inf"))
+        if n is not None:
+            masked = masked.masked_fill(_repeats(words(), n, log_probs.shape[1]), float("-inf"))
+        if repeatable is not None:
+            said = torch.zeros_like(masked, dtype=torch.bool).scatter_(1, words(), True)
+            said[:, list(repeatable)] = False
+            masked = masked.masked_fill(said, float("-inf"))
         stuck = ~masked.isfinite().any(dim=1)
         masked[:, END] = torch.where(stuck, log_probs[:, END], masked[:, END])
         return masked

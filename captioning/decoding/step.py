@@ -16,6 +16,7 @@ from torch import Tensor
 
 from captioning.errors import InputError, check_range, check_whole
 from captioning.trace import AttentionTrace, State
+from captioning.vocabulary import FUNCTION_WORDS, Vocabulary
 
 
 class Step(NamedTuple):
@@ -64,7 +65,8 @@ class Hypothesis:
 class BeamOptions:
     """Options of the search in evaluation (see ``beam_search`` and ``Constraints``); a beam of 1 is greedy decoding.
 
-    An InputError names an option that is out of its range.
+    With ``no_repeat_content`` a caption has every word at most once, except those of ``vocabulary.FUNCTION_WORDS``. An
+    InputError names an option that is out of its range.
     """
 
     beam_size: int = 3
@@ -72,6 +74,7 @@ class BeamOptions:
     max_length: int = 30
     min_length: int = 1
     no_repeat_ngram: int | None = None
+    no_repeat_content: bool = False
 
     def __post_init__(self) -> None:
         check_whole(1, 1000, beam_size=self.beam_size, max_length=self.max_length)
@@ -79,6 +82,12 @@ class BeamOptions:
         check_whole(1, no_repeat_ngram=self.no_repeat_ngram)
         check_range(-10, 10, length_normalization=self.length_normalization)
         check_lengths(self.min_length, self.max_length)
+
+    def repeatable(self, vocabulary: Vocabulary | None) -> tuple[int, ...] | None:
+        """Return the ids of the words that a caption may have more than once; None for all."""
+        if not self.no_repeat_content or vocabulary is None:
+            return None
+        return tuple(vocabulary.encode(word for word in FUNCTION_WORDS if word in vocabulary))
 
     @classmethod
     def of_settings(cls, settings: Mapping[str, Any]) -> BeamOptions:

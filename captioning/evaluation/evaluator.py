@@ -106,7 +106,7 @@ class Evaluator:
             memory = self.captioner.encode_batch(batch)
             objects = [self.regions.objects(row) for row in rows]
             of_references = self._references(batch, memory) if self.references else [{}] * len(rows)
-            found = [[best] for best, *_ in self.captioner.search(memory, self.search)]
+            found = [[best] for best, *_ in self.captioner.search(memory, self.search, self.vocabulary)]
             if any(objects) or any(row < self.keep for row in rows):
                 found = self.captioner.with_evidence(memory, found)
         for image_id, row, in_view, hits, (best,) in zip(

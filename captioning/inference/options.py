@@ -66,4 +66,5 @@ class DecodingOptions(BeamOptions):
             raise InputError(
                 f"prefix {self.prefix!r}: the model does not know {unknown!r}; it knows {len(vocabulary.words):,} words"
             )
-        return Constraints(self.min_length, self.no_repeat_ngram, tuple(vocabulary.encode(words)))
+        prefix = tuple(vocabulary.encode(words))
+        return Constraints(self.min_length, self.no_repeat_ngram, prefix, self.repeatable(vocabulary))

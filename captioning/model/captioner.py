@@ -20,6 +20,7 @@ from captioning.decoding import BeamOptions, Constraints, Hypothesis, ImageStepF
 from captioning.encoders import Encoder
 from captioning.model.decoder import Decoder, DecoderOutput
 from captioning.trace import State
+from captioning.vocabulary import Vocabulary
 
 
 class _DecoderStep:
@@ -85,15 +86,21 @@ class CaptionModel(nn.Module):
         """Return the hypotheses of every image with evidence in their traces, unchanged if the model has none."""
 
     @torch.inference_mode()
-    def search(self, memory: Any, options: BeamOptions) -> list[list[Hypothesis]]:
-        """Return the beam-search hypotheses of every image in ``memory``, best first."""
+    def search(self, memory: Any, options: BeamOptions, vocabulary: Vocabulary | None = None) -> list[list[Hypothesis]]:
+        """Return the beam-search hypotheses of every image in ``memory``, best first.
+
+        ``no_repeat_content`` needs the vocabulary.
+        """
+        repeatable = options.repeatable(vocabulary)
         return beam_search(
             self.stepper(memory),
             self.init_state(memory),
             beam_size=options.beam_size,
             length_normalization=options.length_normalization,
             max_length=options.max_length,
-            constraints=Constraints(options.min_length, options.no_repeat_ngram),
+            constraints=Constraints(
+                options.min_length, options.no_repeat_ngram, repeatable=options.repeatable(vocabulary)
+            ),
         )
 
     @torch.inference_mode()

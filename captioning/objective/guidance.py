@@ -13,15 +13,7 @@ from captioning.component import Component
 from captioning.data.batch import CaptionBatch
 from captioning.errors import InputError, check_range
 from captioning.model import AttentionDecoder, Decoder, DecoderOutput
-from captioning.vocabulary import END, START, Vocabulary
-
-FUNCTION_WORDS = (
-    "a an the this that these those some another each both and or but as while with without of to from for by at in on "
-    "into onto over under up down out off through across along around behind between near next beside against above "
-    "after before during is are was were be being been has have had do does it its they them their he his him she her "
-    "who which what where there very other another one"
-).split()
-"""English words that name nothing in a photograph."""
+from captioning.vocabulary import END, FUNCTION_WORDS, START, Vocabulary
 
 
 class Guidance(Component):

@@ -98,9 +98,7 @@ class CaptionModel(nn.Module):
             beam_size=options.beam_size,
             length_normalization=options.length_normalization,
             max_length=options.max_length,
-            constraints=Constraints(
-                options.min_length, options.no_repeat_ngram, repeatable=options.repeatable(vocabulary)
-            ),
+            constraints=Constraints(options.min_length, options.no_repeat_ngram, repeatable=repeatable),
         )
 
     @torch.inference_mode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -65,7 +66,7 @@ def test_two_runs_become_a_table_a_page_and_numbers(tested_pair, capsys):
     assert content["provenance"]["command"].startswith("captioning compare ")
     assert content["tables"]["Speed, size and decoding"]["Parameters, decoder"]["soft"] > 100
     page = (numbers.parent / "comparison.html").read_text()
-    assert ONE_SEED in page and "The same words through every model" in page
+    assert ONE_SEED in page and "The same words forced through one run of each variant" in page
     assert options["figure"].read_text().count("<image ") > 2
     assert "longer n-grams). The captions are those that were tested; teacher forcing gives" in page
     images = explored_images(page)
@@ -97,6 +98,18 @@ def test_what_the_page_cannot_show_is_said(tested_pair, tmp_path, capsys):
     page = (tmp_path / "x.html").read_text()
     assert "explorer-data" not in page and "a shape number 1" in re.sub(r"<[^>]*>", "", page)
     assert "The page shows no images: " in capsys.readouterr().out and "gone" in page
+
+
+def test_a_run_on_other_data_is_left_out_of_the_page(tested_pair, capsys):
+    other = tested_pair[0].parent / "a_third"
+    shutil.copytree(tested_pair[1], other)
+    captions = json.loads((other / "test_captions.json").read_text())
+    moved = [image | {"image_id": image["image_id"] + 1000} for image in captions]
+    (other / "test_captions.json").write_text(json.dumps(moved))
+    compare_command(str(other.parent), resamples=9)
+    assert "a_third was tested on other data than hard, and is left out of this comparison." in capsys.readouterr().out
+    (image, *_) = explored_images((other.parent / "comparison.html").read_text())
+    assert [run["run"] for run in image["runs"]] == ["hard", "soft"]
 
 
 def test_the_attention_is_that_of_the_checkpoint_that_was_tested(tested_pair):
@@ -195,11 +208,13 @@ def test_an_untested_run_is_named_with_its_command_and_tested_if_that_is_asked_f
     compare_command(*map(str, tested_pair), resamples=9, images=0)
     assert missing in capsys.readouterr().out and commands == []
     compare_command(*map(str, tested_pair), resamples=9, images=0, test=True)
+    printed = capsys.readouterr()
+    assert "comparison.html is there and will be replaced; --output gives another name\ntesting hard" in printed.err
     assert commands == [["-m", "captioning", "test", "--ckpt_path", best]]
-    assert "has no captions" not in capsys.readouterr().out
+    assert "has no captions" not in printed.out
 
 
 def test_json_alone_is_printed_also_if_runs_are_tested_first(tested_pair, commands, capfd):
     compare_command(*map(str, tested_pair), resamples=9, images=0, test=True, json=Path("-"))
     printed = capfd.readouterr()
-    assert json.loads(printed.out)["runs"] and "printed by the test" in printed.err
+    assert json.loads(printed.out)["runs"] and "printed by the test" not in printed.err

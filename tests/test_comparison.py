@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import html
 import itertools
@@ -131,6 +132,15 @@ def test_runs_without_a_common_image_are_scored_but_not_tested(other_data_set):
     assert "no image in common (a 8, b 9)" in found.notices[0]
     scores = cells(found, "Captions of each run's own images", "BLEU-1")
     assert all(cell.value is not None and not cell.change for cell in scores)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_run_on_other_data_is_set_aside_with_a_line_and_the_others_are_tested(place):
+    runs = [run_of("a", make_captions(8)), run_of("b", make_captions(8, 0.9, seed=1))]
+    runs.insert(place, run_of("elsewhere", make_captions(9, first=500)))
+    found = compare(runs, resamples=50)
+    assert (found.runs, found.images, list(found.tests)) == (["a", "b"], 8, ["b"])
+    assert found.notices[0] == "elsewhere was tested on other data than a, and is left out of this comparison."
 
 
 def test_a_run_without_captions_is_named_with_the_command_that_makes_them():
@@ -296,7 +306,12 @@ def test_a_page_has_no_empty_table_and_no_chart_of_single_points(steps, charts):
     curves = {"val/bleu4": {"a": [(9, 5.0)], "b": [(9, 6.0), (18, 7.0)][:steps]}}
     page = comparison_page(Comparison(["a", "b"], "bleu4", [["a"], ["b"]], curves=curves))
     assert "Settings that differ" not in page and "Where the runs" not in page
-    assert page.count("svg+xml") == charts
+    drawn = [base64.b64decode(svg).decode() for svg in re.findall(r"svg\+xml;base64,([^\"]*)", page)]
+    assert len(drawn) == charts
+    for svg in drawn:
+        texts = re.findall(r"<text[^>]*>([^<]*)<", svg)
+        assert {"optimizer steps", "BLEU-4, percent"} <= set(texts)
+        assert all(text.isdigit() for text in texts[: texts.index("optimizer steps")])  # ticks of the steps
 
 
 def test_a_metric_that_cannot_be_computed_is_refused():

@@ -47,7 +47,16 @@ def test_the_page_fits_its_window_on_light_and_dark_paper(browser, document, wid
     dark = opened.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 19, 18)"
     assert dark == (scheme == "dark")
     shown = opened.locator("body").inner_text()
-    assert all(part in shown for part in ("difference", "BLEU-4", "soft", "val/nll", "Where the runs disagree"))
+    assert all(part in shown for part in ("one seed each", "BLEU-4", "soft", "Where the runs disagree"))
+    table = opened.locator("table").first.bounding_box()
+    assert table["y"] < 900 and not any(part in shown for part in ("optimizer steps", "image 1"))  # the rest is folded
+    for column in opened.locator("thead").first.locator("th").all():  # of both runs, also on a phone
+        box = column.bounding_box()
+        assert box["x"] + box["width"] <= width
+    for folded in opened.locator("main > details > summary").all():
+        folded.click()
+    assert "val/nll" in opened.locator("body").inner_text()
+    assert opened.evaluate("document.documentElement.scrollWidth") <= width
     assert opened.locator(".charts img").count() == 2
     assert all(picture.evaluate("(item) => item.naturalWidth") for picture in opened.locator(".charts img").all())
     assert errors == []

@@ -66,17 +66,22 @@ def compare(
         inputs = [path for run in found for pattern in INPUTS for path in run.folder.glob(pattern)]
         for option, path in (("--output", output), ("--json", json), ("--figure", figure)):
             refuse_inputs(path, inputs, option)
+        page = output or common_folder(found) / "comparison.html"
+        if page.exists():
+            print(f"{page} is there and will be replaced; --output gives another name", file=sys.stderr, flush=True)
         for run in found if test else ():
             if run.captions is None and run.checkpoint is not None:
                 options = ["--ckpt_path", str(run.checkpoint), *(f"--import={module}" for module in IMPORTED)]
                 test_command = [sys.executable, "-m", "captioning", "test", *options]
-                stdout = 2 if str(json) == "-" else None  # standard error, so that only the JSON is printed
-                if subprocess.run(test_command, stdout=stdout, check=False).returncode:
+                print(f"testing {run.name} ...", file=sys.stderr, flush=True)
+                # What the test prints stands in the comparison.
+                if subprocess.run(test_command, stdout=subprocess.DEVNULL, check=False).returncode:
                     raise InputError(f"{run.name}: captioning test failed")
         found = [read_run(run.folder) for run in found] if test else found
         name_runs(found)
         models, problems = load_models(found)
         comparison = comparison_of(found, metric=metric, resamples=resamples, seed=seed, images=images)
+        found = [run for run in found if run.name in comparison.runs]  # without those on other data
         explorer, more = explore(found, models, comparison, seed=seed)
         comparison.notices += problems + more
         first = [run for run in found if run.name in {names[0] for names in comparison.variants}]
@@ -91,7 +96,6 @@ def compare(
         origin = provenance(command=command, seed=seed)
         version = (origin["commit"] or "unknown") + ", changed since" * origin["uncommitted_changes"]
         footer = [command, f"Version {version}; {origin['date']}; {resamples} resamples from seed {seed}."]
-        page = output or common_folder(found) / "comparison.html"
         write_text(page, comparison_page(comparison, explorer=explorer, picture=picture, footer=footer), "--output")
         print(f"\npage          {page}")
         numbers |= comparison.to_dict() | {"provenance": origin}

@@ -31,6 +31,8 @@ def compare(
 ) -> Comparison:
     """Compare runs with the first of them. Runs that differ in their seed alone are one variant, and stand together.
 
+    Runs that were tested on other images than most are left out, with a notice.
+
     METEOR is computed where it is available and all runs use the English tokenizer.
 
     Args:
@@ -43,12 +45,13 @@ def compare(
     Raises:
         InputError: ``metric`` is not available.
     """
+    runs, aside = _on_the_same_data(runs)
     named = {run.name: run for run in runs}
     variants = [group.runs for group in group_by_seed(runs)]
     runs = [named[name] for variant in variants for name in variant]
     result = Comparison([run.name for run in runs], metric, variants)
     tested = {run.name: run.captions for run in runs if run.captions}
-    result.notices += [_untested(run) for run in runs if not run.captions]
+    result.notices += [*aside, *(_untested(run) for run in runs if not run.captions)]
     common = _common_images(tested, result) if tested else []
     scored = {name: [captions[i] for i in common or sorted(captions)] for name, captions in tested.items()}
     captions = caption_measures(scored, java=not any(run.search.get("tokenizer") for run in runs))
@@ -94,12 +97,33 @@ def _untested(run: Run) -> str:
     return f"{missing}; to make them: captioning test --ckpt_path {run.checkpoint}"
 
 
+def _on_the_same_data(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
+    """Return the runs without those that share no image with most, and a sentence on each of these.
+
+    Two runs on different data are both kept.
+    """
+    tested = {run.name: run.captions for run in runs if run.captions}
+    shared = {name: [other for other in tested if _shared(tested[name], tested[other])] for name in tested}
+    kept = max(shared.values(), key=len, default=[])
+    if len(kept) < 2:
+        return list(runs), []
+    aside = [name for name in shared if name not in kept]
+    sentence = "{} was tested on other data than {}, and is left out of this comparison."
+    return [run for run in runs if run.name not in aside], [sentence.format(name, kept[0]) for name in aside]
+
+
+def _shared(first: Captions, second: Captions) -> set[int]:
+    """Return the ids of the images that two runs captioned.
+
+    An id alone does not make an image: another data set has other references under the same number.
+    """
+    return {i for i in first if i in second and set(first[i].references) & set(second[i].references)}
+
+
 def _common_images(tested: Mapping[str, Captions], result: Comparison) -> list[int]:
     """Return the ids of the images that all tested runs captioned, with a notice where they are not all images."""
-    first, *others = tested.values()
-    shared = sorted(set(first).intersection(*others))
-    # An id alone does not make an image: another data set has other references under the same number.
-    common = [i for i in shared if all(set(first[i].references) & set(run[i].references) for run in others)]
+    first = next(iter(tested.values()))
+    common = sorted(set.intersection(*(_shared(first, run) for run in tested.values())))
     if any(len(run) != len(common) for run in tested.values()):
         sizes = ", ".join(f"{name} {len(run)}" for name, run in tested.items())
         result.notices.append(
@@ -107,7 +131,9 @@ def _common_images(tested: Mapping[str, Captions], result: Comparison) -> list[i
             if common
             else f"The runs have no image in common ({sizes}): each is scored on its own images, and no test is made."
         )
-    if differ := sum(any(set(run[i].references) != set(first[i].references) for run in others) for i in common):
+    if differ := sum(
+        any(set(run[i].references) != set(first[i].references) for run in tested.values()) for i in common
+    ):
         result.notices.append(f"The references of {differ} common images differ between the runs; test them again.")
     result.images = len(common)
     return common

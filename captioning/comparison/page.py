@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from captioning.comparison.result import Comparison
 from captioning.comparison.runs import Curve
-from captioning.evaluation.metrics import TITLES
+from captioning.evaluation.metrics import METRICS
 from captioning.inference.caption import Caption
 from captioning.views.page import render
 
@@ -30,7 +30,7 @@ def comparison_page(
     colors = {run: _COLORS[number % len(_COLORS)] for number, runs in enumerate(comparison.variants) for run in runs}
     colors |= {group.name: colors[group.runs[0]] for group in comparison.groups}
     charts = [
-        (key, _line_chart(curves, colors))
+        (key, _line_chart(key, curves, colors))
         for key, curves in comparison.curves.items()
         if max(map(len, curves.values())) > 1  # single points, as of one validation, are in the table
     ]
@@ -39,7 +39,7 @@ def comparison_page(
         title=" · ".join(comparison.runs),
         comparison=comparison,
         colors=colors,
-        metric=TITLES[comparison.metric],
+        metric=METRICS[comparison.metric].title,
         charts=charts,
         explorer=explorer,
         picture=picture and f"data:image/jpeg;base64,{base64.b64encode(picture._repr_jpeg_()).decode()}",
@@ -47,10 +47,11 @@ def comparison_page(
     )
 
 
-def _line_chart(curves: Mapping[str, Curve], colors: Mapping[str, str]) -> str:
+def _line_chart(key: str, curves: Mapping[str, Curve], colors: Mapping[str, str]) -> str:
     """Return an SVG of curves over steps, on white, as a data URI."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     file = io.BytesIO()
     with rc_context({"svg.fonttype": "none", "text.parse_math": False}):  # text that stays text
@@ -58,6 +59,10 @@ def _line_chart(curves: Mapping[str, Curve], colors: Mapping[str, str]) -> str:
         axes = figure.subplots()
         for run, curve in curves.items():
             axes.plot(*zip(*curve, strict=True), ".-", color=colors[run], linewidth=1.5, label=run.lstrip("_"))
+        metric = METRICS.get(key.partition("/")[2])
+        axes.set_xlabel("optimizer steps", fontsize=8)
+        axes.set_ylabel(f"{metric.title}, {metric.unit}" if metric else key.partition("/")[2], fontsize=8)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.grid(color="#dddddd", linewidth=0.6)
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)

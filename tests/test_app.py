@@ -99,9 +99,16 @@ def test_a_photograph_is_captioned_and_explored_and_another_takes_its_place(page
         assert explorer.locator("h1").inner_text() == caption.text
         assert explorer.locator(".word .text").all_inner_texts() == caption.words
         assert explorer.locator(".hypothesis").count() == 1 + len(caption.alternatives)
+        before = explorer.locator(".word[aria-current]").get_attribute("data-step")
+        page.keyboard.press("ArrowRight")  # at once, without a click into the frame
+        assert explorer.locator(".word[aria-current]").get_attribute("data-step") != before or len(caption.words) < 3
+        assert page.get_by_test_id("image").locator("img").or_(page.locator(".image-frame img")).first.is_visible()
         explorer.locator(".word").last.hover()
         assert f"word {len(caption.words)} of" in explorer.locator(".details").inner_text()
         assert explorer.locator(".stage canvas").evaluate("(canvas) => canvas.width") >= 336
+        explorer.locator(".matrix-box").evaluate("(box) => (box.open = true)")
+        inside = explorer.locator("body").evaluate("() => document.documentElement.scrollHeight")
+        page.wait_for_function("(height) => document.querySelector('.frame').offsetHeight === height", arg=inside)
         page.get_by_role("button", name=re.compile("clear|remove", re.IGNORECASE)).first.click()
         page.locator("iframe.frame").wait_for(state="detached")
     assert set(caption.words) <= set(WORDS)

@@ -59,6 +59,16 @@ def test_details_are_betas_and_the_evidence_and_what_was_chosen_is_framed(captio
     assert sum(bool(axes.patches) for axes in hard(caption, [3, 0, 14]).figure().axes) == 3
 
 
+def test_the_figure_its_details_and_json_have_the_same_numbers(caption):
+    figure, alphas = caption.figure(details=True), caption.to_dict()["alphas"]
+    beneath = [axes.get_xlabel().split()[5] for axes in figure.axes[1:-1]]
+    assert beneath == [f"{max(alpha):#.2g}" for alpha in alphas]
+    assert figure.texts[-1].get_text().endswith(f"from 0 to {max(map(max, alphas)):#.2g}")
+    of_choice = hard(caption, [3, 0, 14]).figure(details=True)
+    beneath = [axes.get_xlabel().partition(" · ")[2] for axes in of_choice.axes[1:-1]]
+    assert beneath == [f"{alpha[cell]:#.2g} there" for alpha, cell in zip(alphas, [3, 0, 14], strict=True)]
+
+
 def test_a_figure_goes_to_a_file(caption, tmp_path):
     for framed, name in [(caption, "soft.pdf"), (hard(caption, [3, 0, 14]), "hard.pdf")]:
         framed.save_figure(tmp_path / "new" / name)
@@ -93,3 +103,10 @@ def test_the_explorer_gets_the_caption_and_its_beam(caption):
     best, *others = shown["captions"]
     assert (best["words"], best["logProb"], best["chosen"]) == (["two", "cats", "sleep"], -2, [3, 0, 14])
     assert [" ".join(other["words"]) for other in others] == ["a cat", "cats sleep on mats"]
+
+
+def test_what_was_seen_is_the_models_part_of_the_photograph_in_its_own_shape(caption):
+    assert caption.seen().size == (40, 24)  # there is only the view
+    photo = random_view(160, 90)
+    seen = dataclasses.replace(caption, photo=lambda: (photo, (0.25, 0, 0.75, 1))).seen()
+    np.testing.assert_array_equal(np.asarray(seen), np.asarray(photo)[:, 40:120])

@@ -119,8 +119,8 @@ def test_a_small_view_is_exactly_what_the_model_saw_and_a_photograph_no_larger_t
     assert kind == "data:image/png" and (image["width"], image["height"]) == drawing.size
     with Image.open(io.BytesIO(base64.b64decode(text))) as back:
         np.testing.assert_array_equal(np.asarray(back.convert("RGB")), np.asarray(drawing))
-    image = content(explorer_page([explored(view=random_view(900, 600))]))["images"][0]
-    assert image["view"].startswith("data:image/jpeg;base64,") and (image["width"], image["height"]) == (448, 299)
+    image = content(explorer_page([explored(view=random_view(1500, 1000))]))["images"][0]
+    assert image["view"].startswith("data:image/jpeg;base64,") and (image["width"], image["height"]) == (1024, 683)
 
 
 TRAP = "</script><script>alert(1)</script><!--<script> & \"'\u2028"
@@ -158,7 +158,7 @@ def test_the_map_is_drawn_with_the_overlays_constants():
     drawn = content(explorer_page([]))["map"]
     colors = np.frombuffer(base64.b64decode(drawn.pop("colors")), dtype=np.uint8).reshape(256, 3)
     np.testing.assert_allclose(colors / 255, maps.map_colors(), atol=0.5 / 255 + 1e-6)
-    constants = {"sigmaOfSide": maps.SIGMA_OF_SIDE, "sigmaOfCell": maps.SIGMA_OF_CELL, "dimBelow": maps.DIM_BELOW}
+    constants = {"sigmaOfSide": maps.SIGMA_OF_SIDE, "sigmaOfCell": maps.SIGMA_OF_CELL, "nearlyEven": maps.NEARLY_EVEN}
     assert drawn == constants | {"look": maps.LOOKS["color"]}
 
 

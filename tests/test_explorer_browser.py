@@ -168,7 +168,7 @@ def test_the_bar_under_a_word_is_its_probability(visit):
     widths = "(bars) => bars.map((bar) => bar.offsetWidth / bar.parentElement.offsetWidth)"
     bars = panel(page, "soft").locator(".probability span").evaluate_all(widths)
     assert bars == pytest.approx([0.5, 0.25, 0.75, 0.125], abs=0.05)
-    assert "probability 0.50 · weight of the image (β) 0.10" in panel(page, "soft").locator(".details").inner_text()
+    assert "probability 0.25 · weight of the image (β) 0.90" in panel(page, "soft").locator(".details").inner_text()
     assert "The bar under a word is its probability" in page.locator(".note").inner_text()
 
 
@@ -179,20 +179,21 @@ def evidence_page() -> str:
     return explorer_page([explored(both, run_pair()[0], view=grey())])
 
 
-def test_attention_before_and_after_the_word_is_switched_where_there_are_both(visit):
+def test_where_it_looked_and_where_the_word_came_from_are_switched_by_a_key(visit):
     page = visit(evidence_page())
     word(page, "summed", "dogs").hover()
-    assert page.locator('.attention[aria-pressed="true"]').inner_text() == "After the word"
-    assert "Before the word: where the model looks for the next word." in page.locator(".note").inner_text()
+    pressed = page.locator('.attention[aria-pressed="true"]')
+    assert pressed.inner_text() == "Where it looked"
+    assert "Where the word came from: the places whose content speaks for it." in page.locator(".note").inner_text()
+    assert (brightest(page, "summed"), brightest(page, "soft")) == (SOFT_CELLS[2], SOFT_CELLS[2])
+    page.keyboard.press("a")
+    assert pressed.inner_text() == "Where the word came from"
     assert (brightest(page, "summed"), brightest(page, "soft")) == (SOFT_CELLS[1], SOFT_CELLS[2])
     assert "strongest in row 1, column 4" in panel(page, "summed").locator(".details").inner_text()
-    assert "has no" not in panel(page, "soft").locator(".details").inner_text()
+    assert "has no evidence" in panel(page, "soft").locator(".details").inner_text()
     assert matrix_peaks(page, "summed") == SOFT_CELLS[::-1]
     point_at(page, panel(page, "summed").locator(".stage"), 3.5 / 4, 0.5 / 3)  # cell 3
     assert "evidence 0.78" in panel(page, "summed").locator(".details").inner_text()
-    page.keyboard.press("a")
-    assert page.locator('.attention[aria-pressed="true"]').inner_text() == "Before the word"
-    assert (brightest(page, "summed"), brightest(page, "soft")) == (SOFT_CELLS[2], SOFT_CELLS[2])
 
 
 def test_every_head_can_be_looked_at(visit):
@@ -229,7 +230,7 @@ def test_the_map_is_smoothed_as_in_overlays(visit, cells):
         "(root, [alpha, ...sizes]) => [...root.explorer.map.smooth(alpha, ...sizes)]",
         [alpha.tolist(), {"rows": rows, "columns": columns, **fractions}, *cells.size],
     )
-    np.testing.assert_allclose(np.reshape(smooth, cells.size), smooth_alphas(alpha, cells), rtol=1e-4)
+    np.testing.assert_allclose(np.reshape(smooth, cells.size), smooth_alphas(alpha, cells), rtol=1e-4, atol=1e-8)
 
 
 def test_cells_are_framed_and_found_where_the_encoder_has_them(visit):
@@ -294,13 +295,39 @@ def test_a_caption_of_the_beam_shows_its_own_words_and_attention(visit):
     assert hypothesis.locator(".score").all_inner_texts() == ["\u22124.25", "\u22129.50"]
     hypothesis.nth(1).click()
     assert panel(page, "soft").locator(".word .text").all_inner_texts() == ["a", "dog"]
-    assert brightest(page, "soft") == OTHER_CELLS[0]
-    page.mouse.move(2, 2)
-    page.keyboard.press("ArrowRight")
     assert brightest(page, "soft") == OTHER_CELLS[1]
+    page.mouse.move(2, 2)
+    page.keyboard.press("ArrowLeft")
+    assert brightest(page, "soft") == OTHER_CELLS[0]
     page.keyboard.press("b")
     assert panel(page, "soft").locator(".word .text").all_inner_texts() == SOFT
     assert panel(page, "hard").locator(".hypothesis").first.is_hidden()
+
+
+def test_the_second_word_is_shown_first_and_arrow_keys_go_on_also_after_a_search(visit):
+    page = visit()
+    assert shown(page, "soft") == "brown"
+    page.keyboard.press("ArrowRight")
+    assert shown(page, "soft") == "dogs"
+    page.keyboard.press("/")
+    page.keyboard.type("boats")
+    page.keyboard.press("Enter")
+    for text in ("at", "sea"):
+        assert (page.locator(".explorer h2").inner_text(), shown(page, "soft")) == ("boats.jpg", text)
+        page.keyboard.press("ArrowRight")
+    page.locator(".item").last.click()  # also while the list of images has the focus
+    page.keyboard.press("ArrowLeft")
+    assert (page.locator(".explorer h2").inner_text(), shown(page, "soft")) == ("boats.jpg", "at")
+
+
+def test_a_map_that_prefers_no_location_is_named_and_the_scale_ends_at_the_strongest(visit):
+    alphas = np.stack([np.full(CELLS, 1 / CELLS), peaked([5])[0]])
+    page = visit(explorer_page([explored(run_captions("soft", "a dog", alphas=alphas, grid_size=GRID), view=grey())]))
+    details = panel(page, "soft").locator(".details")
+    assert "strongest in row 2, column 2" in details.inner_text()
+    page.keyboard.press("ArrowLeft")
+    assert "nearly even" in details.inner_text() and np.ptp(pixels(page, "soft")[:, :, 0].astype(int)) <= 1
+    assert panel(page, "soft").locator(".end").inner_text() == f"{alphas.max():.2f}"
 
 
 def test_images_go_by_keys_buttons_and_list(visit):

@@ -69,11 +69,11 @@ def test_cells_that_begin_elsewhere_move_the_map(offset):
 
 
 @pytest.mark.parametrize("size", [(96, 130), (31, 47)])
-def test_smoothing_keeps_the_mass_and_even_attention_even(size):
-    for alpha in (one_hot(0), one_hot(7), random_alphas(1)[0]):
+def test_a_map_goes_from_the_least_to_the_greatest_alpha_and_even_attention_stays_even(size):
+    for alpha in (one_hot(0), one_hot(7), random_alphas(1)[0], 0.06 + 0.1 * one_hot(3)):
         smooth = smooth_alphas(alpha, CellGrid.regular((3, 5), size))
-        assert smooth.shape == size and smooth.min() >= 0
-        assert smooth.sum() == pytest.approx(size[0] * size[1] / 15, rel=0.02)
+        assert smooth.shape == size
+        assert (smooth.min(), smooth.max()) == pytest.approx((alpha.min(), alpha.max()), rel=1e-5)
     for cells in (CellGrid.regular((3, 5), size), CellGrid((3, 5), (20.0, 15.0), (9.0, 8.0), size)):
         np.testing.assert_allclose(smooth_alphas(np.full(15, 1 / 15), cells), 1 / 15, rtol=1e-4)
 
@@ -85,7 +85,9 @@ def test_smoothing_is_the_authors_on_their_sizes():
     padded = np.pad(upsampled, 80, mode="symmetric")
     for axis in (0, 1):
         padded = np.apply_along_axis(np.convolve, axis, padded, kernel / kernel.sum(), mode="valid")
-    np.testing.assert_allclose(smooth_alphas(alpha, CellGrid.regular((14, 14), (224, 224))), padded, rtol=2e-3)
+    stretched = (padded - padded.min()) / np.ptp(padded) * np.ptp(alpha) + alpha.min()
+    smooth = smooth_alphas(alpha, CellGrid.regular((14, 14), (224, 224)))
+    np.testing.assert_allclose(smooth, stretched, atol=2e-3 * alpha.max())
 
 
 def test_the_figure_has_the_untouched_view_the_caption_a_panel_for_every_word_and_the_scale():
@@ -94,16 +96,19 @@ def test_the_figure_has_the_untouched_view_the_caption_a_panel_for_every_word_an
     np.testing.assert_array_equal(pixels(figure.axes[0]), np.asarray(view))
     assert [axes.get_title() for axes in panels(figure)] == words
     assert figure.get_suptitle() == "two cats sleep"
-    assert figure.texts[-1].get_text().startswith("attention per location, from 0 to 0.")
+    assert figure.texts[-1].get_text() == f"attention per location, from 0 to {random_alphas(3).max():#.2g}"
 
 
-def test_all_maps_have_one_scale_whose_end_is_the_median_maps_maximum():
-    strong, dim = one_hot(7), LOOKS["paper"]["dim"]
-    alphas = [0.5 * strong + 0.5 / 15, strong, 0.25 * strong + 0.75 / 15]
+def test_all_maps_have_one_scale_which_ends_at_the_greatest_attention_of_all_words():
+    strong, look = one_hot(7), LOOKS["paper"]
+    alphas = [0.3 * strong + 0.7 / 15, 0.6 * strong + 0.4 / 15, 0.1 * strong + 0.9 / 15]
+    end = alphas[1].max()
     figure = figure_of(GREY, ["a", "cat", "of"], trace_of(alphas), style="paper")
-    maxima = [float(smooth_alphas(alpha, CELLS.scaled((299, 448))).max()) for alpha in alphas]
-    for axes, maximum in zip(panels(figure), maxima, strict=True):
-        assert pixels(axes).max() == pytest.approx(128 * (dim + (1 - dim) * min(maximum / maxima[0], 1)), abs=1)
+    for axes, alpha in zip(panels(figure), alphas, strict=True):
+        for extreme, value in ((np.min, alpha.min() / end), (np.max, alpha.max() / end)):
+            light, white = look["dim"] + (1 - look["dim"]) * value, look["opacity"] * value
+            assert extreme(pixels(axes)) == pytest.approx(128 * light * (1 - white) + 255 * white, abs=2)
+    assert figure.texts[-1].get_text() == f"attention per location, from 0 to {end:#.2g}"
 
 
 def test_the_whole_photo_is_shown_with_the_models_view_marked():
@@ -135,19 +140,32 @@ def test_what_is_attended_to_keeps_half_of_its_colour_under_the_map():
     np.testing.assert_allclose(peaks[0] - peaks[1], (np.array(red) - np.array(blue)) / 2, atol=2)
 
 
-def test_even_attention_shows_no_pattern_and_stays_dim():
-    figure = figure_of(GREY, ["of"], trace_of([np.full(15, 1 / 15)]), style="paper")
-    dim = LOOKS["paper"]["dim"]
-    painted = pixels(panels(figure)[0])
-    assert np.ptp(painted) <= 1 and painted.max() == pytest.approx(128 * (dim + (1 - dim) / 3), abs=1)
+def test_even_attention_shows_no_pattern_stays_dim_beside_other_words_and_is_named():
+    even = np.full(15, 1 / 15)
+    alphas = [even, 0.5 * one_hot(7) + 0.5 * even, 0.95 * even + 0.05 * one_hot(2)]
+    figure = figure_of(GREY, ["of", "cat", "a"], trace_of(alphas))
+    flat, strong, _ = (pixels(axes) for axes in panels(figure))
+    assert np.ptp(flat[:, :, 0]) <= 1 and flat.max() < strong.max() / 2
+    assert [axes.get_xlabel() for axes in panels(figure)] == ["nearly even", "", "nearly even"]
+    (alone,) = panels(figure_of(GREY, ["of"], trace_of([even])))
+    assert np.ptp(pixels(alone)[:, :, 0]) <= 1 and alone.get_xlabel() == "nearly even"
+
+
+def test_the_papers_style_is_white_on_the_grey_photograph():
+    red, cell = Image.new("RGB", (60, 40), (220, 30, 30)), 7
+    (axes,) = panels(figure_of(red, ["cat"], trace_of([one_hot(cell)]), style="paper"))
+    painted = pixels(axes)
+    assert (painted == painted[:, :, :1]).all()
+    grey = float(np.asarray(red.convert("L"))[0, 0])
+    assert painted.min() == pytest.approx(LOOKS["paper"]["dim"] * grey, abs=2) and painted.max() > 180
 
 
 def test_each_panel_is_brightest_where_its_word_looked_and_details_are_written_beneath():
     trace = trace_of([one_hot(cell) for cell in (0, 14, 7)], [0.25, 0.5, 1])
     assert brightest_cells(figure_of(GREY, ["a", "b", "c"], trace)) == [0, 14, 7]
     figure = figure_of(GREY, ["a", "b", "c"], trace, details=True)
-    assert [axes.get_xlabel()[:16] for axes in panels(figure)] == [
-        f"\u03b2 {beta} \u00b7 at most" for beta in ("0.25", "0.50", "1.00")
+    assert [axes.get_xlabel() for axes in panels(figure)] == [
+        f"\u03b2 {beta} \u00b7 at most 1.0" for beta in ("0.25", "0.50", "1.00")
     ]
 
 
@@ -157,7 +175,14 @@ def test_details_show_the_evidence_beneath_the_alphas():
     assert brightest_cells(figure_of(GREY, ["a", "cat"], trace)) == [0, 4]
     figure = figure_of(GREY, ["a", "cat"], trace, details=True)
     assert brightest_cells(figure) == [0, 10, 4, 14]
-    assert [axes.get_ylabel() for axes in panels(figure)] == ["attention", "where the word came from", "", ""]
+    assert [axes.get_ylabel() for axes in panels(figure)] == ["attention", "evidence", "", ""]
+    trace = trace_of([0.1 * one_hot(4) + 0.06, 0.02 * one_hot(0) + 0.06])._replace(evidence=np.array(evidence))
+    figure = figure_of(GREY, ["a", "cat"], trace, details=True)  # on a scale of its own
+    assert brightest_cells(figure)[:2] == [4, 10]
+    scale = "attention per location, from 0 to 0.16; evidence per location, from 0 to 1.0"
+    assert figure.texts[-1].get_text() == scale
+    figure.draw_without_rendering()
+    assert figure.texts[-1].get_window_extent().x1 <= figure.bbox.x1
 
 
 def test_heads_stand_beneath_their_mean():

@@ -17,8 +17,17 @@ if TYPE_CHECKING:
 _INTRODUCTION = "Drop a photograph: the model describes it, and shows where it looked at each word."
 _STYLE = """
 h1 { font-family: system-ui, sans-serif; }
-.frame { width: 100%; height: 88vh; border: 0; }
+.frame { display: block; width: 100%; border: 0; }
 footer { display: none !important; }
+"""
+
+
+# The frame is as high as its content, and arrow keys go to it at once. "vh" in it is this window's.
+_LOADED = """
+const { body, documentElement: page } = this.contentDocument;
+page.style.setProperty("--screen", innerHeight + "px");
+new ResizeObserver(() => (this.style.height = body.offsetHeight + "px")).observe(body);
+this.contentWindow.focus({ preventScroll: true });
 """
 
 
@@ -51,7 +60,9 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
     example = str(get_sample_data("grace_hopper.jpg", asfileobj=False))
     with gradio.Blocks(title="Captions", analytics_enabled=False, delete_cache=(600, 600)) as page:  # seconds
         gradio.Markdown(f"# Describe a photograph\n{_INTRODUCTION} {_limits(model)}")
-        photo = gradio.File(label="Photograph", height=140)
+        photo: Any = gradio.Image(label="Photograph", height=220, sources=["upload", "clipboard"], buttons=[])
+        # The file comes as it is, not read by gradio: what is no photograph gets our one line.
+        photo.preprocess = lambda upload: upload and upload.path
         button = gradio.Button("Try an example: Grace Hopper, photographed by the U.S. Navy (public domain)", size="sm")
         button.click(lambda: example, None, photo, api_visibility="private")
         result = gradio.HTML(padding=False)
@@ -87,7 +98,7 @@ def _answer(captioner: ImageCaptioner[Any], name: str, path: str | None) -> str:
     except InputError as error:
         line = printable(str(error).replace(path, file))
         return f'<p role="alert">{html.escape(line)}</p>'
-    page = explorer_page([shown_image(file, caption.view, [caption.for_explorer(name)])], caption.text)
+    page = explorer_page([shown_image(file, caption.seen(), [caption.for_explorer(name)])], caption.text)
     # A frame of its own keeps the explorer's style, keys and policy apart from the page around it.
-    frame = '<iframe class="frame" title="Caption and attention" sandbox="allow-scripts" srcdoc="{}"></iframe>'
-    return frame.format(html.escape(page))
+    frame = '<iframe class="frame" title="Caption and attention" onload="{}" srcdoc="{}"></iframe>'
+    return frame.format(html.escape(_LOADED), html.escape(page))

@@ -53,8 +53,8 @@ def caption(
         model: A FILE.ckpt, exported folder, hf:owner/name or pretrained (default); repeat it for an ensemble.
         overlay: Draw where the model looked: a png, pdf or svg file for one image, a folder of png files for several.
             With several models, each has a row that shows where it looks at the same words.
-        style: Style of overlays: on the image in colours, or as in the paper, by light alone.
-        details: On overlays, also write each map's maximum and beta, how much the image weighs for a word.
+        style: Style of overlays: the map in colours or, as in the paper, in white on the grey image.
+        details: On overlays, also write each word's greatest attention and beta, how much the image weighs for it.
         heads: Also draw each head of multi-head attention on overlays.
         explorer: Write a page to explore attention and other captions, an HTML file.
         json: Also write words, attention and more, one JSON object a line; - prints them in place of captions.
@@ -129,7 +129,7 @@ def caption(
                     print(*([] if single else [printable(one.path)]), printable(text), sep="\t", flush=True)
             if explorer is not None:
                 name = os.path.basename(printable(one.path))
-                explored.append(shown_image(name, one.view, [one.for_explorer(title)]))
+                explored.append(shown_image(name, one.seen(), [one.for_explorer(title)]))
     if explorer is not None and explored:
         write_text(explorer, explorer_page(explored, f"Where {title} looks"), "--explorer")
     for output in (overlay, explorer, json):

@@ -81,7 +81,7 @@ def explore(
         for item, caption in zip(items, captions, strict=True):
             name = f"{item.name}{suffix}"
             if name not in images:
-                images[name] = shown_image(name, caption.view, [], references=item.references)
+                images[name] = shown_image(name, caption.seen(), [], references=item.references)
             numbers = {TITLES[comparison.metric]: f"{item.scores[run.name]:.1f}"}
             # It starts at the first word at which the captions differ; a caption may end before it.
             said_by_all = zip(*(text.split() for text in item.captions.values()), strict=False)

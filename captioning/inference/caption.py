@@ -84,13 +84,21 @@ class Caption:
         """(height, width) of the grid; its height x width = L locations are numbered row by row."""
         return self.cells.grid_size
 
+    def seen(self) -> Image.Image:
+        """Return the part of the image that the model saw, in its own shape; an InputError if the file is gone."""
+        if self.photo is None:
+            return self.view
+        photo, (left, top, right, bottom) = self.photo()
+        (width, height) = photo.size
+        return photo.crop((round(left * width), round(top * height), round(right * width), round(bottom * height)))
+
     def figure(self, style: Style = "color", *, heads: bool = False, details: bool = False) -> Figure:
         """Return the paper's figure: the image, then the attention at each word.
 
         Args:
-            style: "color": the map's colours on the image. "paper": light alone, as in Fig. 3.
+            style: "color": the map's colours on the image. "paper": white on the grey image, as in Fig. 2.
             heads: Also show each head of multi-head attention.
-            details: Also write beta and the map's maximum for each word, and show the evidence below the alphas.
+            details: Also write beta and the greatest attention of each word, and show the evidence below the alphas.
 
         Raises:
             InputError: The image's file is gone, or the attention has no heads.

@@ -141,7 +141,7 @@ class Explorer {
       ["B", "next caption of the beam"],
       ...(images.length > 1 ? [["P N", "images"]] : []),
       ["S", "smooth or cells"],
-      ...(hasChoice ? [["A", "which attention"]] : []),
+      ...(hasChoice ? [["A", "evidence" in this.data.attentions ? "where the word came from" : "which attention"]] : []),
       ["Space", "play"],
       ...(images.length > 1 ? [["/", "search"]] : []),
     ];
@@ -174,7 +174,7 @@ class Explorer {
             `${UNSURE_BELOW}. The bar under a picture is the scale of the caption's maps, attention per location; the ` +
             "tick is even attention.",
           "evidence" in this.data.attentions
-            ? " Before the word: where the model looks for the next word. After the word: which of these places gave it."
+            ? " Where it looked: the attention before the word. Where the word came from: the places whose content speaks for it."
             : "",
         ),
         element(
@@ -371,7 +371,7 @@ class Explorer {
   }
 
   #listKey(event) {
-    const directions = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 };
+    const directions = { ArrowDown: 1, ArrowUp: -1 };
     if (!(event.key in directions)) return;
     event.preventDefault();
     event.stopPropagation();
@@ -385,14 +385,16 @@ class Explorer {
       this.filter("");
     } else if (event.key === "Enter" || event.key === "ArrowDown") {
       event.preventDefault();
-      if (this.matching.length) this.items[this.current].focus({ preventScroll: true });
+      if (!this.matching.length) return;
+      if (event.key === "Enter") this.active?.focusWord();
+      else this.items[this.current].focus({ preventScroll: true });
     }
   }
 
   #key(event) {
     const { target, key } = event;
     if (event.ctrlKey || event.altKey || event.metaKey || event.defaultPrevented) return;
-    if (target !== document.body && !this.root.contains(target)) return;
+    if ((target !== document.body && !this.root.contains(target)) || !this.root.checkVisibility()) return;
     if (target.matches("input, select, textarea")) return;
     if (this.#act(key.toLowerCase(), target.matches("button, summary, a"))) event.preventDefault();
   }

@@ -21,9 +21,9 @@ from captioning.cells import CellGrid
 from captioning.views import maps
 from captioning.views.page import render
 
-_LONGEST_SIDE = 448  # pixels of an image in the page; encoders see no more
+_LONGEST_SIDE = 1024  # pixels of an image in the page, sharp on a wide screen
 _LOSSLESS_SIDE = 128  # pixels; smaller images are enlarged so much that a JPEG's errors would be visible
-_JPEG_QUALITY = 90
+_JPEG_QUALITY = 85
 
 Shown = dict[str, Any]
 """Plain data of the page's script."""
@@ -32,7 +32,7 @@ Shown = dict[str, Any]
 def explorer_page(images: Sequence[Shown], title: str = "Attention explorer") -> str:
     """Return a complete HTML document that opens from disk and needs no network.
 
-    It has about 40 KB per image of 224 x 224 pixels and one run with a beam of three.
+    It has about 130 KB per photograph.
 
     Args:
         images: Of ``shown_image``.
@@ -48,19 +48,19 @@ def explorer_fragment(images: Sequence[Shown]) -> str:
     return render("views/explorer.html", content=_content(images))
 
 
-def shown_image(name: str, view: Image.Image, runs: Sequence[Shown], *, references: Sequence[str] = ()) -> Shown:
+def shown_image(name: str, seen: Image.Image, runs: Sequence[Shown], *, references: Sequence[str] = ()) -> Shown:
     """Return an image with the captions of one or several runs.
 
     Args:
         name: Name of the image, which the search looks for.
-        view: The pixels of the model's view (``Preprocessing.view``).
+        seen: What the models saw of it, in its own shape, such as ``Caption.seen``.
         runs: Of ``shown_run``; at most one for each name of a run.
         references: Captions that people wrote.
     """
-    view = view.convert("RGB")
-    view.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE), Image.Resampling.LANCZOS)
-    size = {"width": view.width, "height": view.height}
-    return {"name": name, **size, "view": data_uri(view), "references": list(references), "runs": list(runs)}
+    seen = seen.convert("RGB")
+    seen.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE), Image.Resampling.LANCZOS)
+    size = {"width": seen.width, "height": seen.height}
+    return {"name": name, **size, "view": data_uri(seen), "references": list(references), "runs": list(runs)}
 
 
 def shown_run(
@@ -69,7 +69,7 @@ def shown_run(
     cells: CellGrid,
     *,
     numbers: Mapping[str, float | str] | None = None,
-    start: int = 0,
+    start: int = 1,
 ) -> Shown:
     """Return one run's captions of an image with their attention.
 
@@ -79,7 +79,8 @@ def shown_run(
             ``log_probs`` (at least one for each word) and ``log_prob``.
         cells: The L cells on the view.
         numbers: Values beside the run's name, such as the metric of a sentence; numbers are rounded to 4 digits.
-        start: The word that is shown first, counted from 0; the last one of a shorter caption.
+        start: The word that is shown first, counted from 0; the last one of a shorter caption. The second is most often
+            a noun.
     """
     height, width = cells.size
     return {
@@ -126,7 +127,7 @@ def _content(images: Sequence[Shown]) -> Shown:
             "colors": _base64(colors.tobytes()),
             "sigmaOfSide": maps.SIGMA_OF_SIDE,
             "sigmaOfCell": maps.SIGMA_OF_CELL,
-            "dimBelow": maps.DIM_BELOW,
+            "nearlyEven": maps.NEARLY_EVEN,
             "look": maps.LOOKS["color"],
         },
         "runs": list(dict.fromkeys(run["run"] for run in runs)),
@@ -155,8 +156,8 @@ def _base64(content: bytes) -> str:
     return base64.b64encode(content).decode("ascii")
 
 
-def data_uri(view: Image.Image) -> str:
-    """Return a data URI: a PNG of a small view, else a JPEG."""
-    kind, file = "png" if max(view.size) <= _LOSSLESS_SIDE else "jpeg", io.BytesIO()
-    view.save(file, kind, quality=_JPEG_QUALITY)
+def data_uri(image: Image.Image) -> str:
+    """Return a data URI: a PNG of a small image, else a JPEG."""
+    kind, file = "png" if max(image.size) <= _LOSSLESS_SIDE else "jpeg", io.BytesIO()
+    image.save(file, kind, quality=_JPEG_QUALITY)
     return f"data:image/{kind};base64,{_base64(file.getvalue())}"

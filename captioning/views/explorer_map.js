@@ -14,6 +14,16 @@ function nearestCell(place, offset, stride, cells) {
   return Math.max(0, Math.min(cells - 1, Math.floor((place - offset) / stride + 0.5)));
 }
 
+/** The least and the greatest of some values. */
+function extremes(values) {
+  let [low, high] = [Infinity, -Infinity];
+  for (const value of values) {
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  return [low, high];
+}
+
 /** The error function, to 2e-7 (Abramowitz & Stegun, 7.1.26). */
 function erf(x) {
   const t = 1 / (1 + 0.3275911 * Math.abs(x));
@@ -56,7 +66,7 @@ class AttentionMap {
   }
 
   /**
-   * (height x width) with the values' own scale; alpha is (rows x columns), and its least is drawn where no cell is.
+   * (height x width) from the least to the greatest of alpha (rows x columns); the least is drawn where no cell is.
    * @param grid rows and columns of the cells, and their offset and stride in the view's sides.
    */
   smooth(alpha, grid, height, width) {
@@ -64,7 +74,7 @@ class AttentionMap {
     const sigma = this.constants.sigmaOfSide * Math.min(height, width);
     const vertical = this.#matrix(rows, offset[0] * height, stride[0] * height, height, sigma);
     const horizontal = this.#matrix(columns, offset[1] * width, stride[1] * width, width, sigma);
-    const least = alpha.reduce((least, value) => Math.min(least, value), Infinity);
+    const [least] = extremes(alpha);
     const wide = new Float32Array(rows * width);
     for (let row = 0; row < rows; row++) {
       for (let x = 0; x < width; x++) {
@@ -75,7 +85,7 @@ class AttentionMap {
         wide[row * width + x] = sum;
       }
     }
-    const smooth = new Float32Array(height * width).fill(least);
+    const smooth = new Float32Array(height * width);
     for (let y = 0; y < height; y++) {
       for (let row = 0; row < rows; row++) {
         const share = vertical[y * rows + row];
@@ -83,13 +93,15 @@ class AttentionMap {
         for (let x = 0; x < width; x++) smooth[y * width + x] += share * wide[row * width + x];
       }
     }
-    return smooth;
+    const [low, high] = extremes(smooth);
+    const stretch = (extremes(alpha)[1] - least) / Math.max(high - low, 1e-12);
+    return smooth.map((value) => least + (value - low) * stretch);
   }
 
   /** (height x width) with every pixel the value of its cell, and the least value where no cell is. */
   cells(alpha, grid, height, width) {
     const { rows, columns, offset, stride } = grid;
-    const least = alpha.reduce((least, value) => Math.min(least, value), Infinity);
+    const [least] = extremes(alpha);
     const flat = new Float32Array(height * width).fill(least);
     const cellAt = (place, axis) => Math.floor((place - offset[axis]) / stride[axis] + 0.5);
     for (let y = 0; y < height; y++) {
@@ -101,14 +113,6 @@ class AttentionMap {
       }
     }
     return flat;
-  }
-
-  /** The value that is drawn brightest: the median of the maps' maxima, or three times even attention if that is more. */
-  scaleEnd(maxima, locations) {
-    const sorted = [...maxima].sort((a, b) => a - b);
-    const half = sorted.length >> 1;
-    const median = sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
-    return Math.max(median || 0, this.constants.dimBelow / locations);
   }
 
   /**

@@ -1,6 +1,7 @@
 // One run's caption of an image. Text reaches the page as text nodes alone.
 
 const UNSURE_BELOW = 0.15; // probability of a word
+const START = 1; // the second word of a caption, most often its first noun
 
 /** An element with attributes ("onclick" and the like are listeners; null and false are left out) and children. */
 function element(tag, attributes = {}, ...children) {
@@ -165,21 +166,9 @@ class Panel {
     return logProb === null ? null : Math.exp(logProb);
   }
 
-  /** The end of the scale of all maps of the caption, so that weak ones look weak; found once for each style. */
-  scaleEnd(style) {
-    const { shown } = this;
-    const { map } = this.explorer;
-    shown.ends ??= {};
-    shown.ends[style] ??= map.scaleEnd(style === "cells" ? shown.peaks : this.#smoothPeaks(), this.locations);
-    return shown.ends[style];
-  }
-
-  #smoothPeaks() {
-    const { map } = this.explorer;
-    const { height, width } = this.image;
-    const peak = (step) =>
-      map.smooth(this.distribution(step), this.run, height, width).reduce((most, value) => Math.max(most, value), 0);
-    return this.caption.words.map((_, step) => peak(step));
+  /** The end of the scale of all maps of the caption: the greatest attention of all words. */
+  get scaleEnd() {
+    return Math.max(...this.shown.peaks) || 1;
   }
 
   #fillBeam() {
@@ -203,10 +192,10 @@ class Panel {
 
   /**
    * Show another caption of the beam.
-   * @param word, pins where to begin, the first word without pins by default.
+   * @param word, pins where to begin, the second word without pins by default.
    * @param lead whether the other runs follow to the same word.
    */
-  showCaption(rank, { word = 0, pins = [], lead = true } = {}) {
+  showCaption(rank, { word = START, pins = [], lead = true } = {}) {
     const focused = this.words.contains(document.activeElement);
     Object.assign(this.state, { caption: rank, word, pins });
     const { words } = this.caption;
@@ -336,7 +325,7 @@ class Panel {
     for (let step = 0; step < steps; step++) {
       const chosen = this.caption.chosen[step];
       const values = this.distribution(step);
-      const colored = map.colored(values, this.scaleEnd("cells"));
+      const colored = map.colored(values, this.scaleEnd);
       if (chosen !== null) colored.fill(255, 4 * chosen, 4 * chosen + 4);
       context.putImageData(new ImageData(colored, this.locations, 1), 0, step);
     }
@@ -381,6 +370,7 @@ class Panel {
     if (betas !== null) parts.push(`weight of the image (β) ${fixed(betas[step])}`);
     if (location !== null) parts.push(`${symbol} ${fixed(attention[location], 4)} in ${where(location)}`);
     else if (chosen[step] !== null) parts.push(`chose ${where(chosen[step])}, α ${fixed(attention[chosen[step]], 3)}`);
+    else if (attention[strongest] * this.locations < this.explorer.map.constants.nearlyEven) parts.push("nearly even");
     else parts.push(`strongest in ${where(strongest)}`);
     parts.push(`spread over ${Math.round(Math.exp(entropy))} of ${this.locations} cells`);
     if (![this.kind, this.explorer.kinds[0]].includes(this.explorer.attention)) parts.push(`has no ${this.explorer.attention}`);

@@ -54,7 +54,7 @@ class Stage {
       context.putImageData(pixels, 0, 0);
     } else {
       const values = map[style](panel.distribution(step), run, height, width);
-      const end = panel.scaleEnd(style);
+      const end = panel.scaleEnd;
       context.putImageData(new ImageData(map.painted(pixels.data, values, end, opacity), width, height), 0, 0);
       this.#drawScale(end);
     }

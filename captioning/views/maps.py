@@ -1,10 +1,9 @@
-"""Alphas as pictures: smoothed over the view, and painted on it by light alone or by light and colour."""
+"""Alphas as pictures: smoothed over the view, and painted on it in colour or, as in the paper, in white on grey."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
 from typing import Literal
 
 import numpy as np
@@ -18,12 +17,13 @@ Style = Literal["color", "paper"]
 SIGMA_OF_SIDE = 20 / 224
 SIGMA_OF_CELL = 20 / 16
 
-DIM_BELOW = 3.0  # times even attention; a map with a lower maximum does not reach full brightness
+NEARLY_EVEN = 2.0  # times even attention; a map with a lower maximum prefers no location
+_LUMINANCE = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # of red, green and blue (ITU-R BT.601)
 _COLORMAP = "inferno"  # perceptually uniform, safe for colour-blind readers, and monotonic in grey print
 
 LOOKS: dict[Style, dict[str, float]] = {
-    "color": {"dim": 0.6, "opacity": 0.5},
-    "paper": {"dim": 0.35, "opacity": 0.0},
+    "color": {"dim": 0.4, "opacity": 0.5},
+    "paper": {"dim": 0.25, "opacity": 0.7},
 }
 """How a map shows on the view: its brightness where there is no attention, and the opacity of the map's colour where
 there is most."""
@@ -34,13 +34,14 @@ def smooth_alphas(alpha: ArrayLike, cells: CellGrid) -> NDArray[np.float32]:
 
     The blur is the authors' (20 pixels on 224), but never more than theirs in cells (1.25), so that the map of a single
     cell has its maximum inside that cell on every grid. Beyond the outermost cells the map falls to the least alpha.
+    Differs from the paper: the blurred map is stretched, so that its values are those of the alphas.
 
     Args:
         alpha: (L,).
         cells: The L cells; ``cells.scaled(size)`` for a map of another size.
 
     Returns:
-        (height, width) on the scale of the alphas: even alphas of 1/L give 1/L everywhere.
+        (height, width), from the least to the greatest alpha.
     """
     sigma = SIGMA_OF_SIDE * min(cells.size)
     down, across = (
@@ -48,7 +49,8 @@ def smooth_alphas(alpha: ArrayLike, cells: CellGrid) -> NDArray[np.float32]:
         for n, offset, stride, pixels in zip(cells.grid_size, cells.offset, cells.stride, cells.size, strict=True)
     )
     values = np.asarray(alpha, dtype=np.float32).reshape(cells.grid_size)
-    return down @ values @ across.T + values.min() * (1 - np.outer(down.sum(axis=1), across.sum(axis=1)))
+    blurred = down @ values @ across.T + values.min() * (1 - np.outer(down.sum(axis=1), across.sum(axis=1)))
+    return values.min() + (blurred - blurred.min()) * (np.ptp(values) / max(float(np.ptp(blurred)), 1e-12))
 
 
 @functools.lru_cache(maxsize=16)
@@ -66,30 +68,28 @@ def _weights(n: int, offset: float, stride: float, pixels: int, sigma: float) ->
     return np.sum([np.diff(np.vectorize(math.erf)(distance)) / 2 for distance in distances], 0).astype(np.float32)
 
 
-def scale_end(maxima: Iterable[float], locations: int) -> float:
-    """Return the attention that is painted brightest: the median of all maps' maxima, or three times even attention.
-
-    So weak maps look weak beside strong ones, even attention stays dim, and one very strong map does not darken the
-    others. Stronger attention is painted alike.
-    """
-    return max(float(np.median([*maxima] or [0.0])), DIM_BELOW / locations)
+def is_nearly_even(alpha: NDArray[np.float32]) -> bool:
+    """Return whether no location has twice as much as even attention would give it."""
+    return bool(alpha.max() * alpha.size < NEARLY_EVEN)
 
 
 def paint(view: NDArray[np.float32], smooth: NDArray[np.float32], end: float, style: Style) -> NDArray[np.uint8]:
-    """Return the view under a map: dimmed where there is no attention, and in its own light at the end of the scale.
+    """Return the view under a map: dimmed where there is no attention, and lit and coloured at the end of the scale.
 
-    The colour style adds the map's colours. Differs from the paper: the white mask of Fig. 3 is 80 % opaque and hides
-    what it points at.
+    The paper's style is white on a grey view. Differs from the paper: its white is 80 % opaque and hides what it points
+    at.
 
     Args:
         view: (.., 3) in 0..1.
         smooth: (..), attention.
-        end: The end of the scale (``scale_end``).
+        end: The attention that is painted brightest.
         style: Key of ``LOOKS``.
     """
     look = LOOKS[style]
     strength = (smooth / np.float32(end)).clip(max=1)
     colors = map_colors()[128 + (strength * 127).astype(np.uint8)]  # the bright half: opacity makes weak ones faint
+    if style == "paper":
+        view, colors = (view @ _LUMINANCE)[..., None], np.ones_like(colors)
     light, opacity = (look["dim"] + (1 - look["dim"]) * strength)[..., None], look["opacity"] * strength[..., None]
     painted = view * light * (1 - opacity) + colors * opacity
     return (painted * 255).astype(np.uint8)

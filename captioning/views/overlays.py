@@ -15,7 +15,7 @@ from PIL import Image
 from captioning.cells import CellGrid
 from captioning.errors import warn_once
 from captioning.trace import AttentionTrace
-from captioning.views.maps import Style, paint, scale_end, smooth_alphas
+from captioning.views.maps import Style, is_nearly_even, paint, smooth_alphas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _COLUMNS = 7
 _PANEL = 1.75  # inches, a panel's longer side
 _PLACE = 0.75  # inches, the least width for a word, whose panel may be narrower; for a word with numbers 1.3
-_FIGURE = 4.8  # inches, the least width, that of the scale with its text
-_GAP, _ABOVE, _BELOW, _MARGIN = 0.09, 0.27, 0.22, 0.3  # inches between panels, above, below with numbers, around all
+_FIGURE = 6.2  # inches, the least width, that of the scale with its text
+_GAP, _ABOVE, _NOTE, _MARGIN = 0.09, 0.27, 0.13, 0.3  # inches between panels, above, a line below, around all
 _LINE, _LETTER = 0.2, 0.13  # inches, of the caption
 _PIXELS = 448  # most of a panel's longer side
 _GREY = "0.35"
@@ -59,25 +59,30 @@ def attention_figure(
 ) -> Figure:
     """Return the image and its caption, followed by a panel per word with the attention over the model's view.
 
-    All maps have one scale, whose end is written at the bottom. If hard attention chose a cell, that cell alone is
-    painted, and outlined. With ``heads`` there is a panel for each head. Save with ``save_figure``; the figure is not
-    registered with pyplot.
+    All maps of attention have one scale, which ends at the greatest attention of all words and is written at the
+    bottom; so have those of evidence. If hard attention chose a cell, that cell alone is painted, and outlined. Beneath
+    a map that prefers no location stands "nearly even". With ``heads`` there is a panel for each head. Save with
+    ``save_figure``; the figure is not registered with pyplot.
 
     Args:
         photo: The whole image, on which the first model's view is outlined.
         words: T words.
         looks: Where models looked at these words, drawn one beneath the other, by the names that stand beside the maps.
-        style: "color": the map's colours on the image. "paper": light alone, as in the paper's Fig. 3.
+        style: "color": the map's colours on the image. "paper": white on the grey image, as in the paper's Fig. 2.
         text: The caption as written; by default the words with spaces between them.
         heads: Show the attention of each head beneath their mean.
-        details: Write beta and the map's maximum beneath each panel, and show the evidence beneath the alphas.
+        details: Write beta and the greatest attention beneath each panel, and show the evidence beneath the alphas.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     photo, first_look = photo.convert("RGB"), next(iter(looks.values()))
     maps = [row for label, look in looks.items() for row in _maps(label, look, photo, heads=heads, details=details)]
-    end = scale_end((float(smooth.max()) for row in maps for smooth in row.smooth), first_look.trace.alphas.shape[1])
+    ends: dict[str, float] = {}  # of the scales of attention and evidence
+    for row in maps:
+        spread = [weights.max() for weights, cell in zip(row.weights, row.chosen, strict=True) if cell is None]
+        ends[row.kind] = float(max([ends.get(row.kind, 0.0), *spread]))
+    notes = [row.notes(details) for row in maps]
 
     # The image takes the place of two by two panels, unless all words fit beside it.
     one_line = len(maps) == 1 and len(words) < _COLUMNS
@@ -87,15 +92,16 @@ def attention_figure(
     columns = max(photo_columns, -(-count // lines))
     places = [(y, x) for y in range(lines) for x in range(columns) if y >= photo_lines or x >= photo_columns]
 
-    (down, right), below = maps[0].cells.size, _BELOW if details else _GAP
+    (down, right), lines_below = maps[0].cells.size, max((len(note) for row in notes for note in row), default=0)
+    below = _GAP + _NOTE * lines_below
     aspect = right / down
     width, height = _PANEL * min(1.0, aspect), _PANEL / max(1.0, aspect)  # of a panel, in inches
     place = max(width, 1.3 if details else _PLACE)
-    line = _ABOVE + len(maps) * (height + below)
+    line_height = _ABOVE + len(maps) * (height + below)
     across = max(_FIGURE, 2 * _MARGIN + columns * (place + _GAP))
     caption = textwrap.fill(" ".join(words) if text is None else text, width=int((across - 2 * _MARGIN) / _LETTER))
     above = _MARGIN + _ABOVE + _LINE * caption.count("\n")
-    size = across, _MARGIN - _ABOVE + above + lines * line
+    size = across, _MARGIN - _ABOVE + above + lines * line_height
     figure = Figure(figsize=size, dpi=150, facecolor="white")
     FigureCanvasAgg(figure)
 
@@ -107,31 +113,29 @@ def attention_figure(
         return axes
 
     figure.suptitle(caption, y=1 - 0.1 / size[1], fontsize=12, weight="bold", va="top", parse_math=False)
-    photo_size = photo_columns * (place + _GAP) - (_GAP if one_line else _MARGIN), photo_lines * line - _ABOVE - below
+    photo_size = (
+        photo_columns * (place + _GAP) - (_GAP if one_line else _MARGIN),
+        photo_lines * line_height - _ABOVE - below,
+    )
     _draw_photo(panel(0, 0, *photo_size), photo, first_look.region)
     for step, word in enumerate(words):
-        row, column = places[step]
-        is_first = step == 0 or row > places[step - 1][0]
-        for number, (label, background, smooth, on_view, seen) in enumerate(maps):
+        line, column = places[step]
+        is_first = step == 0 or line > places[step - 1][0]
+        for number, row in enumerate(maps):
             left = column * (place + _GAP) + (place - width) / 2
-            axes = panel(row * line + number * (height + below), left, width, height)
-            axes.imshow(paint(background, smooth[step], end, style), aspect="auto")
+            axes = panel(line * line_height + number * (height + below), left, width, height)
+            axes.imshow(row.painted(step, ends[row.kind] or 1.0, style), aspect="auto")
             if number == 0:
                 letters = 10 * place  # that fit
                 axes.set_title(
                     word, fontsize=max(5.0, 11 * min(1.0, letters / max(1, len(word)))), pad=4, parse_math=False
                 )
             if len(maps) > 1 and is_first:
-                axes.set_ylabel(label, fontsize=8, color=_GREY)
-            if (location := seen.chosen()[step]) is not None:
-                _outline(axes, _cell(on_view, location))
-            if details:
-                first = number == 0 or maps[number - 1].trace is not seen
-                beta = (
-                    f"\N{GREEK SMALL LETTER BETA} {seen.betas[step]:.2f} · " if first and seen.betas is not None else ""
-                )
-                axes.set_xlabel(f"{beta}at most {smooth[step].max():.2g}", fontsize=8, color=_GREY, labelpad=2)
-    _draw_scale(figure, end, style)
+                axes.set_ylabel(row.label, fontsize=8, color=_GREY)
+            if (location := row.chosen[step]) is not None:
+                _outline(axes, _cell(row.cells, location))
+            axes.set_xlabel("\n".join(notes[number][step]), fontsize=8, color=_GREY, labelpad=2)
+    _draw_scale(figure, ends, style)
     return figure
 
 
@@ -154,19 +158,40 @@ class _Map(NamedTuple):
     """A row of panels, one for each word."""
 
     label: str
+    kind: str  # attention or evidence
     background: NDArray[np.float32]  # the model's view of the photo
-    smooth: list[NDArray[np.float32]]
+    weights: NDArray[np.float32]  # (T, L), attention
     cells: CellGrid  # on the background
-    trace: AttentionTrace
+    chosen: list[int | None]  # the cell that is painted alone
+    betas: NDArray[np.float32] | None
+
+    def painted(self, step: int, end: float, style: Style) -> NDArray[np.uint8]:
+        weights, cell = self.weights[step], self.chosen[step]
+        if cell is not None:
+            weights, end = np.arange(weights.size) == cell, 1.0
+        return paint(self.background, smooth_alphas(weights, self.cells), end, style)
+
+    def notes(self, details: bool) -> list[list[str]]:
+        """Return the lines beneath the panel of each word."""
+        notes: list[list[str]] = []
+        for step, (weights, cell) in enumerate(zip(self.weights, self.chosen, strict=True)):
+            most = f"at most {weights.max():#.2g}" if cell is None else f"{weights[cell]:#.2g} there"
+            beta = "" if self.betas is None else f"\N{GREEK SMALL LETTER BETA} {self.betas[step]:.2f} · "
+            notes.append([beta + most] * details + ["nearly even"] * (cell is None and is_nearly_even(weights)))
+        return notes
 
 
 def _maps(name: str, look: Look, photo: Image.Image, *, heads: bool, details: bool) -> list[_Map]:
     """Return the rows of panels of a model."""
     trace, background = look.trace.map(np.asarray), _background(photo, look.region)
     on_view, named = look.cells.scaled(background.shape[:2]), _named_maps(trace, heads=heads, details=details)
-    labels = [": ".join(filter(None, (name, kind * (len(named) > 1)))) for kind in named]
-    smooth = [[smooth_alphas(weights, on_view) for weights in of_words] for of_words in named.values()]
-    return [_Map(label, background, row, on_view, trace) for label, row in zip(labels, smooth, strict=True)]
+    rows: list[_Map] = []
+    for kind, weights in named.items():
+        label = ": ".join(filter(None, (name, kind * (len(named) > 1))))
+        of = "evidence" if weights is trace.evidence else "attention"
+        chosen = [cell if weights is trace.alphas else None for cell in trace.chosen()]
+        rows.append(_Map(label, of, background, weights, on_view, chosen, None if rows else trace.betas))
+    return rows
 
 
 def _named_maps(trace: AttentionTrace, *, heads: bool, details: bool) -> dict[str, NDArray[np.float32]]:
@@ -174,9 +199,8 @@ def _named_maps(trace: AttentionTrace, *, heads: bool, details: bool) -> dict[st
     if heads:
         count = trace.heads.shape[1]
         return {f"mean of {count} heads": trace.alphas} | {f"head {k + 1}": trace.heads[:, k] for k in range(count)}
-    chosen = trace.locations[:, None] == np.arange(trace.alphas.shape[1])  # (T, L)
-    looked = {"attention": np.where(chosen.any(axis=1, keepdims=True), chosen, trace.alphas)}
-    return looked | {"where the word came from": trace.evidence} if details and trace.evidence is not None else looked
+    evidence = {"evidence": trace.evidence} if details and trace.evidence is not None else {}
+    return {"attention": trace.alphas} | evidence
 
 
 def _background(photo: Image.Image, region: Box) -> NDArray[np.float32]:
@@ -204,14 +228,14 @@ def _draw_photo(axes: Axes, photo: Image.Image, region: Box) -> None:
     axes.set_anchor("N")
 
 
-def _draw_scale(figure: Figure, end: float, style: Style) -> None:
+def _draw_scale(figure: Figure, ends: Mapping[str, float], style: Style) -> None:
     """Draw the scale of all maps at the bottom."""
     width, height = figure.get_figwidth(), figure.get_figheight()
     axes = figure.add_axes((_MARGIN / width, 0.15 / height, min(1.2, width / 4) / width, 0.1 / height))
     white, ramp = np.ones((1, 256, 3), dtype=np.float32), np.linspace(0, 1, 256, dtype=np.float32)[None]
     axes.imshow(paint(white, ramp, 1.0, style), aspect="auto")
     axes.set_axis_off()
-    text = f"attention per location, from 0 to {end:.2g} and above"
+    text = "; ".join(f"{kind} per location, from 0 to {end or 1:#.2g}" for kind, end in ends.items())
     figure.text((min(1.2, width / 4) + 1.5 * _MARGIN) / width, 0.2 / height, text, size=8, color=_GREY, va="center")
 
 

@@ -89,9 +89,9 @@ class ImageCaptioner(Generic[Model]):
         """Return the caption of an image, or the captions of several in their order. ``captioner(images)`` is the same.
 
         Args:
-            images: One image or several. An image is a path, a PIL image, the bytes of an image file, an array (height,
-                width, 3) or a tensor (3, height, width), uint8 or floating-point in 0 .. 1. An array or a tensor with
-                four dimensions is a batch.
+            images: One image or several. An image is a path, a PIL image, the bytes of an image file, an open file or
+                upload, an array (height, width, 3) or a tensor (3, height, width), uint8 or floating-point in 0 .. 1.
+                An array or a tensor with four dimensions is a batch.
             batch_size: Number of images that go through the model together.
             options: Fields of ``DecodingOptions`` such as ``beam_size=5``. Others keep their values in
                 ``self.options``, as does an option that is None.
@@ -131,7 +131,7 @@ class ImageCaptioner(Generic[Model]):
         sources = iter(images)
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes without the GIL
 
-            def read() -> list[tuple[ImageSource, Future[list[Image.Image]]]]:
+            def read() -> list[tuple[ImageSource, Future[tuple[ImageSource, list[Image.Image]]]]]:
                 batch = itertools.islice(sources, batch_size)
                 return [(source, pool.submit(views_of, source, self.model.preprocessings)) for source in batch]
 
@@ -142,7 +142,7 @@ class ImageCaptioner(Generic[Model]):
                 for source, views in batch:
                     error = views.exception()
                     if error is None:
-                        readable.append((source, views.result()))
+                        readable.append(views.result())
                     elif on_error is None or not isinstance(error, InputError):
                         raise error
                     else:
@@ -177,7 +177,7 @@ class ImageCaptioner(Generic[Model]):
         results: list[Caption] = []
         for number, start in enumerate(range(0, len(images), _BATCH_SIZE)):
             sources, texts = images[start:][:_BATCH_SIZE], captions[start:][:_BATCH_SIZE]
-            batch = [(source, views_of(source, self.model.preprocessings)) for source in sources]
+            batch = [views_of(source, self.model.preprocessings) for source in sources]
             ids = [self.vocabulary.encode(words) for words in texts]
             for words, (caption,) in zip(texts, self._decoded(batch, options, number, ids), strict=True):
                 text = self.vocabulary.tokenizer.join(words)

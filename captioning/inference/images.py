@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,20 +15,39 @@ from torch import Tensor
 
 from captioning.data.images import formats, load_image, rgb, unreadable
 from captioning.data.transforms import Preprocessing
-from captioning.errors import InputError
+from captioning.errors import InputError, one_line
 from captioning.inference.caption import Photo
 
-ImageSource = str | os.PathLike[str] | Image.Image | bytes | NDArray[Any] | Tensor
-"""A path, a PIL image, the bytes of an image file, an array (height, width, 1, 3 or 4) or (height, width), or a tensor
-(1, 3 or 4, height, width) or (height, width); numbers are uint8, or floating-point in 0 .. 1."""
+ImageSource = str | os.PathLike[str] | Image.Image | bytes | IO[bytes] | NDArray[Any] | Tensor
+"""A path, a PIL image, the bytes of an image file, an open file or upload, an array (height, width, 1, 3 or 4) or
+(height, width), or a tensor (1, 3 or 4, height, width) or (height, width); numbers are uint8 or floats in 0 .. 1."""
 
-_ACCEPTED = "a path, a PIL image, the bytes of an image file, an array or a tensor"
+_ACCEPTED = "a path, a PIL image, the bytes of an image file, an open file, an array or a tensor"
 _PHOTO_SIDE = 768  # pixels of a photograph's shorter side, about what a figure shows
 
 
-def views_of(source: ImageSource, preprocessings: Sequence[Preprocessing]) -> list[Image.Image]:
-    """Return the pixels that the models see of an image, for each preprocessing; an InputError if it is none."""
-    return [preprocessing.view(open_image(source, preprocessing.resize)) for preprocessing in preprocessings]
+def views_of(source: ImageSource, preprocessings: Sequence[Preprocessing]) -> tuple[ImageSource, list[Image.Image]]:
+    """Return the image as it can be opened again, and the pixels that the models see of it, for each preprocessing.
+
+    An InputError if it is none.
+    """
+    source = _without_file(source)
+    return source, [preprocessing.view(open_image(source, preprocessing.resize)) for preprocessing in preprocessings]
+
+
+def _without_file(source: Any) -> ImageSource:
+    """Return an open file's or an upload's bytes from its start, because it may be closed soon; others as they are."""
+    if not hasattr(source, "read"):
+        return bytes(source) if isinstance(source, (bytearray, memoryview)) else source
+    file, reason = getattr(source, "file", source), "it is not open in binary mode"  # uploads of FastAPI are async
+    try:
+        with suppress(OSError, AttributeError):  # a stream cannot go back
+            file.seek(0)
+        if isinstance(content := file.read(), bytes):
+            return content
+    except (OSError, ValueError) as error:
+        reason = one_line(error)
+    raise InputError(f"image: {type(source).__name__} that cannot be read ({reason}); open the file with mode 'rb'")
 
 
 def photo_of(source: ImageSource, preprocessing: Preprocessing) -> Photo:
@@ -38,9 +58,9 @@ def photo_of(source: ImageSource, preprocessing: Preprocessing) -> Photo:
 
 def is_one(images: ImageSource | Iterable[ImageSource]) -> bool:
     """Return whether this is one image, False for several, also in one array; an InputError if it is neither."""
-    if isinstance(images, (np.ndarray, Tensor)):
+    if isinstance(images, Tensor) or (isinstance(images, np.ndarray) and images.dtype.kind not in "OUS"):  # paths
         return images.ndim != 4
-    if isinstance(images, (str, os.PathLike, Image.Image, bytes)):
+    if isinstance(images, (str, os.PathLike, Image.Image, bytes, bytearray, memoryview)) or hasattr(images, "read"):
         return True
     if isinstance(images, dict) or not isinstance(images, Iterable):
         raise InputError(f"images: an image is {_ACCEPTED}, or give several of them, got {type(images).__name__}")

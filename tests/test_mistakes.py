@@ -27,6 +27,7 @@ def workdir(tmp_path_factory) -> Iterator[Path]:
     (folder / "bad.yaml").write_text("model: 1\n  data: [\n")
     (folder / "list.yaml").write_text("- a\n")
     (folder / "seed.yaml").write_text("seed_everything: -1\n")
+    (folder / "places.yaml").write_text("checkpoint: {dirpath: big_disk}\n")
     (folder / "section.yaml").write_text("modle: {bound_samples: 3}\n")
     (folder / "argument.yaml").write_text("model: {encoder: {class_path: ConvEncoder, init_args: {chanels: [4]}}}\n")
     (folder / "notes.txt").write_text("not a model\n")
@@ -43,6 +44,7 @@ def workdir(tmp_path_factory) -> Iterator[Path]:
 
 
 FIT = "fit --config tiny.yaml "
+IN_RUNS = ": checkpoints and logs of a run are in RUNS/NAME; give --runs and --name"
 MISTAKES = {
     # commands and files; test_startup has those that are found before torch is imported
     "fit": "the following arguments are required: model.encoder, model.decoder, data.source",
@@ -78,6 +80,15 @@ MISTAKES = {
     FIT + "--trainer.overfit_batches 1": "makes the batches; give --config configs/overlays/overfit.yaml",
     FIT + "--trainer.precision bf16-true": "weights are trained in float32; take bf16-mixed",
     FIT + "--trainer.precision 16-true": "weights are trained in float32; take 16-mixed",
+    FIT + "--trainer.enable_checkpointing false": "a run keeps its best and its last weights; to try something",
+    FIT + "--checkpoint.dirpath big_disk": "--checkpoint.dirpath" + IN_RUNS,
+    FIT + "--last.dirpath=big_disk": "--last.dirpath" + IN_RUNS,
+    FIT + "--trainer.default_root_dir big_disk": "--trainer.default_root_dir" + IN_RUNS,
+    FIT + "--config places.yaml": "--checkpoint.dirpath" + IN_RUNS,
+    FIT + "--trainer.logger CSVLogger --trainer.logger.save_dir logs": "--trainer.logger.save_dir" + IN_RUNS,
+    FIT + "--trainer.accumulate_grad_batches 0": "--trainer.accumulate_grad_batches must be at least 1, got 0",
+    FIT + "--trainer.max_time 1": "`Timer(duration='1')` is not a valid duration",
+    FIT + "--trainer.limit_val_batches 3.5": "invalid value 3.5 for limit_val_batches",
     FIT + "--data.augmentation.random_crop true": "data.augmentation.random_crop: this encoder sees the whole image",
     FIT + "--data.source.root nowhere --data.source KarpathySource --data.source.json_path no.json "
     "--data.source.image_dir .": "no.json: missing; see data/README.md",
@@ -85,6 +96,7 @@ MISTAKES = {
     # models
     "test": "captioning test: name a model with --ckpt_path",
     "test --ckpt_path runs/soft": "is a folder",
+    "test --ckpt_path runs/soft/checkpoints/best.ckpt --config tiny.yaml --trainer.default_root_dir x": "by --results",
     "test --ckpt_path notes.txt --config tiny.yaml": "notes.txt: ",
     "test --ckpt_path foreign.ckpt --config tiny.yaml": "foreign.ckpt: not a checkpoint of this project",
     "caption photo.png --model runs/soft/checkpoints/best.ckpt --json notes.txt/x": "notes.txt/x",

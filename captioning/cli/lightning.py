@@ -8,22 +8,23 @@ import itertools
 import json
 import logging
 import os
+import re
 import secrets
 import shlex
 import signal
 import sys
+import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import yaml
 from jsonargparse import Namespace
 from pytorch_lightning import callbacks
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import WandbLogger
-from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from captioning.checkpoint.io import read_checkpoint
 from captioning.checkpoint.load import read_members, read_model
@@ -39,7 +40,7 @@ from captioning.evaluation.metrics import METRICS, better, few, log_key
 from captioning.files import read_config, write_text
 from captioning.kernels.machine import best_precision
 from captioning.provenance import provenance
-from captioning.run_folder import RunFolder
+from captioning.run_folder import RunFolder, flat
 from captioning.training import (
     BestCheckpoint,
     CaptionDataModule,
@@ -48,6 +49,7 @@ from captioning.training import (
     LogLines,
     StopOnRequest,
     Throughput,
+    start_loggers,
 )
 
 _FOLDER = "CAPTIONING_RUN_FOLDER"  # an environment variable, by which the first process tells the others the folder
@@ -66,11 +68,22 @@ def run(name: str, args: list[str]) -> LightningCLI:
     try:
         cli = Fit(args) if name == "fit" else ScoreCommand(name, args)
         cli.start()
-    except (MisconfigurationException, yaml.YAMLError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not str(error).startswith("Error(s) in loading state_dict"):
+    except Exception as error:
+        if not _refused_by_library(error):
             raise
         raise InputError(one_line(error, 400)) from error
     return cli
+
+
+def _refused_by_library(error: Exception) -> bool:
+    """Return whether an error is a library's own or raised by its own check. Others are faults, with a traceback."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    names = type(error).__module__, frame.f_globals.get("__name__", "")
+    of, raised_in = (
+        name.partition(".")[0] in ("pytorch_lightning", "lightning_fabric", "wandb", "yaml") for name in names
+    )
+    checked = raised_in and isinstance(error, (ValueError, TypeError, ImportError, RuntimeError))
+    return of or checked or str(error).startswith("Error(s) in loading state_dict")
 
 
 def _quieten() -> None:
@@ -137,14 +150,17 @@ class CommandLine(LightningCLI):
         except InputError:
             raise
         except (ValueError, TypeError, ImportError) as error:  # an argument that a class refuses, an unknown strategy
-            raise InputError(one_line(error, 400)) from error
+            text = str(error).partition("\n  - Expected a")[0]  # jsonargparse lists all that a value could have been
+            text = text[max(text.rfind("Problem with given class_path"), 0) :]
+            raise InputError(" ".join(text.split())[:400]) from error
         self.datamodule.seed = int(self.config.seed_everything or 0)
         self._dump_config()
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Return the trainer with the callbacks of every run that the configuration neither has nor turns off."""
         trainer = self.config_init.trainer
-        chosen, bar, summary = list(trainer.callbacks or []), callbacks.ProgressBar, callbacks.ModelSummary
+        given, bar, summary = trainer.callbacks or [], callbacks.ProgressBar, callbacks.ModelSummary
+        chosen = [*given] if isinstance(given, list) else [given]
         enabled = {bar: trainer.enable_progress_bar, summary: trainer.enable_model_summary}
         for callback in self.own_callbacks:
             kind = next((kind for kind in enabled if isinstance(callback, kind)), type(callback))
@@ -187,6 +203,7 @@ class Fit(CommandLine):
         parser.add_lightning_class_args(BestCheckpoint, "checkpoint")
         parser.add_lightning_class_args(callbacks.ModelCheckpoint, "last")
         parser.add_lightning_class_args(callbacks.EarlyStopping, "early_stopping")
+        parser.link_arguments("runs", "trainer.logger.init_args.save_dir")  # which some loggers require
         parser.set_defaults(
             {
                 "checkpoint.monitor": "val/bleu4",
@@ -212,8 +229,8 @@ class Fit(CommandLine):
         """Choose the folder of the run: that of the resumed one, or the first free one of NAME, NAME-2 .."""
         self.is_first = getattr(pl.utilities.rank_zero_only, "rank", 0) == 0  # no trainer yet that knows its rank
         self.stop, config = StopOnRequest(), self.config
-        _refuse_what_training_cannot_do(config)
         files = [read_config(Path(str(getattr(path, "absolute", path)))) for path in config.config or ()]
+        _refuse_what_training_cannot_do(config, self.options, files)
         for name in ("checkpoint", "early_stopping"):
             given = {key: "" for key in ("monitor", "mode") if f"--{name}.{key}" in self.options}
             mode = None
@@ -281,8 +298,7 @@ class Fit(CommandLine):
             "seed": seed,
             "provenance": provenance(command=shlex.join(sys.argv), seed=seed),
         }
-        for logger in trainer.loggers:
-            logger.log_hyperparams(self.config_dump | labels)
+        start_loggers(trainer.loggers, self.config_dump | labels)
         code = 0
         try:
             trainer.fit(self.model, self.datamodule, ckpt_path=self.config.ckpt_path, weights_only=True)
@@ -299,16 +315,29 @@ class Fit(CommandLine):
             print(f"to go on: captioning fit {shlex.join(words)}", file=sys.stderr, flush=True)
             raise SystemExit(code)
         best: Any = trainer.checkpoint_callbacks[0]
-        if best.best_model_score is not None and trainer.is_global_zero:
+        if not trainer.is_global_zero:
+            return
+        if best.best_model_score is not None:
             score = f"{best.monitor} {float(best.best_model_score):.2f}{few(len(self.model.results))}"
             print(f"best checkpoint: {best.best_model_path} ({score})")
-            if any(self.folder.glob("wandb/offline-run-*")):
-                print(f"wandb ran offline; to upload: wandb sync {shlex.quote(str(self.folder))}/wandb/offline-run-*")
+        elif not best.best_model_path and best.save_top_k:
+            steps = f"in {trainer.global_step} steps of training"
+            print(f"no best checkpoint: none was due while there was a value of {best.monitor}, {steps}")
+        if any(self.folder.glob("wandb/offline-run-*")):
+            print(f"wandb ran offline; to upload: wandb sync {shlex.quote(str(self.folder))}/wandb/offline-run-*")
 
 
-def _refuse_what_training_cannot_do(config: Any) -> None:
+def _refuse_what_training_cannot_do(config: Any, options: Iterable[str], files: list[dict[str, Any]]) -> None:
     """Raise an InputError for options of Lightning's that this training has no meaning for, before it has files."""
     best, trainer = config.checkpoint, config.trainer
+    of_users = [flat(file).items() for file in files if not {"name", "runs"} <= file.keys()]  # fit writes these two
+    for option in (*(option[2:] for option in options), *(key for file in of_users for key, value in file if value)):
+        if re.fullmatch(r"(checkpoint|last)\.dirpath|trainer\.(default_root_dir|logger\b.*\.(save_)?dir)", option):
+            raise InputError(f"--{option}: checkpoints and logs of a run are in RUNS/NAME; give --runs and --name")
+    check_range(1, **{"--trainer.accumulate_grad_batches": trainer.accumulate_grad_batches})
+    if trainer.enable_checkpointing is False:
+        instead = "to try something out, give --data.limit_images and --runs"
+        raise InputError(f"--trainer.enable_checkpointing false: a run keeps its best and its last weights; {instead}")
     if trainer.overfit_batches:
         instead = "give --config configs/overlays/overfit.yaml, or --data.limit_images"
         raise InputError(f"--trainer.overfit_batches: the sampler makes the batches; {instead}")
@@ -438,6 +467,8 @@ class ScoreCommand(CommandLine):
         """Choose the folder for the results: the run's, or one in it for another context, an ensemble, other data."""
         words, run = self.words, self.run
         stem = Path(self.saved.path.rpartition("/")[2] or "model").stem
+        if self.config.trainer.default_root_dir is not None:
+            raise InputError("--trainer.default_root_dir: the folder of what is scored is given by --results")
         folder = run.path if run is not None else Path(words.runs or "runs", "scored", stem)
         if self.config.model.inference not in (None, self.saved.captioner.decoder.attention.inference):
             folder /= self.config.model.inference

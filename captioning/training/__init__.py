@@ -2,6 +2,7 @@
 
 from captioning.training.callbacks import BestCheckpoint, CaptionSamples, LogLines, StopOnRequest, Throughput, Unfreeze
 from captioning.training.datamodule import CaptionDataModule
+from captioning.training.loggers import start_loggers
 from captioning.training.module import CaptioningModule
 from captioning.training.schedules import WarmupCosine
 
@@ -15,4 +16,5 @@ __all__ = [
     "Throughput",
     "Unfreeze",
     "WarmupCosine",
+    "start_loggers",
 ]

@@ -1,0 +1,100 @@
+"""What Lightning, wandb and other libraries refuse when a run starts: one line, and a fault keeps its traceback."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import wandb
+from helpers_faults import command, refused
+from helpers_runs import tiny_config
+from helpers_training import enter
+
+from captioning.cli import IMPORTED
+
+FIT = ["fit", "--config", "tiny.yaml"]
+OWN = """
+from pytorch_lightning import Callback
+from pytorch_lightning.loggers import CSVLogger
+
+class Needs(CSVLogger):
+    def __init__(self, save_dir: str) -> None:
+        raise ModuleNotFoundError("needs nowhere; pip install nowhere")
+
+class Faulty(Callback):
+    def on_train_start(self, trainer, module) -> None:
+        raise ValueError("a fault")
+"""
+
+
+@pytest.fixture
+def workdir(tmp_path, monkeypatch) -> Iterator[Path]:
+    (tmp_path / "own.py").write_text(OWN)
+    yield enter(tmp_path, tiny_config(tmp_path / "shapes"), monkeypatch)
+    IMPORTED.clear()  # another command line of a user is another process
+
+
+@pytest.fixture
+def nobody(workdir, monkeypatch) -> None:
+    """Nobody is logged in to wandb, which reads its environment again."""
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.setenv(name, "")  # so that the end of the test restores it
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NETRC", str(workdir / "netrc"))
+    wandb.teardown()
+
+
+def test_what_lightning_refuses_when_training_starts_is_one_line(workdir, capsys):
+    assert "`val_check_interval` (500) must be less than" in refused(capsys, *FIT, "--trainer.val_check_interval", 500)
+
+
+def test_a_missing_library_of_a_logger_is_one_line(workdir, capsys):
+    line = refused(capsys, *FIT, "--import", "own", "--trainer.logger", "own.Needs")
+    assert line.endswith("Problem with given class_path 'own.Needs': needs nowhere; pip install nowhere")
+
+
+def test_a_fault_keeps_its_traceback(workdir):
+    with pytest.raises(ValueError, match="a fault"):
+        command(*FIT, "--import", "own", "--trainer.callbacks", "own.Faulty")
+
+
+def test_one_callback_is_a_list_of_one_and_a_logger_needs_no_folder(workdir):
+    command(*FIT, "--trainer.callbacks", "LearningRateMonitor", "--trainer.logger", "CSVLogger")
+    (file,) = Path("runs/tiny").rglob("metrics.csv")
+    with file.open() as rows:
+        assert "lr-Adam/pg1" in next(csv.reader(rows))
+    command(*FIT, "--config", "runs/tiny/config.yaml", "--name", "again")  # its own places are none of the user's
+    assert Path("runs/again/checkpoints/best.ckpt").is_file()
+
+
+def test_a_run_that_reaches_no_validation_says_that_it_kept_no_best_checkpoint(workdir, capsys):
+    command(*FIT, "--trainer.check_val_every_n_epoch", 5)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("no best checkpoint: none was due while there was a value of val/bleu4, in ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [("WANDB_API_KEY", "abc", "API key must have 40+ characters"), ("WANDB_MODE", "online", "No API key configured")],
+)
+def test_wandb_without_a_login_or_with_a_bad_key_is_one_line(nobody, monkeypatch, capsys, name, value, message):
+    monkeypatch.setenv(name, value)
+    line = refused(capsys, *FIT, "--trainer.logger", "true")
+    assert line.startswith("error: trainer.logger: WandbLogger: ") and message in line
+    assert line.endswith("WANDB_MODE=offline logs without an account, --trainer.logger false trains without it")
+
+
+@pytest.mark.slow
+def test_wandb_without_a_network_logs_offline(nobody, monkeypatch, capsys, caplog):
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "2")
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    command(*FIT, "--trainer.logger", "true")
+    assert "wandb does not answer, so this run logs offline" in caplog.text
+    assert (
+        capsys.readouterr().out.splitlines()[-1].startswith("wandb ran offline; to upload: wandb sync runs/tiny/wandb")
+    )
+    (folder,) = Path("runs/tiny/wandb").glob("offline-run-*")
+    assert list(folder.glob("*.wandb"))

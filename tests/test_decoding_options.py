@@ -63,6 +63,18 @@ def test_every_caption_begins_with_the_prefix_is_long_enough_and_repeats_nothing
         assert (caption.evidence is None) == (name == "ensemble")
 
 
+def test_samples_belong_to_their_image_differ_and_repeat_with_their_seed(captioners, images):
+    """With the most probable word alone to draw, all samples are the greedy caption of their image."""
+    drawn = captioners["soft"].caption(images, method="sample", samples=3, top_k=1)
+    greedy = captioners["soft"].caption(images, method="greedy")
+    assert [[c.text for c in all_of(caption)] for caption in drawn] == [[caption.text] * 3 for caption in greedy]
+    options = {"method": "sample", "samples": 6, "temperature": 9.0, "seed": 3}
+    first, again = (captioners["soft"].caption(images[:2], **options) for _ in range(2))
+    for one, other in zip(first, again, strict=True):
+        assert [c.text for c in all_of(one)] == [c.text for c in all_of(other)] and len(all_of(one)) == 6
+        assert len({c.text for c in all_of(one)}) > 2
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_the_n_best_are_the_beginning_of_the_beam(captioners, images, name):
     whole = captioners[name].caption(images[0], beam_size=5)

@@ -112,3 +112,20 @@ def test_holms_correction_of_a_case_computed_by_hand():
 )
 def test_a_difference_is_clear_only_where_interval_and_test_agree(p_value, low, high, clear):
     assert difference_of(p_value, low, high).clear == clear
+
+
+def test_a_system_does_not_differ_from_itself_and_draws_come_from_the_seed_alone():
+    references, system, better = corpus(images=13)
+    first, second = bleu_counts(system, references), bleu_counts(better, references)
+    for difference in differences(first, first, bleu_from_counts, resamples=50):
+        assert difference == Difference(Interval(0, 0, 0), 1, corrected=1)
+    one, again, other = (differences(first, second, bleu4, resamples=60, seed=seed) for seed in (4, 4, 5))
+    assert one == again != other
+
+
+def test_false_positives_are_as_rare_as_the_p_value_promises():
+    draw, positives = np.random.default_rng(6), 0
+    for trial in range(200):
+        first, second = (np.stack([draw.integers(0, 2, 50), np.ones(50, int)], axis=1) for _ in range(2))
+        positives += differences(first, second, percentage, resamples=199, seed=trial)[0].p_value <= 0.05
+    assert 1 <= positives <= 20

@@ -67,6 +67,15 @@ def test_a_byte_order_mark_changes_nothing(root):
     assert words[9] == [["soup", "is", "n't", "cold"]]
 
 
+def test_numbers_of_images_may_be_far_apart(root):
+    numbers = [9, 2**63 - 1]
+    images = [{"id": number, "file_name": f"{number}.jpg"} for number in numbers]
+    captions = [{"id": n, "image_id": number, "caption": f"a {n}"} for n, number in enumerate(numbers)]
+    write(root, "captions_val2017.json", images=images, annotations=captions)
+    index = CocoSource(str(root)).index("val")
+    assert index.image_ids.tolist() == numbers and [index.references(row) for row in range(2)] == [["a 0"], ["a 1"]]
+
+
 def test_the_validation_split_stands_in_for_the_test_split_and_the_log_says_so(root, caplog):
     with caplog.at_level(logging.WARNING):
         index = CocoSource(str(root)).index("test")

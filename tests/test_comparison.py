@@ -209,6 +209,9 @@ def test_speed_size_and_decoding_stand_side_by_side():
         soft, cell = cells(found, "Speed", row)
         assert (soft.text, cell.text) == ("", text)
     assert cells(found, "Speed", "Attention")[1].detail == "HardAttention, DotScore, SummedOutput"
+    own = {"class_path": "x.D", "init_args": {"attention": {"class_path": "mine.WideAttention"}}}
+    again = compare([run_of("a", settings={"model": {"decoder": own}}), hard], resamples=9)
+    assert cells(again, "Speed", "Attention")[0].text == "wide"
 
 
 def test_only_settings_that_differ_are_shown_and_not_where_a_run_lies():

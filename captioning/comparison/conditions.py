@@ -63,7 +63,7 @@ def attention_kind(settings: Mapping[str, Any]) -> str:
     names = flat(settings)
     if names.get("model.decoder.output") == "SummedOutput":
         return "summed"
-    return str(names.get("model.decoder.attention") or "").removesuffix("Attention").lower()
+    return str(names.get("model.decoder.attention") or "").rpartition(".")[2].removesuffix("Attention").lower()
 
 
 def settings_of(run: Run) -> dict[str, Any]:

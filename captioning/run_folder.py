@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from captioning.errors import InputError
 
 PLACES = (
     "name runs results config ckpt_path trainer.default_root_dir trainer.logger checkpoint.dirpath last.dirpath"
@@ -40,6 +43,27 @@ class RunFolder:
     def is_trained(self) -> bool:
         """Return whether a run has saved something here."""
         return self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+
+    def claim(self) -> bool:
+        """Take the folder for a run that starts; returns False if it is another's, which may have no checkpoint yet."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if not self.is_trained():
+                self.config.open("x").close()
+                return True
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be written ({error.strerror})") from error
+        return False
+
+    def release(self) -> None:
+        """Let another run take the folder if this one has saved nothing."""
+        if not self.is_trained():
+            self.config.unlink(missing_ok=True)
+            for folder in (self.path, self.path.parent):
+                with suppress(OSError):  # it has other files
+                    folder.rmdir()
 
 
 def flat(settings: Mapping[str, Any], without: Iterable[str] = ()) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from captioning.errors import InputError, printable
 
-PROGRESS = "run folder|drawing|epoch|best checkpoint|BLEU-4|Pointing accuracy|written to"
+PROGRESS = "run folder|goes on|nothing is left|drawing|epoch|best checkpoint|BLEU-4|Pointing accuracy|written to"
 """Beginnings of the lines in which training and testing say how they go on."""
 
 Item = TypeVar("Item")

@@ -50,11 +50,8 @@ class Plan(NamedTuple):
         options = [f"--trainer.max_epochs={self.epochs}", f"--trainer.check_val_every_n_epoch={every}"]
         if self.small:
             options += [f"--data.batch_size={SMALL_BATCH * FEW_CAPTIONS}", f"--data.captions_per_image={FEW_CAPTIONS}"]
-        if name == "hard":
-            # It draws in the last third of the training, as in the config; with small batches, in the last sixth.
-            batches = self.epochs * math.ceil(IMAGES / (SMALL_BATCH if self.small else BATCH))
-            ramp = [round(part * batches) for part in ((5 / 6, 7 / 8) if self.small else (2 / 3, 3 / 4))]
-            options += [f"--model.decoder.init_args.attention.init_args.ramp={ramp}"]
+            if name == "hard":  # it draws in the last sixth of the training, not in the last third as in the config
+                options += ["--model.decoder.init_args.attention.init_args.ramp=[0.8333, 0.875]"]
         return options
 
 
@@ -120,6 +117,7 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
     def fit(name: str) -> float:
         options = ["--ckpt_path", str(last[name])]
         if not last[name].is_file():
+            RunFolder(runs / name).release()  # of a training that was killed before its first checkpoint
             options = ["--config", str(REPOSITORY / "configs" / f"{RUNS[name]}.yaml")]
             options += ["--config", overlay] if overlay else []
             options += ["--runs", str(runs), "--name", name, *(plan.options(name) if plan else [])]

@@ -68,6 +68,8 @@ def main(argv: list[str] | None = None) -> None:
             continue
         started = time.perf_counter()
         if command:
+            if "--name" in command:  # it may have been killed before its first checkpoint
+                RunFolder(args.runs / command[command.index("--name") + 1]).release()
             Commands(1).run(name, command)
         else:
             python[name]()

@@ -18,6 +18,7 @@ case $name in '' | -*)
     ;;
 esac
 shift
+name=$name${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID} # tasks of an array are runs of their own
 runs=runs
 before=
 for word in "$@"; do
@@ -31,6 +32,8 @@ resume=()
 last=$runs/$name/checkpoints/last.ckpt
 if [ -f "$last" ]; then
     resume=(--ckpt_path last)
+elif [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then
+    rm -f "$runs/$name/config.yaml" # this job was killed before its first checkpoint: the name is its own
 fi
 started=$(mktemp)
 ${LAUNCH:-srun} "${PYTHON:-python}" -m captioning fit --name "$name" "$@" "${resume[@]}"

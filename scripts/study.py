@@ -208,6 +208,7 @@ class Job(NamedTuple):
             if not self.is_scored() and not earlier.is_scored():
                 raise InputError(f"{self.name}: starts from {earlier.name}, which is not trained and scored")
         for command in self.left():
+            self.folder.release()  # of a training that was killed before its first checkpoint
             commands.run(self.name, command.arguments)
             if command.evaluation is not None:
                 self.record(command)

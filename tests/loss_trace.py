@@ -36,7 +36,10 @@ def losses(kind: str, *, lr: float = 0.2, scale: float = 1.0) -> list[float]:
         scale: Factor of the initial weights.
     """
     draw = np.random.default_rng(5)
-    attention = HardAttention(AdditiveScore(6), ramp=[0, 1]) if kind == "hard" else SoftAttention(AdditiveScore(6))
+    attention = (
+        HardAttention(AdditiveScore(6), ramp=[0, 1 / STEPS]) if kind == "hard" else SoftAttention(AdditiveScore(6))
+    )
+    attention.training_batches = STEPS  # which soft attention does not read
     output = SummedOutput() if kind == "summed" else None
     decoder = AttentionDecoder(attention, embedding_dim=8, hidden_dim=10, dropout=0.0, output=output)
     captioner = Captioner(ConvEncoder((4, 7), (2, 2), image_size=12), decoder, vocabulary_size=V).train()

@@ -22,6 +22,7 @@ import yaml
 from helpers_runs import tiny_config
 from helpers_training import command, enter
 from pytorch_lightning.callbacks import TQDMProgressBar
+from pytorch_lightning.utilities import rank_zero_only
 
 from captioning.cli.export import export
 from captioning.cli.lightning import Fit, run
@@ -104,6 +105,60 @@ def test_second_run_gets_a_folder_of_its_own_and_a_resumed_one_keeps_its_folder(
     cli = command("fit", "--config", "tiny.yaml", "--name", "tiny", "--ckpt_path", "last", "--trainer.max_epochs", "3")
     assert cli.folder == Path("runs/tiny") and cli.trainer.current_epoch == 3
     assert not Path("runs/tiny-3").exists()
+
+
+def test_runs_that_start_together_have_folders_of_their_own(workdir, capsys):
+    first = Fit(["--config", "tiny.yaml", "--seed_everything", "7"])
+    command("fit", "--config", "tiny.yaml")
+    first.start()
+    seeds = [
+        yaml.safe_load(Path(f"runs/{name}/config.yaml").read_text())["seed_everything"] for name in ("tiny", "tiny-2")
+    ]
+    assert seeds == [7, 1] and step_of(LAST) == step_of("runs/tiny-2/checkpoints/last.ckpt") == 2
+    taken = "run folder: runs/tiny-2 (runs/tiny is taken, by a run without a checkpoint; delete it if that has ended)"
+    assert taken in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("wrong", ["--data.batch_size=0", "--data.features=nowhere", "--trainer.limit_val_batches=9.5"])
+def test_a_start_that_fails_leaves_its_name_to_the_next(workdir, wrong):
+    with pytest.raises(InputError):
+        command("fit", "--config", "tiny.yaml", wrong)
+    assert not Path("runs/tiny/config.yaml").exists()
+    assert Fit(["--config", "tiny.yaml"]).folder == Path("runs/tiny")
+
+
+def test_a_second_process_takes_no_folder_of_its_own(workdir, monkeypatch):
+    Path("runs/tiny").mkdir(parents=True)
+    Path("runs/tiny/config.yaml").touch()
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    Fit(["--config", "tiny.yaml"])
+    assert os.listdir("runs") == ["tiny"]
+
+
+def test_a_resumed_run_says_where_it_goes_on_or_that_nothing_is_left(workdir, capsys):
+    def fit(*words: str) -> list[str]:
+        command("fit", *words)
+        return [line for line in capsys.readouterr().out.splitlines() if line.startswith(("goes on", "nothing"))]
+
+    assert fit("--config", "tiny.yaml", "--trainer.max_epochs", "3", "--trainer.max_steps", "3") == []
+    resume = ["--ckpt_path", LAST]
+    assert fit(*resume) == ["nothing is left to train: step 3 is the last by --trainer.max_steps 3"]
+    assert fit(*resume, "--trainer.max_steps", "-1") == ["goes on in epoch 2 at batch 2 of 2, after step 3"]
+    assert fit(*resume) == ["nothing is left to train: step 6 is the last by --trainer.max_epochs 3"]
+
+
+def test_a_run_whose_patience_is_at_its_end_goes_on_with_more_of_it(workdir, capsys):
+    patience, options = (
+        "--early_stopping.patience",
+        ["--early_stopping.monitor", "val/rouge_l", "--model.optimizer.lr", "0"],
+    )
+    command("fit", "--config", "tiny.yaml", "--trainer.max_epochs", "9", patience, "1", *options)
+    assert step_of(LAST) == 4  # the second epoch is no better than the first
+    command("fit", "--ckpt_path", LAST)
+    by = "--trainer.max_time or --early_stopping.patience"
+    assert f"nothing is left to train: step 4 is the last by {by}" in capsys.readouterr().out
+    command("fit", "--ckpt_path", LAST, patience, "2")
+    assert step_of(LAST) == 6
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")

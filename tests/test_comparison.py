@@ -143,6 +143,19 @@ def test_a_run_on_other_data_is_set_aside_with_a_line_and_the_others_are_tested(
     assert found.notices[0] == "elsewhere was tested on other data than a, and is left out of this comparison."
 
 
+def test_hard_attention_that_drew_nothing_in_training_is_named_above_the_tables_and_beside_the_run():
+    settings = {
+        "model": {"decoder": {"class_path": "x.D", "init_args": {"attention": {"class_path": "x.HardAttention"}}}}
+    }
+    logged = {"short": [(49, 0.0), (99, 0.0)], "long": [(49, 0.0), (99, 0.5)]}
+    curves = {name: {"train/sample_probability": curve} for name, curve in logged.items()}
+    runs = [run_of(name, make_captions(8), settings=settings, curves=curves[name]) for name in logged]
+    found = compare(runs, resamples=120)
+    assert [notice.partition(" (")[0] for notice in found.notices] == ["short drew no location in training"]
+    details = [cell.detail for cell in cells(found, "Speed", "Attention")]
+    assert [detail.partition(", ")[2] for detail in details] == ["drew no location in training", ""]
+
+
 def test_a_run_without_captions_is_named_with_the_command_that_makes_them():
     untested = run_of("b", checkpoint=Path("b/checkpoints/best.ckpt"))
     tested = [run_of("a", make_captions(8)), run_of("c", make_captions(8, 0.9, seed=1))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,7 +43,12 @@ def instantiate(*configs: Path, options: Sequence[str] = ()) -> Fit:
     args += options
     if "ConvEncoder" not in path:
         args.append("--model.encoder.init_args.weights=null")
-    args += ["--runs=none", "--trainer.logger=false", "--trainer.precision=32-true", "--trainer.accelerator=cpu"]
+    args += [
+        f"--runs={tempfile.mkdtemp()}",
+        "--trainer.logger=false",
+        "--trainer.precision=32-true",
+        "--trainer.accelerator=cpu",
+    ]
     return Instantiated(args)
 
 

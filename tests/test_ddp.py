@@ -135,6 +135,19 @@ exit $code
 """
 
 
+def test_tasks_of_a_slurm_array_are_runs_of_their_own_and_a_requeued_task_keeps_its_name(tmp_path):
+    def fit(**environment: str) -> str:
+        words = [str(ROOT / "scripts/slurm_fit.sh"), "n", "--config", "tiny.yaml"]
+        names = {"PATH": os.environ["PATH"], "LAUNCH": "echo", "SLURM_ARRAY_TASK_ID": "3"} | environment
+        return subprocess.run(words, cwd=tmp_path, env=names, check=True, capture_output=True, text=True).stdout
+
+    killed = tmp_path / "runs/n_3/config.yaml"  # before its first checkpoint
+    killed.parent.mkdir(parents=True)
+    killed.touch()
+    assert "fit --name n_3 --config tiny.yaml" in fit() and killed.exists()
+    assert "fit --name n_3 --config tiny.yaml" in fit(SLURM_RESTART_COUNT="1") and not killed.exists()
+
+
 @pytest.mark.slow
 def test_a_slurm_job_that_is_asked_to_stop_is_requeued_and_ends_as_if_nothing_had_happened(tmp_path):
     """The script of docs/scale.md, with two local processes for srun, and a signal that reaches one of them alone."""

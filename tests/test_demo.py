@@ -53,14 +53,15 @@ def test_the_demo_says_what_it_trains_and_how_long_it_will_take(tmp_path, monkey
     assert "about 14 minutes on this machine, with drawing and scoring\n" in out
     wanted = {"--trainer.max_epochs=4", "--data.captions_per_image=2", "--data.batch_size=32"}
     assert all(wanted <= set(words) for words in fits.values())
-    assert "--model.decoder.init_args.attention.init_args.ramp=[1250, 1312]" in fits["hard"]
+    assert "--model.decoder.init_args.attention.init_args.ramp=[0.8333, 0.875]" in fits["hard"]
     assert not any("ramp" in word for word in fits["soft"])
 
 
 def test_hard_attention_draws_in_the_last_third_of_the_demo_as_in_its_config(tmp_path, monkeypatch):
     fits = fits_of(tmp_path, monkeypatch, 0.1)
     attention = read_config(ROOT / "configs/shapes_hard.yaml")["model"]["decoder"]["init_args"]["attention"]
-    assert fits["hard"][-1].endswith(f"ramp={attention['init_args']['ramp']}")
+    assert attention["init_args"]["ramp"][0] == pytest.approx(2 / 3, abs=1e-3)
+    assert not any("ramp" in word for words in fits.values() for word in words)
     for words in fits.values():
         given = dict(word.removeprefix("--trainer.").split("=") for word in words if word.startswith("--trainer."))
         assert int(given["max_epochs"]) % int(given["check_val_every_n_epoch"]) == 0  # the last epoch is validated

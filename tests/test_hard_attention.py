@@ -175,10 +175,16 @@ def after_batches(attention: StochasticAttention, batches: int) -> list[dict[str
 
 @pytest.mark.parametrize(
     ("ramp", "probabilities"),
-    [((2, 6), [0, 0, 0, 0.2, 0.4, 0.6, 0.8, 0.8]), ((1, 3, 4, 6), [0, 0, 0.4, 0.8, 0.8, 0.4, 0, 0])],
+    [
+        ((0.25, 0.75), [0, 0, 0, 0.2, 0.4, 0.6, 0.8, 0.8]),
+        ((0.125, 0.375, 0.5, 0.75), [0, 0, 0.4, 0.8, 0.8, 0.4, 0, 0]),
+    ],
 )
-def test_ramp_moves_the_probability_linearly_between_its_batches(ramp, probabilities):
+def test_ramp_moves_the_probability_linearly_between_fractions_of_training(ramp, probabilities):
     attention = training(HardAttention(AdditiveScore(A), sample_probability=0.8, ramp=ramp))
+    with pytest.raises(ValueError, match="set training_batches, the number of all its batches"):
+        attention.begin_batch()
+    attention.training_batches = len(probabilities)
     assert not attention.draws and attention.prepare(torch.randn(50, L, D)).use_expectation.all()
     values = after_batches(attention, len(probabilities))
     assert [value["sample_probability"] for value in values] == pytest.approx(probabilities)
@@ -188,11 +194,13 @@ def test_ramp_moves_the_probability_linearly_between_its_batches(ramp, probabili
 
 
 def test_schedules_continue_from_a_checkpoint():
-    attention = training(HardAttention(AdditiveScore(A), ramp=(0, 10)))
+    attention = training(HardAttention(AdditiveScore(A), ramp=(0, 1)))
+    attention.training_batches = 10
     after_batches(attention, 8)
     again = HardAttention.from_config(attention.to_config())
     again.build(D, H)
     again.load_state_dict(attention.state_dict())
+    again.training_batches = 10
     assert again.sample_probability == attention.sample_probability == pytest.approx(0.35)
     again.begin_batch()
     assert again.sample_probability == pytest.approx(0.4)

@@ -223,6 +223,16 @@ def test_a_device_that_cannot_be_used_is_named(checkpoint, device):
         load(checkpoint, device)
 
 
+def test_a_checkpoint_of_0_2_whose_ramp_counts_batches_still_captions(tmp_path, images):
+    path, new = (save_checkpoint(tmp_path / f"{name}.ckpt", attention=HardAttention) for name in ("old", "new"))
+
+    def count_batches(content: dict) -> None:
+        content["captioning"]["decoder"]["init_args"]["attention"]["init_args"]["ramp"] = [752, 846]
+
+    edit_checkpoint(path, count_batches)
+    assert [c.text for c in load(path).caption(images)] == [c.text for c in load(new).caption(images)]
+
+
 def not_finite(content: dict) -> None:
     content["state_dict"]["captioner.decoder.output.L_o.weight"][0, 0] = float("nan")
 

@@ -14,7 +14,7 @@ ROOMS = {
     "cells": "",
     "errors": "",
     "provenance": "",
-    "run_folder": "",
+    "run_folder": "errors",
     "tokenizers": "",
     "trace": "",
     "component": "errors",

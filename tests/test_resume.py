@@ -12,14 +12,14 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from helpers_training import Signal, assert_equal, last_checkpoint, make_data, make_module, make_shapes, make_trainer
-from pytorch_lightning.callbacks import EMAWeightAveraging
+from pytorch_lightning.callbacks import EMAWeightAveraging, GradientAccumulationScheduler
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from captioning.attention import AdditiveScore, HardAttention
 from captioning.data.shapes import ShapesSource
 from captioning.inference import load
-from captioning.training import CaptioningModule, StopOnRequest, Unfreeze, WarmupCosine
+from captioning.training import CaptioningModule, ResumableStopping, StopOnRequest, Unfreeze, WarmupCosine
 
 STEPS, EPOCHS = 7, 3  # steps of an epoch
 
@@ -75,7 +75,7 @@ def hard(**options: Any) -> CaptioningModule:
 def fit(shapes, folder: Path, *callbacks: pl.Callback, error: Any = None, data: Any = None, **options: Any):
     """Train, and return the module and the diary; ``resume=True`` goes on from FOLDER/last.ckpt."""
     resume = {"ckpt_path": folder / "last.ckpt", "weights_only": True} if options.pop("resume", False) else {}
-    module, diary = hard(), Diary()
+    module, diary = (options.pop("make", hard))(), Diary()
     last = last_checkpoint(folder, **options.pop("last", {}))
     options = {"max_epochs": EPOCHS, "enable_checkpointing": True} | options
     trainer = make_trainer(folder, callbacks=[*callbacks, StopOnRequest(), diary, last], **options)
@@ -155,6 +155,65 @@ def test_a_limited_epoch_is_resumed_at_its_next_batch(shapes, tmp_path):
     resumed, rest = fit(shapes, tmp_path, resume=True, limit_train_batches=5)
     assert first.entries + rest.entries == diary.entries
     assert_equal(expected.state_dict(), resumed.state_dict())
+
+
+class TimeIsUp(pl.Callback):
+    """Ends training as Lightning's timer of ``max_time`` does, but at a batch of a known number, counted from 1."""
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        trainer.should_stop |= trainer.fit_loop.total_batch_idx + 1 >= self.batch
+
+
+def never_better(patience: int) -> ResumableStopping:
+    return ResumableStopping("val/nll", mode="max", patience=patience)
+
+
+def accumulating(shapes, folder: Path, *callbacks: pl.Callback, patience: int = 100, **options: Any):
+    """Two epochs of 7 batches in 3 steps, of 3, 3 and 1 batches, validated after 4 batches."""
+    callbacks = GradientAccumulationScheduler({0: 3}), never_better(patience), *callbacks
+    options = {"max_epochs": 2, "val_check_interval": 4} | options
+
+    def module() -> CaptioningModule:  # without a schedule, whose length would be that of the shorter run
+        return make_module(HardAttention(AdditiveScore(10), sample_probability=0.5), standardize=True)
+
+    return fit(shapes, folder, *callbacks, make=module, **options)
+
+
+@pytest.fixture(scope="module")
+def accumulated(shapes, tmp_path_factory) -> tuple[Path, CaptioningModule, Diary]:
+    folder = tmp_path_factory.mktemp("accumulated")
+    return folder, *accumulating(shapes, folder)
+
+
+@pytest.mark.parametrize(
+    ("cut", "options", "rest", "step"),
+    [
+        ([], {"max_steps": 4}, {}, 4),
+        ([], {"max_steps": 4}, {"max_steps": 6}, 4),
+        ([], {"max_steps": 3}, {"max_steps": 6}, 3),  # an epoch's end
+        ([TimeIsUp(11)], {}, {}, 5),
+        ([], {"patience": 1}, {}, 5),
+        ([Signal(5)], {"error": SIGTERMException}, {}, 5),
+    ],
+    ids=["max_steps", "more max_steps", "max_steps at an epoch's end", "max_time", "early stopping", "SIGTERM"],
+)
+def test_a_run_that_ended_inside_an_epoch_or_a_step_goes_on_there(
+    shapes, tmp_path, accumulated, cut, options, rest, step
+):
+    folder, whole, diary = accumulated
+    _, first = accumulating(shapes, tmp_path, *cut, **options)
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == step
+    resumed, last = accumulating(shapes, tmp_path, resume=True, **rest)
+    assert last.entries == diary.entries[-len(last.entries) :]  # batches and the validations that were due
+    trained = [entry for entry in first.entries + last.entries if isinstance(entry, tuple)]
+    assert trained == [entry for entry in diary.entries if isinstance(entry, tuple)]
+    assert_equal(whole.state_dict(), resumed.state_dict())
+    ends = [torch.load(path / "last.ckpt", weights_only=True)["callbacks"].values() for path in (folder, tmp_path)]
+    counts = [[state["wait_count"] for state in end if "wait_count" in state] for end in ends]
+    assert counts[0] == counts[1] == [1]
 
 
 def test_the_encoder_stays_frozen_where_a_run_resumes_inside_an_epoch(shapes, tmp_path):

@@ -104,8 +104,8 @@ def rows_attended(decoder, monkeypatch) -> list[int]:
     ("attention", "recurrences"),
     [
         (lambda: soft(), 1),
-        (lambda: HardAttention(AdditiveScore(5), ramp=(10, 20)), 1),  # before the ramp nothing is drawn
-        (lambda: HardAttention(AdditiveScore(5), ramp=(10, 20), dropout=0.3), SAMPLES),
+        (lambda: HardAttention(AdditiveScore(5), ramp=(0.5, 1)), 1),  # before the ramp nothing is drawn
+        (lambda: HardAttention(AdditiveScore(5), ramp=(0.5, 1), dropout=0.3), SAMPLES),
         (lambda: HardAttention(AdditiveScore(5), sample_probability=1.0), SAMPLES),
         (lambda: soft(dropout=0.3), SAMPLES),
         (lambda: MultiHeadAttention(ScaledDotScore(), heads=2), 1),

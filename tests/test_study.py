@@ -168,9 +168,13 @@ def ran(place, monkeypatch) -> list[list[str]]:
 
 
 def test_every_run_is_trained_and_scored_once_and_what_failed_is_named_and_tried_again(ran, capsys):
+    killed = Path("runs/tiny_hard_1/config.yaml")  # before it saved a checkpoint: the run begins anew in its folder
+    killed.parent.mkdir(parents=True)
+    killed.touch()
     with pytest.raises(SystemExit):
         main("--seeds", "1", "2")
     assert "error: 1 of 6 runs failed: tiny_none_2 failed: no luck" in capsys.readouterr().err
+    assert not killed.exists()
     fits = [command for command in ran if "fit" in command]
     assert [command[0] for command in fits] == [f"tiny_{v}_{s}" for s in (1, 2) for v in VARIANTS]
     hard = fits[1]

@@ -207,23 +207,38 @@ def test_training_that_diverges_ends_before_a_weight_changes(shapes, tmp_path, o
 
 
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
-def test_a_ramp_moves_by_one_per_batch_also_with_accumulated_gradients_and_after_a_resume(shapes, tmp_path):
+def test_a_ramp_moves_with_every_batch_of_a_training_also_resumed_and_a_run_without_draws_says_so(
+    shapes, tmp_path, caplog
+):
+    caplog.set_level("INFO")
+
     class Probabilities(pl.Callback):
         def on_train_batch_end(self, trainer, module, *_: Any) -> None:
             probabilities.append(float(trainer.callback_metrics["train/sample_probability"]))
+            trainer.should_stop = len(probabilities) == 4
 
-    def fit(max_steps: int, **resume: Any) -> pl.Trainer:
-        options = {"max_epochs": -1, "max_steps": max_steps, "accumulate_grad_batches": 2, "limit_val_batches": 0}
+    def fit(**resume: Any) -> pl.Trainer:
+        options = {"max_epochs": 2, "limit_train_batches": 5, "accumulate_grad_batches": 2, "limit_val_batches": 0}
         trainer = make_trainer(tmp_path, callbacks=[Probabilities()], **options)
-        module = make_module(HardAttention(AdditiveScore(10), ramp=(0, 10)))
+        module = make_module(HardAttention(AdditiveScore(10), ramp=(0.5, 1)))
         trainer.fit(module, make_data(shapes), **resume)
-        assert int(module.attention.batches) == 2 * max_steps
         return trainer
 
     probabilities: list[float] = []
-    fit(2).save_checkpoint(tmp_path / "x.ckpt")
-    fit(3, ckpt_path=tmp_path / "x.ckpt", weights_only=True)
-    assert probabilities == pytest.approx([0.0, 0.05, 0.1, 0.15, 0.2, 0.25])
+    fit().save_checkpoint(tmp_path / "x.ckpt")
+    without = "HardAttention has drawn no location: training ended at 30% of its length, with sample_probability 0.5"
+    assert f"{without}, ramp [0.5, 1]" in caplog.text
+    caplog.clear()
+    fit(ckpt_path=tmp_path / "x.ckpt", weights_only=True)
+    assert probabilities == pytest.approx([0, 0, 0, 0, 0, 0, 0.1, 0.2, 0.3, 0.4]) and "drawn no" not in caplog.text
+
+
+def test_a_ramp_needs_the_length_of_training(shapes, tmp_path):
+    module = make_module(HardAttention(AdditiveScore(10), ramp=(0.5, 1)))
+    with pytest.raises(
+        InputError, match=r"the ramp of attention: needs the length of training; give --trainer\.max_ep"
+    ):
+        make_trainer(tmp_path, max_epochs=-1).fit(module, make_data(shapes))
 
 
 def test_of_equally_good_checkpoints_that_of_the_lowest_nll_is_kept_and_ends_the_wait_of_early_stopping(tmp_path):

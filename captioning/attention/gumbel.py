@@ -40,7 +40,7 @@ class GumbelAttention(StochasticAttention):
         final_temperature: float = 0.5,
         anneal: int = 1000,
         sample_probability: float = 1.0,
-        ramp: tuple[int, ...] = (),
+        ramp: tuple[float, ...] = (),
         per_batch: bool = False,
         dropout: float = 0.0,
         inference: str = "expected",

@@ -27,14 +27,18 @@ class StochasticAttention(Attention):
         normaliser: Turns the logits into alphas; None for ``Softmax()``.
         sample_probability: Probability that the contexts of an image are drawn in training. Otherwise they are the
             expectation; the paper sets the location to its expected value with probability 0.5 (Sec. 4.1).
-        ramp: Training batches between which that probability changes. With two, (first, last), it rises linearly from
-            0; with four, it also falls back to 0 between the last two. Empty for a constant probability, as in the
-            paper. Early alphas are uninformative, and draws from them teach the decoder to ignore its context. Falling
-            back at the end trains the decoder on the expected context that evaluation uses.
+        ramp: Fractions of training, 0 to 1, between which that probability changes. With two, it rises linearly from
+            0 between them; with four, it also falls back to 0 between the last two. Empty for a constant probability,
+            as in the paper. Early alphas are uninformative, and draws from them teach the decoder to ignore its
+            context. Falling back at the end trains the decoder on the expected context that evaluation uses.
         per_batch: Whether all images of a batch share one decision, as in the authors' code.
         dropout: Probability of dropping a weight of an expected context in training, as in ``SoftAttention``. A drawn
             location is never dropped: that would leave a zero context, which ``log_prob`` does not describe.
         inference: "expected", "argmax" or "sample"; see ``Attention.inference``.
+
+    Attributes:
+        training_batches: Number of batches of the whole training, which ``ramp`` needs. The trainer sets it; in a loop
+            of your own, set it before the first batch.
 
     Raises:
         InputError: An option is out of its range.
@@ -49,7 +53,7 @@ class StochasticAttention(Attention):
         *,
         normaliser: Normaliser | None = None,
         sample_probability: float = 0.5,
-        ramp: tuple[int, ...] = (),
+        ramp: tuple[float, ...] = (),
         per_batch: bool = False,
         dropout: float = 0.0,
         inference: str = "expected",
@@ -57,11 +61,13 @@ class StochasticAttention(Attention):
         super().__init__(normaliser)
         if not 0 <= sample_probability <= 1:
             raise InputError(f"sample_probability must be in [0, 1], got {sample_probability}")
-        if len(ramp) not in (0, 2, 4) or list(ramp) != sorted(ramp) or min(ramp, default=0) < 0:
-            raise InputError(f"ramp must have 0, 2 or 4 batch numbers in ascending order, got {list(ramp)}")
+        if len(ramp) not in (0, 2, 4) or list(ramp) != sorted(ramp) or not all(0 <= part <= 1 for part in ramp):
+            meaning = "0, 2 or 4 fractions of training (0 to 1, no numbers of batches) in ascending order"
+            raise InputError(f"ramp must have {meaning}, got {list(ramp)}")
         self.score = score
         self.largest_sample_probability = sample_probability
         self.ramp = tuple(ramp)
+        self.training_batches: int | None = None
         check_range(0, 0.99, dropout=dropout)
         self.per_batch = per_batch
         self.dropout = Dropout(dropout)
@@ -72,6 +78,8 @@ class StochasticAttention(Attention):
         self.register_load_state_dict_post_hook(lambda module, _: setattr(module, "_batches", int(module.batches)))
 
     def begin_batch(self) -> None:
+        if self.ramp and self.training_batches is None:
+            raise ValueError("ramp is a fraction of training: set training_batches, the number of all its batches")
         self._batches += 1
         self.batches.fill_(self._batches)
 
@@ -81,11 +89,21 @@ class StochasticAttention(Attention):
         return max(self._batches - 1, 0)
 
     @property
+    def progress(self) -> float:
+        """The fraction of training, 0 to 1, that lies before this batch."""
+        return self.batch / (self.training_batches or 1)
+
+    @property
+    def has_drawn(self) -> bool:
+        """Whether training has come to a batch whose locations may be drawn."""
+        return self.largest_sample_probability > 0 and (not self.ramp or self.progress > self.ramp[0])
+
+    @property
     def sample_probability(self) -> float:
         """Probability that an image of this training batch has its contexts drawn."""
         if not self.ramp:
             return self.largest_sample_probability
-        fraction = np.interp(self.batch, self.ramp, (0.0, 1.0, 1.0, 0.0)[: len(self.ramp)])
+        fraction = np.interp(self.progress, self.ramp, (0.0, 1.0, 1.0, 0.0)[: len(self.ramp)])
         return self.largest_sample_probability * float(fraction)
 
     @property

@@ -56,10 +56,20 @@ def rebuild(content: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[Cap
     with without_weights():
         encoder: Encoder = Encoder.from_config(content["encoder"])
     encoder.preprocessing = Preprocessing.from_dict(content["preprocessing"])
-    captioner = Captioner(encoder, Decoder.from_config(content["decoder"]), vocabulary_size=len(vocabulary))
+    captioner = Captioner(
+        encoder, Decoder.from_config(_without_old_ramp(content["decoder"])), vocabulary_size=len(vocabulary)
+    )
     prefix = "captioner."
     weights = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
     captioner.load_state_dict(weights)
     if not all(bool(tensor.isfinite().all()) for tensor in weights.values()):
         raise InputError("its weights are not finite: training had diverged; use an earlier checkpoint")
     return captioner, vocabulary
+
+
+def _without_old_ramp(config: Any) -> Any:
+    """Return a decoder's description without a ramp of 0.2.0, which counted batches and matters to training alone."""
+    if not isinstance(config, dict):
+        return config
+    old = max(config.get("ramp") or (0,)) > 1
+    return {name: [] if old and name == "ramp" else _without_old_ramp(value) for name, value in config.items()}

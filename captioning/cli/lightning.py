@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 import logging
 import os
@@ -15,7 +14,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +46,7 @@ from captioning.training import (
     CaptioningModule,
     CaptionSamples,
     LogLines,
+    ResumableStopping,
     StopOnRequest,
     Throughput,
     start_loggers,
@@ -188,7 +188,19 @@ class Fit(CommandLine):
             if not words.config:  # it has its own
                 args = ["--config", str(run.config), *args]
         self.options = {arg.partition("=")[0] for arg in args}
-        super().__init__("fit", CaptioningModule, args)
+        self.claimed: RunFolder | None = None
+        with self._claiming():
+            super().__init__("fit", CaptioningModule, args)
+
+    @contextlib.contextmanager
+    def _claiming(self) -> Iterator[None]:
+        """Free the name of a run that fails before it has saved anything."""
+        try:
+            yield
+        except BaseException:
+            if self.claimed is not None:
+                self.claimed.release()
+            raise
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--name", type=str | None, help="The run's name; default: the config's.")
@@ -202,7 +214,7 @@ class Fit(CommandLine):
         # Two checkpoints: after an exception, that of the best would be written over.
         parser.add_lightning_class_args(BestCheckpoint, "checkpoint")
         parser.add_lightning_class_args(callbacks.ModelCheckpoint, "last")
-        parser.add_lightning_class_args(callbacks.EarlyStopping, "early_stopping")
+        parser.add_lightning_class_args(ResumableStopping, "early_stopping")
         parser.link_arguments("runs", "trainer.logger.init_args.save_dir")  # which some loggers require
         parser.set_defaults(
             {
@@ -226,7 +238,7 @@ class Fit(CommandLine):
         )
 
     def before_instantiate_classes(self) -> None:
-        """Choose the folder of the run: that of the resumed one, or the first free one of NAME, NAME-2 .."""
+        """Choose the folder of the run: that of the resumed one, or the first that is free of NAME, NAME-2 .."""
         self.is_first = getattr(pl.utilities.rank_zero_only, "rank", 0) == 0  # no trainer yet that knows its rank
         self.stop, config = StopOnRequest(), self.config
         files = [read_config(Path(str(getattr(path, "absolute", path)))) for path in config.config or ()]
@@ -243,11 +255,17 @@ class Fit(CommandLine):
         in_place = own or config.ckpt_path in _BY_NAME
         if config.name is None and "WANDB_SWEEP_ID" in os.environ:
             name = f"{name}_{config.seed_everything}"
-        folders = (Path(config.runs, name if n == 1 else f"{name}-{n}") for n in itertools.count(1))
-        self.folder = next(path for path in folders if in_place or not RunFolder(path).is_trained())
+        first, *_ = folders = [RunFolder(Path(config.runs, name))]
+        if self.is_first and not in_place:
+            while not folders[-1].claim():
+                folders.append(RunFolder(Path(config.runs, f"{name}-{len(folders) + 1}")))
+            self.claimed = folders[-1]
+        self.folder = folders[-1].path
         if self.is_first:
-            print(f"run folder: {self.folder}", flush=True)
-        elif _FOLDER in os.environ:
+            ended = "" if first.is_trained() else ", by a run without a checkpoint; delete it if that has ended"
+            taken = f" ({first.path} is taken{ended})" if len(folders) > 1 else ""
+            print(f"run folder: {self.folder}{taken}", flush=True)
+        elif _FOLDER in os.environ:  # which torchrun does not set: there the trainer tells where checkpoints go
             self.folder = Path(os.environ[_FOLDER])
         os.environ[_FOLDER] = str(self.folder)  # the processes that this one starts must not choose another
         super().before_instantiate_classes()
@@ -272,6 +290,10 @@ class Fit(CommandLine):
         self.model.start, self.model.settings = start, self.config_dump
 
     def start(self) -> None:
+        with self._claiming():
+            self._train()
+
+    def _train(self) -> None:
         """Train, and tell where the best checkpoint is or how a run that was stopped goes on."""
         run, trainer, seed = RunFolder(self.folder), self.trainer, self.datamodule.seed
         for callback in trainer.callbacks:  # type: ignore[attr-defined]

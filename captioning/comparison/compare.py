@@ -52,6 +52,11 @@ def compare(
     result = Comparison([run.name for run in runs], metric, variants)
     tested = {run.name: run.captions for run in runs if run.captions}
     result.notices += [*aside, *(_untested(run) for run in runs if not run.captions)]
+    result.notices += [
+        f"{run.name} drew no location in training (its sample_probability stayed 0): it learned as soft attention does"
+        for run in runs
+        if run.never_drew
+    ]
     common = _common_images(tested, result) if tested else []
     scored = {name: [captions[i] for i in common or sorted(captions)] for name, captions in tested.items()}
     captions = caption_measures(scored, java=not any(run.search.get("tokenizer") for run in runs))

@@ -55,7 +55,8 @@ def add_conditions(result: Comparison, runs: Sequence[Run]) -> None:
 def _attention(run: Run) -> Cell:
     settings = flat(run.settings)
     names = [settings.get(f"model.decoder.{key}") for key in ("attention", "attention.score", "output")]
-    return Cell(attention_kind(run.settings), detail=", ".join(filter(None, names)))
+    drew = ["drew no location in training"] if run.never_drew else []
+    return Cell(attention_kind(run.settings), detail=", ".join([*filter(None, names), *drew]))
 
 
 def attention_kind(settings: Mapping[str, Any]) -> str:

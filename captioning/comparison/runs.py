@@ -46,6 +46,12 @@ class Run:
         values = [value for _, value in self.curves.get("train/captions_per_second", [])]
         return statistics.median_high(values) if values else None
 
+    @property
+    def never_drew(self) -> bool:
+        """Whether stochastic attention drew no location in training, as far as it was logged."""
+        curve = self.curves.get("train/sample_probability", [])
+        return bool(curve) and not any(value for _, value in curve)
+
 
 def is_run_folder(folder: Path) -> bool:
     return any((folder / name).exists() for name in _SIGNS)

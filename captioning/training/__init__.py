@@ -1,6 +1,14 @@
 """Training with Lightning: the module, the data of a run, callbacks and schedules."""
 
-from captioning.training.callbacks import BestCheckpoint, CaptionSamples, LogLines, StopOnRequest, Throughput, Unfreeze
+from captioning.training.callbacks import (
+    BestCheckpoint,
+    CaptionSamples,
+    LogLines,
+    ResumableStopping,
+    StopOnRequest,
+    Throughput,
+    Unfreeze,
+)
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.loggers import start_loggers
 from captioning.training.module import CaptioningModule
@@ -12,6 +20,7 @@ __all__ = [
     "CaptionSamples",
     "CaptioningModule",
     "LogLines",
+    "ResumableStopping",
     "StopOnRequest",
     "Throughput",
     "Unfreeze",

@@ -23,6 +23,11 @@ from captioning.evaluation.metrics import few
 from captioning.files import replacing
 
 
+def accumulates(trainer: pl.Trainer) -> bool:
+    """Return whether the gradient of this batch waits for that of the next one, and would be lost in a checkpoint."""
+    return bool((trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches) and not trainer.is_last_batch
+
+
 class CaptionSamples(Callback):
     """Captions and attention overlays of the first images of the validation split, after every validation.
 
@@ -68,10 +73,25 @@ class CaptionSamples(Callback):
 
 
 class LogLines(Callback):
-    """Prints a line after every validation, which a log has in place of the bars and a terminal keeps below them."""
+    """Prints where a resumed run goes on, and a line after every validation, which a log has in place of the bars."""
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._started, self._first = time.perf_counter(), True
+        self._started, self._first, self._trains = time.perf_counter(), True, False
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self._trains = True
+        if trainer.ckpt_path is not None and trainer.is_global_zero:
+            epoch, batch = pl_module.data.place
+            at = f" at batch {batch + 1} of {trainer.num_training_batches}" * bool(batch)
+            print(f"goes on in epoch {epoch + 1}{at}, after step {trainer.global_step}", flush=True)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not self._trains and trainer.is_global_zero:
+            done = {"epochs": trainer.current_epoch, "steps": trainer.global_step}
+            limits = {name: getattr(trainer, f"max_{name}") for name in done}
+            ends = [f"--trainer.max_{name} {most}" for name, most in limits.items() if 0 <= most <= done[name]]
+            why = " and ".join(ends) or "--trainer.max_time or --early_stopping.patience"
+            print(f"nothing is left to train: step {done['steps']} is the last by {why}", flush=True)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if trainer.sanity_checking or trainer.state.fn != "fit" or not trainer.is_global_zero:
@@ -120,6 +140,33 @@ class BestCheckpoint(callbacks.ModelCheckpoint):
         self.nll = state_dict.get("nll", math.inf)
 
 
+class ResumableStopping(callbacks.EarlyStopping):
+    """Lightning's, for runs that end inside an epoch and are resumed.
+
+    A validation that ``max_time`` caused is not counted, and neither is the last one again. A resumed run has the
+    patience of its settings, not the checkpoint's; if that is exhausted, nothing is left to train.
+    """
+
+    @property
+    def state_key(self) -> str:
+        """That of Lightning's class, whose state earlier checkpoints have."""
+        return super().state_key.replace("ResumableStopping", "EarlyStopping", 1)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict | {"patience": self.patience})
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        trainer.should_stop |= self.wait_count >= max(1, self.patience)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.is_last_batch or not trainer.should_stop:
+            super().on_validation_end(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.is_last_batch:
+            super().on_train_epoch_end(trainer, pl_module)
+
+
 class Throughput(Callback):
     """Logs ``train/captions_per_second`` of this process, over ``log_every_n_steps`` batches or an epoch.
 
@@ -165,7 +212,8 @@ class Unfreeze(Callback):
 class StopOnRequest(Callback):
     """Ends training after the step in progress on SIGTERM, SIGHUP (its terminal closed) or Ctrl-C.
 
-    The trainer then saves, as after any exception, and the run resumes at the next batch. All processes end at the same
+    The trainer then saves, as after any exception, and the run resumes at the next batch. A step of several batches
+    (``accumulate_grad_batches``) is finished first: no checkpoint keeps gradients. All processes end at the same
     batch, even if only one got the signal. A validation in progress is finished first, because a resumed run would lack
     its metrics. A second Ctrl-C ends at once, without saving.
     """
@@ -193,7 +241,8 @@ class StopOnRequest(Callback):
         return agreed
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        if self._is_asked(trainer) and not trainer.is_last_batch and callable(self._lightnings):
+        ends = self._is_asked(trainer) and not trainer.is_last_batch and not accumulates(trainer)
+        if ends and callable(self._lightnings):
             self._lightnings(signal.SIGTERM, None)  # the trainer raises SIGTERMException after this batch
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -241,15 +241,18 @@ class CaptionDataModule(pl.LightningDataModule):
         options: dict[str, Any] = {"group": self.group, "captions_per_image": self.captions_per_image, "start": start}
         return CaptionBatches(lengths, images, self.batch_size, self.seed, **options, **self._processes)
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """(epoch, batch) that training begins or goes on with, as the trainer counts them."""
+        if self.trainer is None:
+            return 0, 0
+        loop: Any = self.trainer.fit_loop
+        progress = loop.epoch_loop.batch_progress
+        in_epoch = loop.restarting and not progress.is_last_batch
+        return self.trainer.current_epoch, progress.current.processed if in_epoch else 0
+
     def train_dataloader(self) -> DataLoader[CaptionBatch]:
-        """Return the training batches; those of a resumed run begin where the trainer's own count says that it is."""
-        start = (0, 0)
-        if self.trainer is not None:
-            loop: Any = self.trainer.fit_loop
-            progress = loop.epoch_loop.batch_progress
-            in_epoch = loop.restarting and not progress.is_last_batch
-            start = (self.trainer.current_epoch, progress.current.processed if in_epoch else 0)
-        return self._loader("train", self.sampler(start), by_image=False)
+        return self._loader("train", self.sampler(self.place), by_image=False)
 
     def val_dataloader(self) -> DataLoader[CaptionBatch]:
         batches = image_batches(len(self.evaluated), self.eval_batch_size, **self._processes)

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import GradientAccumulationScheduler
 from pytorch_lightning.cli import OptimizerCallable
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from captioning.attention import Attention
+from captioning.attention import Attention, StochasticAttention
 from captioning.checkpoint.format import describe
 from captioning.checkpoint.load import SavedModel, check_tokenizer, check_vocabulary
 from captioning.data.batch import CaptionBatch
@@ -37,6 +38,7 @@ from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.processes import process_count, sum_over_processes
 from captioning.run_folder import PLACES, flat
 from captioning.tokenizers import PennTreebank
+from captioning.training.callbacks import accumulates
 from captioning.training.datamodule import CaptionDataModule
 from captioning.vocabulary import Vocabulary, tokenizer_from
 
@@ -87,6 +89,7 @@ class CaptioningModule(pl.LightningModule):
         self._watch = CollapseWatch()
         self._random_state: dict[str, Any] | None = None
         self._regions: RegionsInView | None = None
+        self._stops = False  # once this step is complete
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what an average of the weights copies: no recipes, which hold the command line's parser."""
@@ -122,9 +125,19 @@ class CaptioningModule(pl.LightningModule):
         if self.objective.second_stage and self.trainer.ckpt_path is None and self.start is None:
             rank_zero_warn("self-critical training begins with random weights; pass others with --init_from")
         index, vocabulary = self.data.index("train"), self.data.vocabulary
+        for attention in self.captioner.decoder.attentions():
+            if isinstance(attention, StochasticAttention) and attention.ramp:
+                attention.training_batches = self._length()[1]
         self.objective.begin(self.attention, lambda o: CaptionReward(o, index, vocabulary), self.search, vocabulary)
 
     def on_train_start(self) -> None:
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, GradientAccumulationScheduler):  # sets it only where an epoch begins
+                callback.on_train_epoch_start(self.trainer)
+        loop: Any = self.trainer.fit_loop
+        epochs = loop.epoch_progress.current
+        if epochs.ready == epochs.processed and not loop.epoch_loop.restarted_on_train_batch_end:
+            loop.epoch_loop.restarting = False  # an epoch begins; with max_steps, Lightning takes it for the last one
         if self._random_state is not None:  # a resumed run continues the same stream of random numbers
             torch.set_rng_state(self._random_state["cpu"].cpu())
             if self.device.type == "cuda" and "cuda" in self._random_state:
@@ -153,13 +166,26 @@ class CaptioningModule(pl.LightningModule):
         self.log("epoch", float(self.current_epoch + 1))  # counted from 1; Lightning's own column begins at 0
         return loss
 
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Let ``max_time`` and early stopping end training after a whole step, since no checkpoint keeps gradients."""
+        self._stops |= self.trainer.should_stop
+        self.trainer.should_stop = self._stops and not accumulates(self.trainer)
+
+    on_validation_end = on_train_batch_end
+
     def on_train_epoch_end(self) -> None:
         learns = any(parameter.requires_grad for parameter in self.attention.parameters())
         if learns and (cause := self._watch.cause()) is not None:
             rank_zero_warn(f"attention has collapsed: {cause}")
 
+    def on_train_end(self) -> None:
+        if isinstance(self.attention, StochasticAttention) and not self.attention.has_drawn:
+            values = f"sample_probability {self.attention.largest_sample_probability}, ramp {list(self.attention.ramp)}"
+            where = f"training ended at {self.attention.progress:.0%} of its length"
+            rank_zero_info(f"{type(self.attention).__name__} has drawn no location: {where}, with {values}")
+
     def configure_optimizers(self) -> Any:
-        steps = 0 if self.scheduler is None else self._steps()
+        steps = 0 if self.scheduler is None else self._length()[0]
         decoder = [p for p in self.captioner.decoder.parameters() if p.requires_grad]
         groups = [{"params": decoder}, *self.captioner.encoder.parameter_groups()]
         try:
@@ -171,17 +197,21 @@ class CaptioningModule(pl.LightningModule):
             raise InputError(f"model.optimizer or model.scheduler: {one_line(error)}") from error
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
-    def _steps(self) -> int:
-        """Return the optimizer steps of the run; Lightning's estimate makes the loader before its place is known."""
+    def _length(self) -> tuple[int, int]:
+        """Return the optimizer steps and the batches of the run.
+
+        Lightning's estimate makes the loader before its place is known.
+        """
         trainer: Any = self.trainer
         batches, limit = len(self.data.sampler()), trainer.limit_train_batches
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-        limits = [trainer.max_steps] if trainer.max_steps > 0 else []
+        steps = max(1, math.ceil(batches / trainer.accumulate_grad_batches))  # of an epoch
+        limits = [(trainer.max_steps, trainer.max_steps * batches // steps)] if trainer.max_steps > 0 else []
         if trainer.max_epochs is not None and trainer.max_epochs >= 0:
-            limits.append(trainer.max_epochs * math.ceil(batches / trainer.accumulate_grad_batches))
+            limits.append((trainer.max_epochs * steps, trainer.max_epochs * batches))
         if not limits:
             needed = "give --trainer.max_epochs or --trainer.max_steps"
-            raise InputError(f"model.scheduler: needs the length of training; {needed}")
+            raise InputError(f"model.scheduler, or the ramp of attention: needs the length of training; {needed}")
         return min(limits)
 
     def configure_gradient_clipping(
@@ -311,6 +341,12 @@ class CaptioningModule(pl.LightningModule):
         check_tokenizer(tokenizer_from(content.get("tokenizer")), self.data.vocabulary.tokenizer)
         check_vocabulary("the checkpoint's", content.get("vocabulary") or (), self.data.vocabulary)
         self._random_state = checkpoint["random_state"]
+        loop = checkpoint["loops"]["fit_loop"]
+        batches = loop["epoch_loop.batch_progress"]
+        for epochs in loop["epoch_progress"].values() if batches["current"]["ready"] else ():
+            if epochs["processed"] == epochs["started"]:  # also where max_steps or max_time cut the epoch short
+                epochs["processed"] -= not batches["is_last_batch"]
+                epochs["completed"] = epochs["processed"]
         for callback in self.trainer.checkpoint_callbacks:
             state = checkpoint.get("callbacks", {}).get(callback.state_key, {})
             _follow_files(state, getattr(callback, "dirpath", None))

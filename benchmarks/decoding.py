@@ -18,7 +18,7 @@ from benchmarks.models import Data, Sizes, natural_lengths, our_module, port_mod
 from benchmarks.report import Report, Row
 from benchmarks.timing import Setup, interleave
 from captioning import decoding
-from captioning.decoding import Hypothesis, ImageStepFunction, Step
+from captioning.decoding import Hypothesis, Step, StepFunction
 from captioning.model.captioner import Captioner
 from captioning.trace import State
 from captioning.vocabulary import END
@@ -59,7 +59,7 @@ class FixedLengths:
         done: Steps taken so far.
     """
 
-    def __init__(self, step: ImageStepFunction, words: Tensor, done: int = 0) -> None:
+    def __init__(self, step: StepFunction, words: Tensor, done: int = 0) -> None:
         self.step, self.words, self.done = step, words, done
         self.images = step.images
         lengths = torch.arange(_MAX_LENGTH, device=words.device).unsqueeze(1)

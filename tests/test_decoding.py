@@ -17,7 +17,20 @@ WORDS = range(4, V)
 MAX_LENGTH = 5
 
 
-def markov(table: torch.Tensor):
+class Steps:
+    """A step function of ``images`` images that are alike."""
+
+    def __init__(self, step, images: int) -> None:
+        self.step, self.images = step, images
+
+    def __call__(self, tokens, state):
+        return self.step(tokens, state)
+
+    def select(self, images):
+        return Steps(self.step, len(images))
+
+
+def markov(table: torch.Tensor, images: int = 1) -> Steps:
     """A step function whose alphas say which word was read and how many steps came before."""
 
     def step(tokens, state):
@@ -25,7 +38,7 @@ def markov(table: torch.Tensor):
         alphas = torch.stack([tokens.float(), count[:, 0], torch.zeros(len(tokens))], 1)
         return Step(table[tokens], (count + 1,), AttentionTrace(alphas, tokens / 10, tokens))
 
-    return step
+    return Steps(step, images)
 
 
 def start(rows: int):
@@ -52,7 +65,7 @@ def every_caption(log_probs: torch.Tensor, *, min_length: int = 0, normalization
 def test_wide_beam_search_equals_exhaustive_enumeration(normalization, min_length):
     expected = every_caption(table(), min_length=min_length, normalization=normalization)
     hypotheses = beam_search(
-        markov(table()), start(2), beam_size=400, length_normalization=normalization, max_length=MAX_LENGTH,
+        markov(table(), 2), start(2), beam_size=400, length_normalization=normalization, max_length=MAX_LENGTH,
         constraints=Constraints(min_length=min_length),
     )  # fmt: skip
     for image in hypotheses:
@@ -145,19 +158,37 @@ def test_images_are_searched_independently(strategy):
             assert hypotheses == (alone[0] if strategy == "beam" else alone)
 
 
+def plain_sample(tables: torch.Tensor, captions_each: int, min_length: int) -> list[list[int]]:
+    """The words that ``STRATEGIES["sample"]`` draws, one caption at a time, without any batch."""
+    uniform = [torch.rand(len(tables) * captions_each, 1, dtype=torch.float64) for _ in range(30)]
+    captions = []
+    for row in range(len(tables) * captions_each):
+        words = [START]
+        while len(words) <= 30 and words[-1] != END:
+            log_probs = tables[row // captions_each, words[-1]].clone()
+            log_probs[END] += (len(words) - 1) / 3
+            log_probs[[PAD, START, UNK] + [END] * (len(words) <= min_length)] = float("-inf")
+            log_probs[log_probs < log_probs.topk(4).values[-1]] = float("-inf")
+            reached = log_probs.softmax(0).cumsum(0, dtype=torch.float64)
+            words.append(int(torch.searchsorted(reached, uniform[len(words) - 1][row] * reached[-1], right=True)))
+        captions.append([word for word in words[1:] if word != END])
+    return captions
+
+
 @pytest.mark.parametrize(("strategy", "captions_each"), [("greedy", 1), ("sample", 1), ("sample", 3), ("beam", 1)])
 @pytest.mark.parametrize("min_length", [0, 4])
 def test_captions_do_not_depend_on_images_leaving_the_batch(strategy, captions_each, min_length):
     tables = torch.stack([table(seed) for seed in range(13)])
     tables[::3, :, END] -= 3.0  # some end late
-    seen: list[int] = []
-    results = []
-    for step in (Tables(tables, seen), Tables(tables, []).__call__):  # a bound method has no select
+    search, options, seen = STRATEGIES[strategy], {"constraints": Constraints(min_length)}, list[int]()
+    torch.manual_seed(3)
+    captions = search(Tables(tables, seen), start(13 * captions_each), **options)
+    if strategy == "sample":
         torch.manual_seed(3)
-        results.append(
-            content(STRATEGIES[strategy](step, start(13 * captions_each), constraints=Constraints(min_length)))
-        )
-    assert results[0] == results[1]
+        assert [caption.ids for caption in captions] == plain_sample(tables, captions_each, min_length)
+    else:
+        alone = [search(Tables(tables[image : image + 1], []), start(1), **options)[0] for image in range(13)]
+        assert content(captions) == content(alone)
     assert seen[0] == 13 and seen[-1] < 7  # images did leave
     assert seen == sorted(seen, reverse=True)
 
@@ -177,7 +208,7 @@ def test_alphas_and_log_probs_belong_to_their_word(beam_size):
 def test_unknown_pad_and_start_are_never_produced():
     greedy_for_unknown = torch.full((V, V), -9.0)
     greedy_for_unknown[:, [PAD, START, UNK]] = -0.1
-    step = markov(greedy_for_unknown)
+    step = markov(greedy_for_unknown, 2)
     captions = [h for image in beam_search(step, start(2), beam_size=4, max_length=4) for h in image]
     captions += greedy(step, start(2), max_length=4) + sample(step, start(20), max_length=4)
     assert all(i in WORDS for h in captions for i in h.ids)

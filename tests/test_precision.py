@@ -79,11 +79,14 @@ def test_words_tie_in_bfloat16_but_not_in_a_search(name):
 def test_equal_words_are_chosen_alike_by_greedy_and_beam():
     """Two words may tie in float32, too, if the model has the same numbers for them."""
 
-    def step(tokens, state):
-        nothing = torch.zeros(len(tokens), 1)
-        log_probs = torch.zeros(len(tokens), 50).log_softmax(-1)
-        return Step(log_probs, state, AttentionTrace(nothing, nothing[:, 0], nothing[:, 0].long()))
+    class Ties:
+        images = 3
 
-    first = greedy(step, (torch.zeros(3, 1),), max_length=4)
-    beams = beam_search(step, (torch.zeros(3, 1),), beam_size=1, max_length=4)
+        def __call__(self, tokens, state):
+            nothing = torch.zeros(len(tokens), 1)
+            log_probs = torch.zeros(len(tokens), 50).log_softmax(-1)
+            return Step(log_probs, state, AttentionTrace(nothing, nothing[:, 0], nothing[:, 0].long()))
+
+    first = greedy(Ties(), (torch.zeros(3, 1),), max_length=4)
+    beams = beam_search(Ties(), (torch.zeros(3, 1),), beam_size=1, max_length=4)
     assert [h.ids for h in first] == [beam[0].ids for beam in beams]

@@ -100,12 +100,17 @@ tables = st.integers(0, 10_000).map(
 TABLE_WORDS, LONGEST = range(4, 7), 4
 
 
-def steps_of(table: torch.Tensor) -> Callable[..., Step]:
-    def step(tokens, state):
-        nothing = torch.zeros(len(tokens), 1)
-        return Step(table[tokens], state, AttentionTrace(nothing, None, tokens))
+class Steps:
+    """A step function of one image, whose next word depends on the last one alone."""
 
-    return step
+    images = 1
+
+    def __init__(self, table: torch.Tensor) -> None:
+        self.table = table
+
+    def __call__(self, tokens, state):
+        nothing = torch.zeros(len(tokens), 1)
+        return Step(self.table[tokens], state, AttentionTrace(nothing, None, tokens))
 
 
 def log_prob(table: torch.Tensor, path: list[int]) -> float:
@@ -125,7 +130,7 @@ def test_hypotheses_are_distinct_ranked_and_scored_by_their_words(examples):
         width, normalization, shortest = options
         search = {"length_normalization": normalization, "max_length": LONGEST}
         search["constraints"] = Constraints(min_length=shortest)
-        (beams,) = beam_search(steps_of(table), start(), beam_size=width, **search)
+        (beams,) = beam_search(Steps(table), start(), beam_size=width, **search)
         assert 1 <= len(beams) <= width
         assert [(not h.finished, -h.log_prob) for h in beams] == sorted((not h.finished, -h.log_prob) for h in beams)
         assert len({tuple(h.ids) for h in beams}) == len(beams)

@@ -3,13 +3,12 @@
 from captioning.decoding.beam import beam_search
 from captioning.decoding.constraints import Constraints
 from captioning.decoding.sampling import greedy, sample
-from captioning.decoding.step import BeamOptions, Hypothesis, ImageStepFunction, Step, StepFunction
+from captioning.decoding.step import BeamOptions, Hypothesis, Step, StepFunction
 
 __all__ = [
     "BeamOptions",
     "Constraints",
     "Hypothesis",
-    "ImageStepFunction",
     "Step",
     "StepFunction",
     "beam_search",

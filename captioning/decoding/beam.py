@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from captioning.decoding.constraints import Constraints
-from captioning.decoding.search import Choices, Search
+from captioning.decoding.search import search
 from captioning.decoding.step import Hypothesis, StepFunction
 from captioning.errors import InputError
 from captioning.trace import State
-from captioning.vocabulary import END, START
 
 
 def beam_search(
@@ -38,38 +37,22 @@ def beam_search(
     Raises:
         InputError: No caption of ``max_length`` words meets the constraints, or no word has a finite probability.
     """
-    constraints.check(max_length)
-    B, K, device = state[0].shape[0], beam_size, state[0].device
-    search = Search(step, B, device, constraints, length_normalization=length_normalization)
-    slots = torch.arange(K, device=device)
-    count = torch.zeros(B, 1, dtype=torch.int64, device=device)  # hypotheses that have left the beam
-    total = torch.zeros(B, 1, device=device)  # log-probability of the live beams, -inf for dead ones
-    tokens = torch.full((B,), START, device=device)
-    for words in range(max_length):
-        out = search.advance(tokens, state)
-        B, rows = total.shape
-        total, parent, word, log_prob = _best(out.log_probs.unflatten(0, (B, rows)), total, K)
-        alive = (slots < K - count) & total.isfinite()  # the beam narrows by the hypotheses that have finished
-        last = words == max_length - 1
-        leaves = alive if last else alive & (word == END)
-        search.history.append(Choices(word, log_prob, parent, leaves, out.trace))
-        if last:
-            break
-        live = alive & ~leaves
-        count = count + leaves.sum(dim=1, keepdim=True)
-        total = total.masked_fill(~live, float("-inf"))
-        tokens = word.masked_fill(~live, END)
-        parent = parent + torch.arange(0, B * rows, rows, device=device).unsqueeze(1)
-        remaining = search.remaining(live.any(dim=1))
-        if remaining is not None:
-            search.keep(remaining)
-            if not len(remaining):
-                break
-            count, total, tokens, parent = count[remaining], total[remaining], tokens[remaining], parent[remaining]
-        tokens, parent = tokens.flatten(), parent.flatten()
-        state = tuple(tensor.index_select(0, parent) for tensor in out.state)
-    hypotheses = search.results()
-    if not all(hypotheses):
+    slots = torch.arange(beam_size, device=state[0].device)
+
+    def choose(log_probs: Tensor, total: Tensor, left: Tensor, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        total, parent, word, log_prob = _best(log_probs, total, beam_size)
+        return total.masked_fill(slots >= left, float("-inf")), parent, word, log_prob
+
+    hypotheses = search(
+        step,
+        state,
+        choose,
+        slots=beam_size,
+        max_length=max_length,
+        constraints=constraints,
+        length_normalization=length_normalization,
+    )
+    if len(hypotheses) < step.images:
         raise InputError("the model gives no word a finite probability; use another checkpoint")
     return [sorted(image, key=lambda caption: (not caption.finished, -caption.log_prob)) for image in hypotheses]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -41,39 +40,21 @@ class Constraints:
         if len(self.prefix) >= max_length:
             raise InputError(f"prefix: {len(self.prefix)} words leave no room below max_length {max_length}")
 
-
-class Masks:
-    """The masks of constraints on one device."""
-
-    def __init__(self, constraints: Constraints, device: torch.device) -> None:
-        self.constraints = constraints
-        self._never = torch.tensor(NEVER, device=device)
-        self._early = torch.tensor([*NEVER, END], device=device)
-
-    def apply(self, log_probs: Tensor, length: int, words: Callable[[], Tensor]) -> Tensor:
-        """Return log_probs (N, V) as float32, -inf for the words that must not come next.
-
-        Args:
-            log_probs: (N, V), of the next word of N captions.
-            length: Number of words that every caption has.
-            words: Returns the ids of these words, (N, length). Called only if a constraint depends on them.
-        """
-        constraints, log_probs = self.constraints, log_probs.float()
-        if length < len(constraints.prefix):
-            word = constraints.prefix[length]
-            return torch.full_like(log_probs, float("-inf")).index_copy(
-                1, torch.tensor([word], device=log_probs.device), log_probs[:, [word]]
-            )
-        banned = self._early if length < constraints.min_length else self._never
+    def mask(self, log_probs: Tensor, words: Tensor) -> Tensor:
+        """Return log_probs (N, V) after ``words`` (N, t) as float32, with -inf for the words that may not follow."""
+        log_probs, length = log_probs.float(), words.shape[1]
+        if length < len(self.prefix):
+            word = torch.tensor([self.prefix[length]], device=words.device)
+            return torch.full_like(log_probs, float("-inf")).index_copy(1, word, log_probs[:, word])
+        banned = torch.tensor([*NEVER, END] if length < self.min_length else NEVER, device=words.device)
         masked = log_probs.index_fill(1, banned, float("-inf"))
-        n, repeatable = constraints.no_repeat_ngram, constraints.repeatable
-        if (n is None and repeatable is None) or length == 0:
+        if (self.no_repeat_ngram is None and self.repeatable is None) or length == 0:
             return masked
-        if n is not None:
-            masked = masked.masked_fill(_repeats(words(), n, log_probs.shape[1]), float("-inf"))
-        if repeatable is not None:
-            said = torch.zeros_like(masked, dtype=torch.bool).scatter_(1, words(), True)
-            said[:, list(repeatable)] = False
+        if self.no_repeat_ngram is not None:
+            masked = masked.masked_fill(_repeats(words, self.no_repeat_ngram, log_probs.shape[1]), float("-inf"))
+        if self.repeatable is not None:
+            said = torch.zeros_like(masked, dtype=torch.bool).scatter_(1, words, True)
+            said[:, list(self.repeatable)] = False
             masked = masked.masked_fill(said, float("-inf"))
         stuck = ~masked.isfinite().any(dim=1)
         masked[:, END] = torch.where(stuck, log_probs[:, END], masked[:, END])

@@ -7,10 +7,9 @@ from torch import Tensor
 
 from captioning.decoding.beam import beam_search
 from captioning.decoding.constraints import Constraints
-from captioning.decoding.search import Choices, Search
-from captioning.decoding.step import Hypothesis, ImageStepFunction, StepFunction
+from captioning.decoding.search import search
+from captioning.decoding.step import Hypothesis, StepFunction
 from captioning.trace import State
-from captioning.vocabulary import END, START
 
 
 def greedy(
@@ -45,9 +44,8 @@ def sample(
 ) -> list[Hypothesis]:
     """Return one caption per row of ``state``, each word drawn from the model's distribution.
 
-    Log-probabilities are the model's own, not those of the tempered, cut and masked distribution. A step
-    draws one number per row from torch's global generator, also for rows that have ended, so no caption depends on the
-    others.
+    Log-probabilities are the model's own, not those of the tempered, cut and masked distribution. A step draws one
+    number per row from torch's global generator, also for rows that have ended, so no caption depends on the others.
 
     Args:
         temperature: Positive divisor of the log-probabilities.
@@ -58,37 +56,17 @@ def sample(
     Raises:
         InputError: No caption of ``max_length`` words meets the constraints.
     """
-    constraints.check(max_length)
-    N, device = state[0].shape[0], state[0].device
-    images = step.images if isinstance(step, ImageStepFunction) else N
-    R = N // images
-    search = Search(step, images, device, constraints)
-    rows = torch.arange(N, device=device)  # those that are still searched
-    slots = rows[:R].expand(images, R)
-    tokens = torch.full((N,), START, device=device)
-    ended = torch.zeros(images, R, dtype=torch.bool, device=device)
-    for words in range(max_length):
-        out = search.advance(tokens, state)
-        state = out.state
-        likely = _likely(out.log_probs / temperature, top_k, top_p)
-        word = draw_words(likely, torch.rand(N, 1, dtype=torch.float64, device=device)[rows]).view_as(ended)
-        log_prob = out.log_probs.gather(1, word.view(-1, 1)).view_as(ended)
-        last = words == max_length - 1
-        leaves = ~ended if last else (word == END) & ~ended
-        search.history.append(Choices(word, log_prob, slots[: len(word)], leaves, out.trace))
-        if last:
-            break
-        ended = ended | leaves
-        tokens = word.masked_fill(ended, END).flatten()
-        remaining = search.remaining(~ended.all(dim=1))
-        if remaining is not None:
-            search.keep(remaining)
-            if not len(remaining):
-                break
-            places = (remaining.unsqueeze(1) * R + torch.arange(R, device=device)).flatten()
-            state = tuple(tensor.index_select(0, places) for tensor in state)
-            tokens, rows, ended = tokens[places], rows[places], ended[remaining]
-    return [hypothesis for image in search.results() for hypothesis in image]
+    device, B = state[0].device, step.images
+    R = len(state[0]) // B
+
+    def choose(log_probs: Tensor, total: Tensor, left: Tensor, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        uniform = torch.rand(B, R, 1, dtype=torch.float64, device=device)[images]
+        word = draw_words(_likely(log_probs.flatten(0, 1) / temperature, top_k, top_p), uniform.flatten(0, 1))
+        log_prob = log_probs.gather(2, word.view(-1, R, 1)).squeeze(2)
+        return total + log_prob, torch.arange(R, device=device).expand_as(total), word.view_as(total), log_prob
+
+    images = search(step, state, choose, slots=R, max_length=max_length, constraints=constraints)
+    return [hypothesis for image in images for hypothesis in image]
 
 
 def _likely(log_probs: Tensor, top_k: int | None, top_p: float | None) -> Tensor:

@@ -1,158 +1,98 @@
-"""The state of a search: its images, and the captions of those that have ended."""
+"""The loop that beam search and sampling share: K slots for each image, and the hypotheses that leave them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import itemgetter
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from captioning.decoding.constraints import Constraints, Masks
-from captioning.decoding.step import Hypothesis, ImageStepFunction, Step, StepFunction
+from captioning.decoding.constraints import Constraints
+from captioning.decoding.step import Hypothesis, StepFunction
 from captioning.trace import AttentionTrace, State
-from captioning.vocabulary import END
+from captioning.vocabulary import END, START
+
+Choose = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor, Tensor]]
+"""``choose(log_probs, total, left, images)`` fills the K slots of B images with the continuations of R beams.
+
+It takes the log-probabilities of the next word (B, R, V) and of the beams (B, R), -inf for no beam; how many hypotheses
+may still leave the slots (B, 1); and the numbers of the images (B,). It returns (B, K) each: the log-probability of the
+hypothesis in the slot, -inf for none; the beam that it continues, 0 .. R - 1; its next word, and the word's
+log-probability."""
 
 
-class Choices(NamedTuple):
-    """One step of B images: the choices for K slots, and the trace of the ``width`` beams before them.
+def search(
+    step: StepFunction,
+    state: State,
+    choose: Choose,
+    *,
+    slots: int,
+    max_length: int,
+    constraints: Constraints,
+    length_normalization: float = 0.0,
+) -> list[list[Hypothesis]]:
+    """Return up to K hypotheses of every image, by slot and then by step; ``beam_search`` explains the arguments.
 
-    Attributes:
-        word, log_prob: (B, K).
-        parent: (B, K), the beam that each slot continues, 0 .. width - 1.
-        leaves: (B, K) bool, whether the hypothesis in the slot is complete with this word. At most K hypotheses of an
-            image leave in a whole search.
-        trace: Of B * width rows.
+    A hypothesis leaves its slot with <end> or at ``max_length``. When half of the images have none left, they leave.
     """
-
-    word: Tensor
-    log_prob: Tensor
-    parent: Tensor
-    leaves: Tensor
-    trace: AttentionTrace
-
-    def select(self, images: Tensor) -> Choices:
-        shape = (len(self.word), -1)
-        word, log_prob, parent, leaves = (field[images] for field in self[:4])
-        trace = self.trace.map(lambda field: field.unflatten(0, shape)[images].flatten(0, 1))
-        return Choices(word, log_prob, parent, leaves, trace)
-
-
-class Search:
-    """A search over a batch of images, and the hypotheses of those that have left the batch.
-
-    A step stores its choices. Hypotheses are assembled when their images leave.
-
-    Attributes:
-        step: The step function over the images that are still searched.
-        history: One entry per step so far, of these images.
-    """
-
-    def __init__(
-        self,
-        step: StepFunction,
-        images: int,
-        device: torch.device,
-        constraints: Constraints,
-        *,
-        length_normalization: float = 0.0,
-    ) -> None:
-        self.step = step
-        self._masks = Masks(constraints, device)
-        self.history: list[Choices] = []
-        self._images = torch.arange(images, device=device)
-        self._assembled: list[tuple[Tensor, list[list[Hypothesis]]]] = []
-        self._length_normalization = length_normalization
-
-    def advance(self, tokens: Tensor, state: State) -> Step:
-        """Return the next step, with -inf for the words that the constraints forbid."""
-        out = self.step(tokens, state)
-        return out._replace(log_probs=self._masks.apply(out.log_probs, len(self.history), self._words))
-
-    def _words(self) -> Tensor:
-        """Return the words so far of the rows that are searched, (N, T)."""
-        slot = torch.arange(self.history[-1].word.shape[1], device=self._images.device).expand_as(self.history[-1].word)
-        words = []
-        for beams in reversed(self.history):
-            words.append(beams.word.gather(1, slot))
-            slot = beams.parent.gather(1, slot)
-        return torch.stack(words[::-1], 2).flatten(0, 1)
-
-    def remaining(self, searched: Tensor) -> Tensor | None:
-        """Return the images to keep, an empty tensor if all have ended, None if nothing changes.
-
-        Args:
-            searched: (B,) bool, True for images that have not ended.
-        """
-        left = int(searched.sum())
-        if left and (left > len(searched) // 2 or not isinstance(self.step, ImageStepFunction)):
-            return None
-        return searched.nonzero().squeeze(1)
-
-    def keep(self, remaining: Tensor) -> None:
-        """Let all images but ``remaining`` (B',) leave."""
-        leaving = torch.ones_like(self._images, dtype=torch.bool).index_fill(0, remaining, False).nonzero().squeeze(1)
-        history = [beams.select(leaving) for beams in self.history] if len(remaining) else self.history
-        self._assembled.append((self._images[leaving], assembled(history, self._length_normalization)))
-        self._images = self._images[remaining]
-        if len(remaining):
-            self.history = [beams.select(remaining) for beams in self.history]
-            assert isinstance(self.step, ImageStepFunction)
-            self.step = self.step.select(remaining)
-
-    def results(self) -> list[list[Hypothesis]]:
-        """Return the hypotheses of all images that the search began with, up to K per image."""
-        if len(self._images):
-            self.keep(self._images[:0])
-        by_image = {
-            image: hypotheses
-            for images, of_images in self._assembled
-            for image, hypotheses in zip(images.tolist(), of_images, strict=True)
-        }
-        return [by_image[image] for image in range(len(by_image))]
+    constraints.check(max_length)
+    B, K, device = step.images, slots, state[0].device
+    R = len(state[0]) // B
+    images = torch.arange(B, device=device)
+    left = torch.full((B, 1), K, device=device)
+    total = torch.zeros(B, R, device=device)
+    tokens = torch.full((B * R,), START, device=device)
+    # Words, their log-probabilities and the numbers of their traces, of all hypotheses in the slots: (B, R, t) each.
+    history = [torch.empty(B, R, 0, dtype=dtype, device=device) for dtype in (torch.int64, torch.float32, torch.int64)]
+    traces, trace_count, leavers = list[AttentionTrace](), 0, list[list[Tensor]]()
+    for t in range(max_length):
+        out = step(tokens, state)
+        log_probs = constraints.mask(out.log_probs, history[0].flatten(0, 1))
+        total, parent, word, log_prob = choose(log_probs.unflatten(0, (B, R)), total, left, images)
+        rows = parent + torch.arange(0, B * R, R, device=device).unsqueeze(1)  # (B, K)
+        entries = word, log_prob, trace_count + rows
+        history = [
+            torch.cat([old.flatten(0, 1)[rows], new.unsqueeze(2)], 2) for old, new in zip(history, entries, strict=True)
+        ]
+        traces.append(out.trace)
+        trace_count += B * R
+        alive = total.isfinite()
+        leaves = alive & ((word == END) | (t == max_length - 1))
+        image, slot = leaves.nonzero(as_tuple=True)
+        padded = (pad(x[image, slot], (0, max_length - t - 1)) for x in history)
+        leavers.append([*padded, images[image], slot, torch.full_like(slot, t)])
+        live = alive & ~leaves
+        searched = live.any(dim=1)
+        remaining = int(searched.sum())
+        if not remaining:
+            break
+        left = left - leaves.sum(dim=1, keepdim=True)
+        total, words = total.masked_fill(~live, float("-inf")), word.masked_fill(~live, END)
+        if remaining <= B // 2:
+            kept, B = searched.nonzero().squeeze(1), remaining
+            step, history = step.select(kept), [x[kept] for x in history]
+            images, left, total, words, rows = (x[kept] for x in (images, left, total, words, rows))
+        tokens, R = words.flatten(), K
+        state = tuple(tensor.index_select(0, rows.flatten()) for tensor in out.state)
+    return _hypotheses(leavers, traces, length_normalization)
 
 
-def assembled(history: list[Choices], length_normalization: float) -> list[list[Hypothesis]]:
-    """Return up to K hypotheses of each of B images after T steps, ordered by slot and then by step."""
-    word, log_prob, parent, leaves = (
-        torch.stack(fields, 2) for fields in zip(*(beams[:4] for beams in history), strict=True)
-    )  # (B, K, T)
-    K, T = leaves.shape[1:]
-    leaves = leaves.flatten(1)
-    place = leaves.byte().sort(dim=1, descending=True, stable=True).indices[:, :K]  # those that leave come first
-    exists, ended, step = leaves.gather(1, place), place // T, place % T  # (B, K), and the slot and step of the end
-    slot, slots, rows = ended, [], []
-    for t in range(T - 1, -1, -1):  # follow the parents of all hypotheses at once, from the last step to the first
-        row = parent[:, :, t].gather(1, slot)
-        slots.append(slot)
-        rows.append(row)
-        slot = torch.where(t <= step, row, slot)
-    slots_of, rows_of = (torch.stack(indices[::-1], 2) for indices in (slots, rows))  # (B, K, T)
-    ids, log_probs, last = word.gather(1, slots_of), log_prob.gather(1, slots_of), step.unsqueeze(2)
-    total = log_probs.cumsum(dim=2).gather(2, last).squeeze(2) / (step + 1.0) ** length_normalization
-    finished = ids.gather(2, last).squeeze(2) == END
-    trace = _traces(history, rows_of).map(_on_cpu)
-    columns = (field.flatten(0, 1).tolist() for field in (exists, total, step, finished, ids, log_probs))
-    images: list[list[Hypothesis]] = [[] for _ in ids]
-    for n, (is_one, log_prob_of_all, end, is_finished, words, of_words) in enumerate(zip(*columns, strict=True)):
-        if is_one:
-            count = end + (not is_finished)
-            of_steps = trace.map(itemgetter((n, slice(count))))
-            hypothesis = Hypothesis(words[:count], of_words[: end + 1], log_prob_of_all, is_finished, of_steps)
-            images[n // K].append(hypothesis)
-    return images
-
-
-def _on_cpu(field: Tensor) -> Tensor:
-    """Return a trace's field of (B, K, T) steps as (B * K, T, ..) in float32 on the CPU."""
-    return (field.float() if field.is_floating_point() else field).flatten(0, 1).cpu()
-
-
-def _traces(history: list[Choices], rows: Tensor) -> AttentionTrace:
-    """Return the trace of the given rows (B, K, T); a row is counted within its image and step."""
-    B, device = len(rows), rows.device
-    counts = torch.tensor([len(beams.trace.alphas) for beams in history], device=device)  # B * width
-    of_image = torch.arange(B, device=device).view(B, 1, 1) * (counts // B)
-    rows = counts.cumsum(0) - counts + of_image + rows  # in the rows of all steps, one after the other
-    fields = zip(*(beams.trace for beams in history), strict=True)
-    return AttentionTrace(*(None if steps[0] is None else torch.cat(steps)[rows] for steps in fields))
+def _hypotheses(
+    leavers: list[list[Tensor]], traces: list[AttentionTrace], length_normalization: float
+) -> list[list[Hypothesis]]:
+    ids, log_probs, numbers, image, slot, last = (torch.cat(fields) for fields in zip(*leavers, strict=True))
+    total = log_probs.cumsum(dim=1).gather(1, last.unsqueeze(1)).squeeze(1) / (last + 1.0) ** length_normalization
+    fields = (None if steps[0] is None else torch.cat(steps)[numbers] for steps in zip(*traces, strict=True))
+    trace = AttentionTrace(*fields).map(lambda field: (field.float() if field.is_floating_point() else field).cpu())
+    columns = [column.tolist() for column in (image, slot, last, total, ids, log_probs)]
+    images: dict[int, list[Hypothesis]] = {}
+    for n, (i, _, end, log_prob, words, of_words) in sorted(
+        enumerate(zip(*columns, strict=True)), key=lambda x: x[1][:3]
+    ):
+        finished = words[end] == END
+        count = end + (not finished)
+        of_steps = trace.map(itemgetter((n, slice(count))))
+        images.setdefault(i, []).append(Hypothesis(words[:count], of_words[: end + 1], log_prob, finished, of_steps))
+    return list(images.values())

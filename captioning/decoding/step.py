@@ -2,15 +2,15 @@
 
 A step function takes ``(tokens (N,), state)`` and returns a ``Step``. The state is a tuple of tensors whose first axis
 is N = images * rows, the rows of an image adjacent; between steps it is only reordered, with ``index_select``. Images
-whose captions have all ended leave the batch if the step function is an ``ImageStepFunction``.
+whose captions have all ended leave the batch.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -27,18 +27,14 @@ class Step(NamedTuple):
     trace: AttentionTrace
 
 
-StepFunction = Callable[[Tensor, State], Step]
-
-
-@runtime_checkable
-class ImageStepFunction(Protocol):
-    """A step function over ``images`` images that can continue with a selection of them."""
+class StepFunction(Protocol):
+    """A step function over ``images`` images, which can continue with a selection of them."""
 
     images: int
 
     def __call__(self, tokens: Tensor, state: State) -> Step: ...
 
-    def select(self, images: Tensor) -> ImageStepFunction:
+    def select(self, images: Tensor) -> StepFunction:
         """Return the step function of the given images, (B',) indices. Called when at most half are left."""
 
 

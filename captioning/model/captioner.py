@@ -16,7 +16,7 @@ from captioning.attention import Memory
 from captioning.attention.memory import repeat_rows
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.transforms import Preprocessing
-from captioning.decoding import BeamOptions, Constraints, Hypothesis, ImageStepFunction, Step, beam_search
+from captioning.decoding import BeamOptions, Constraints, Hypothesis, Step, StepFunction, beam_search
 from captioning.encoders import Encoder
 from captioning.model.decoder import Decoder, DecoderOutput
 from captioning.trace import State
@@ -67,7 +67,7 @@ class CaptionModel(nn.Module):
         """Return the words and traces of every caption in the batch, over the memory of its images."""
 
     @abstractmethod
-    def stepper(self, memory: Any) -> ImageStepFunction:
+    def stepper(self, memory: Any) -> StepFunction:
         """Return the step function over ``memory`` that ``decoding`` searches with."""
 
     @abstractmethod
@@ -196,7 +196,7 @@ class Captioner(CaptionModel):
         """
         return self.decoder(batch.captions, batch.lengths, expand_to_captions(batch, memory), samples)
 
-    def stepper(self, memory: Memory) -> ImageStepFunction:
+    def stepper(self, memory: Memory) -> StepFunction:
         return _DecoderStep(self.decoder, self.decoder.prepare_search(memory))
 
     def init_state(self, memory: Memory) -> State:

@@ -14,7 +14,7 @@ from torch import Tensor
 from captioning.attention import Memory
 from captioning.data.batch import CaptionBatch
 from captioning.data.transforms import Preprocessing
-from captioning.decoding import Hypothesis, ImageStepFunction, Step
+from captioning.decoding import Hypothesis, Step, StepFunction
 from captioning.encoders import Encoder
 from captioning.errors import InputError
 from captioning.model.captioner import Captioner, CaptionModel
@@ -93,7 +93,7 @@ class Ensemble(CaptionModel):
         trace = mean_trace([output.trace for output in outputs[: self.traced]])._replace(evidence=None)
         return replace(outputs[0], logits=logits, trace=trace, log_prob=None)
 
-    def stepper(self, memory: Memories) -> ImageStepFunction:
+    def stepper(self, memory: Memories) -> StepFunction:
         members = list(zip(self.captioners, memory, strict=True))
         sizes = [len(member.init_state(its_memory)) for member, its_memory in members]
         return MeanStep([member.stepper(its_memory) for member, its_memory in members], sizes, traced=self.traced)
@@ -134,7 +134,7 @@ class MeanStep:
         traced: Number of leading members that share locations, whose traces are averaged.
     """
 
-    def __init__(self, steps: Sequence[ImageStepFunction], state_sizes: Sequence[int], *, traced: int = 1) -> None:
+    def __init__(self, steps: Sequence[StepFunction], state_sizes: Sequence[int], *, traced: int = 1) -> None:
         self.steps = list(steps)
         self.state_sizes = list(state_sizes)
         self.traced = traced

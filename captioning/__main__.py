@@ -12,7 +12,7 @@ from captioning import __version__
 from captioning.cli import COMMANDS, HELP, IMPORTED, TRAINING, announce, near, training_help
 from captioning.cli.parser import Parser, call
 from captioning.errors import InputError, did_you_mean, exits_on_input_error
-from captioning.files import read_config
+from captioning.files import command_line, read_config
 
 _FILES = ("--config", "-c", "--ckpt_path", "--model", "--init_from", "--captions", "--references")
 _NO_FILES = ("best", "last", "null", "pretrained")
@@ -21,7 +21,7 @@ _NO_FILES = ("best", "last", "null", "pretrained")
 @exits_on_input_error
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command that a command line names; ``args`` are the words after ``captioning``, None for sys.argv's."""
-    name, *words = (sys.argv[1:] if args is None else args) or ["--help"]
+    name, *words = command_line(args) or ["--help"]
     if name in ("-h", "--help", "help"):
         print(HELP)
     elif name == "--version":

@@ -1,10 +1,12 @@
-"""Files that a crash cannot leave half written, JSON and settings in YAML."""
+"""Files that a crash cannot leave half written, JSON, settings in YAML, and paths as people write them."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ def replacing(path: Path, option: str = "") -> Iterator[Path]:
     Raises:
         InputError: The file cannot be written.
     """
+    path = path.expanduser()
     path = path.resolve() if path.is_symlink() else path
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
@@ -61,23 +64,75 @@ def read_json(path: Path, what_to_do: str = "") -> Any:
 
 
 def read_config(path: Path, option: str = "") -> dict[str, Any]:
-    """Read a YAML file of settings, which ``option`` named, with jsonargparse's rules, by which 1e-3 is a number.
+    """Read a YAML file of settings, which ``option`` named, as ``settings_loader`` does.
 
-    An InputError says that it cannot be read, or is not a mapping of settings.
+    An InputError says that it cannot be read, is not a mapping of settings, or has a key twice.
     """
     import yaml
-    from jsonargparse import get_loader
 
     try:
-        content = get_loader("yaml")(path.read_text(encoding="utf-8-sig")) or {}
+        content = settings_loader()(path.read_text(encoding="utf-8-sig")) or {}
         problem = "" if isinstance(content, dict) else "not a configuration, which is a mapping of settings"
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
+    except InputError as error:
+        problem = str(error)
     except (ValueError, yaml.YAMLError) as error:
         problem = f"not a YAML file ({one_line(error, 120)})"
     if problem:
         raise InputError(f"{option} {path}: {problem}".lstrip())
     return content
+
+
+@functools.cache
+def settings_loader() -> Callable[[str], Any]:
+    """Return what reads settings in YAML, here and from now on in jsonargparse, by whose rules 1e-3 is a number.
+
+    A path that begins with ``~`` is in the home folder, for all to whom it is passed on. A key that stands twice is an
+    InputError: PyYAML takes the last one.
+    """
+    import yaml
+    from jsonargparse import get_loader, set_loader
+
+    rules = get_loader("yaml")
+
+    def load(text: str) -> Any:
+        if twice := [*_twice(yaml.compose(text, yaml.SafeLoader))]:
+            raise InputError("; ".join(twice))
+        return _at_home(rules(text))
+
+    set_loader("yaml", load, (yaml.YAMLError,))
+    return load
+
+
+def _twice(node: Any) -> Iterator[str]:
+    """Yield a sentence on every key that stands twice in a mapping, outer mappings first."""
+    children = node.value if isinstance(getattr(node, "value", None), list) else []
+    lines: dict[str, int] = {}
+    for key in (child[0] for child in children if isinstance(child, tuple)):
+        line, name = key.start_mark.line + 1, str(key.value)
+        if name in lines and name != "<<":  # several merges lose nothing
+            yield f"line {line}: {name} is there twice, first in line {lines[name]}"
+        lines.setdefault(name, line)
+    for child in children:
+        yield from _twice(child[1] if isinstance(child, tuple) else child)
+
+
+def _at_home(value: Any) -> Any:
+    """Return settings, or a word, with the home folder for ``~``; of ``--option=~/x``, no shell writes it out."""
+    if isinstance(value, dict):
+        return {key: _at_home(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_at_home(inner) for inner in value]
+    if not isinstance(value, str):
+        return value
+    option, sign, path = value.partition("=") if value.startswith("--") else ("", "", value)
+    return option + sign + os.path.expanduser(path)
+
+
+def command_line(args: Sequence[str] | None) -> list[str]:
+    """Return the words of a command line, None for sys.argv's, with the home folder for ``~``."""
+    return [_at_home(word) for word in (sys.argv[1:] if args is None else args)]
 
 
 def refuse_inputs(output: str | Path | None, inputs: Iterable[str | Path], option: str) -> None:

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from commands import Commands
 
 from captioning.errors import InputError, exits_on_input_error
-from captioning.files import read_config, write_json
-from captioning.run_folder import RunFolder
+from captioning.files import command_line, read_config, write_json
+from captioning.run_folder import RunFolder, checksum
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RUNS = {"soft": "shapes_soft", "hard": "shapes_hard"}  # key in summary.json -> config
@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default="runs/demo", help="the demo's folder (default: %(default)s)")
     parser.add_argument("--overlay_config", help="one more YAML, such as configs/overlays/debug.yaml, to try things")
-    args = parser.parse_args(argv)
+    args = parser.parse_args(command_line(argv))
     caption_a_photograph(args.runs)
     seconds = train(args.runs, args.overlay_config)
     file = args.runs / "summary.json"

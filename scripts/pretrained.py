@@ -17,7 +17,6 @@ import json
 import os
 import shlex
 import shutil
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from sentences import Sentences
 
 from captioning.errors import InputError, exits_on_input_error
 from captioning.evaluation.metrics import TITLES
-from captioning.files import read_json, write_json, write_text
+from captioning.files import command_line, read_json, write_json, write_text
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
 
@@ -54,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--runs", type=Path, default="runs", help="folder of the runs (default: %(default)s)")
     parser.add_argument("--only", nargs="+", metavar="STAGE", help="run these stages, finished or not")
     parser.add_argument("--dry_run", action="store_true", help="print the commands that are left, and run none")
-    args = parser.parse_args(argv)
+    args = parser.parse_args(command_line(argv))
     stages, folder = recipe(args.runs), args.runs / _BEST
     if unknown := [name for name in args.only or () if name not in stages]:
         raise InputError(f"--only: there is no stage {unknown[0]!r}; one of {', '.join(stages)}")
@@ -236,4 +235,4 @@ def check(runs: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

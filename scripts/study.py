@@ -29,7 +29,7 @@ from measurements import measurement_of, read_scores, score_name, write_measurem
 
 from captioning.comparison.runs import Run, read_run
 from captioning.errors import InputError, did_you_mean, exits_on_input_error
-from captioning.files import read_config
+from captioning.files import command_line, read_config
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
 
@@ -277,7 +277,7 @@ def prepare(study: Study, jobs: Sequence[Job], commands: Commands) -> None:
 
 @exits_on_input_error
 def main(argv: list[str] | None = None) -> None:
-    argv = sys.argv[1:] if argv is None else argv
+    argv = command_line(argv)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", type=Path, metavar="FILE.yaml", help="such as configs/studies/lite2.yaml")
     parser.add_argument("--only", nargs="+", metavar="VARIANT", help="train only these variants (default: all)")

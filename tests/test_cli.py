@@ -24,6 +24,7 @@ from helpers_training import command, enter
 from pytorch_lightning.callbacks import TQDMProgressBar
 from pytorch_lightning.utilities import rank_zero_only
 
+from captioning.__main__ import main
 from captioning.cli.export import export
 from captioning.cli.lightning import Fit, run
 from captioning.errors import InputError
@@ -163,6 +164,26 @@ def test_a_run_whose_patience_is_at_its_end_goes_on_with_more_of_it(workdir, cap
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
 @pytest.mark.parametrize(
+def test_the_home_folder_is_the_same_for_all_that_write_into_a_run(workdir, monkeypatch):
+    monkeypatch.setenv("HOME", str(workdir / "home"))
+    Path("home").mkdir()
+    config = tiny_config(workdir / "shapes")
+    config["data"]["source"]["init_args"]["root"] = "~/shapes"
+    Path("tiny.yaml").write_text(yaml.safe_dump(config))
+    for _ in range(2):
+        main(["fit", "--config", "tiny.yaml", "--runs=~/runs"])
+        os.environ.pop("CAPTIONING_RUN_FOLDER")
+    for folder in (Path("home/runs/tiny"), Path("home/runs/tiny-2")):
+        assert {path.name for path in folder.iterdir()} == {"config.yaml", "checkpoints", "metrics", "samples"}
+        assert len(list((folder / "checkpoints").iterdir())) == 2 and not list(folder.glob("metrics/version_1"))
+    best = "~/runs/tiny/checkpoints/best.ckpt"
+    main(["test", f"--ckpt_path={best}"])
+    main(["caption", "~/shapes/test/000001.png", f"--model={best}", "--overlay=~/looked.png", "--json=~/said.jsonl"])
+    assert {path.name for path in Path("home").iterdir()} == {"runs", "shapes", "looked.png", "said.jsonl"}
+    assert metrics_of("home/runs/tiny") and load(best)("~/shapes/test/000001.png").text
+    assert not Path("~").exists()
+
+
     ("place", "folder"),
     [
         ([], "runs/tiny-2"),

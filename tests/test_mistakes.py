@@ -26,6 +26,8 @@ def workdir(tmp_path_factory) -> Iterator[Path]:
     (folder / "tiny.yaml").write_text(yaml.safe_dump(tiny_config(folder / "shapes")))
     (folder / "bad.yaml").write_text("model: 1\n  data: [\n")
     (folder / "list.yaml").write_text("- a\n")
+    (folder / "twice.yaml").write_text("trainer: {max_epochs: 1}\ntrainer: {}\n")
+    (folder / "encoder.yaml").write_text("class_path: ConvEncoder\nclass_path: ConvEncoder\n")
     (folder / "seed.yaml").write_text("seed_everything: -1\n")
     (folder / "places.yaml").write_text("checkpoint: {dirpath: big_disk}\n")
     (folder / "section.yaml").write_text("modle: {bound_samples: 3}\n")
@@ -50,6 +52,8 @@ MISTAKES = {
     "fit": "the following arguments are required: model.encoder, model.decoder, data.source",
     "fit --config bad.yaml": "--config bad.yaml: not a YAML file (mapping values are not allowed",
     "fit --config list.yaml": "--config list.yaml: not a configuration",
+    FIT + "--config twice.yaml": "--config twice.yaml: line 2: trainer is there twice, first in line 1",
+    FIT + "--model.encoder encoder.yaml": "line 2: class_path is there twice, first in line 1",
     FIT + "--config section.yaml": "Option 'modle.bound_samples' is not accepted; did you mean model.bound_samples?",
     FIT + "--config argument.yaml": "Option 'chanels' is not accepted; did you mean channels?",
     # options, classes and their arguments

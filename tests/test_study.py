@@ -130,6 +130,12 @@ def test_a_study_and_options_that_cannot_be_used_are_one_line(place, capsys, cha
     assert left.value.code == 2 and line.startswith("error: ") and re.search(message, line)
 
 
+def test_a_study_says_each_thing_once(place):
+    Path("tiny.yaml").write_text("name: a\nseeds: [1]\nname: b\n")
+    with pytest.raises(InputError, match=r"^tiny\.yaml: line 3: name is there twice, first in line 1$"):
+        read_study(Path("tiny.yaml"))
+
+
 def test_reproducing_begins_anew_whatever_was_measured_before():
     """The repository's own files of scores would be taken for finished runs."""
     target = (ROOT / "Makefile").read_text().partition("reproduce-flickr8k: ")[2].partition("\n\n")[0]

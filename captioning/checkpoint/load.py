@@ -76,7 +76,7 @@ def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.de
         InputError: The file is missing, damaged, of another project or of a newer version of this one; the device does
             not exist; or the hub has no such captioner or cannot be reached.
     """
-    target = check_device(device)
+    target, path = check_device(device), os.path.expanduser(path)
     place = FOLDER if path == PRETRAINED else _download(str(path)) if str(path).startswith("hf:") else Path(path)
     if path == PRETRAINED and not is_export(place):
         raise InputError(f"this installation has no pretrained captioner ({place} is missing); name a model")

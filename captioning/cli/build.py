@@ -11,6 +11,7 @@ from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
 from captioning.cli import IMPORTED
 from captioning.cli.parser import OneLineErrors
 from captioning.errors import InputError
+from captioning.files import settings_loader
 
 
 def restrict_imports() -> None:
@@ -18,6 +19,7 @@ def restrict_imports() -> None:
 
     A module that a file of settings names is not imported otherwise.
     """
+    settings_loader()
     known = ["captioning", "torch.optim", "torch.nn", "pytorch_lightning", "lightning_fabric", *IMPORTED]
     set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=known)
 

@@ -146,7 +146,7 @@ def _paths(images: Sequence[str]) -> Iterator[str]:
     for name in images:
         if name == "-":
             lines = sys.stdin.buffer.read().removeprefix(codecs.BOM_UTF8).splitlines()
-            yield from (os.fsdecode(line) for line in lines if line.strip())
+            yield from (os.path.expanduser(os.fsdecode(line)) for line in lines if line.strip())
         elif os.path.isdir(name):
             from captioning.data.images import HEIC, suffixes
 

@@ -47,7 +47,7 @@ class CocoSource(CaptionSource):
         test_captions: str | None = None,
         test_images: str | None = None,
     ) -> None:
-        self.root, self.year = Path(root), year
+        self.root, self.year = Path(root).expanduser(), year
         self.test_captions, self.test_images = test_captions, test_images or f"test{year}"
 
     def files(self, split: str) -> tuple[Path, str]:

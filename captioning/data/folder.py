@@ -44,9 +44,9 @@ class FolderSource(CaptionSource):
     """
 
     def __init__(self, root: str, *, captions: str | None = None) -> None:
-        self.root = Path(root)
+        self.root = Path(root).expanduser()
         if captions is None:
-            there = sorted(os.listdir(root)) if self.root.is_dir() else []
+            there = sorted(os.listdir(self.root)) if self.root.is_dir() else []
             usual = [[name for name in there if name.lower() in names] for names in (_OWN, _FOREIGN)]
             found = usual[0] or usual[1] or [_OWN[0]]
             if len(found) > 1:

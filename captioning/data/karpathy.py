@@ -44,7 +44,7 @@ class KarpathySource(CaptionSource):
     def __init__(
         self, json_path: str, image_dir: str, *, entities: str | None = None, instances: list[str] | None = None
     ) -> None:
-        self.json_path, self.image_dir = Path(json_path), Path(image_dir)
+        self.json_path, self.image_dir = Path(json_path).expanduser(), Path(image_dir).expanduser()
         self.entities, self.instances = entities, [Path(path) for path in instances or ()]
 
     def annotations(self) -> list[Path]:

@@ -72,7 +72,7 @@ def open_image(source: ImageSource, minimum_side: int) -> Image.Image:
     if isinstance(source, str) and source.startswith(("https://", "http://")):
         raise InputError(f"{source}: is an address; download the image and give its file")
     if isinstance(source, (str, os.PathLike)):
-        return load_image(os.fspath(source), minimum_side=minimum_side)
+        return load_image(os.path.expanduser(source), minimum_side=minimum_side)
     if isinstance(source, (np.ndarray, Tensor)):
         source = _from_numbers(source)
     if not isinstance(source, (Image.Image, bytes)):

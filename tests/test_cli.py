@@ -281,7 +281,9 @@ def test_a_second_stage_begins_with_the_weights_of_the_first_and_resumes_without
     with next(Path("runs/second/metrics").glob("*/metrics.csv")).open() as file:
         assert {"train/reward", "train/baseline", "val/nll", "val/cider_d"} <= set(next(csv.reader(file)))
     Path(BEST).unlink()
-    command("fit", "--ckpt_path", last, "--trainer.max_epochs", "2")  # from the run's own settings
+    shutil.copy("runs/tiny/checkpoints/last.ckpt", "other.ckpt")
+    # The run's own settings, and what it began with: --ckpt_path wins.
+    command("fit", "--ckpt_path", last, "--trainer.max_epochs", "2", "--init_from", "other.ckpt")
     kept = yaml.safe_load(Path("runs/second/config.yaml").read_text())
     assert kept["ckpt_path"] is None and kept["init_from"] == BEST and step_of(last) == 4
 

@@ -280,7 +280,8 @@ class Fit(CommandLine):
     def instantiate_classes(self) -> None:
         config = self.config
         if config.ckpt_path is not None:
-            read_checkpoint(Path(config.ckpt_path))  # says at once if it is missing, damaged or of another project
+            saved = read_checkpoint(Path(config.ckpt_path))  # says at once if it is missing, damaged or foreign
+            config.init_from = saved["captioning"]["settings"].get("init_from")  # what it began with, whatever is typed
         if self.is_first:  # missing data are told before weights are downloaded and wandb begins
             (source,) = build({"data.source": CaptionSource}, [{"data": {"source": config.data.source.as_dict()}}])
             source.prepare()

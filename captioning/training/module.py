@@ -350,10 +350,12 @@ class CaptioningModule(pl.LightningModule):
         for callback in self.trainer.checkpoint_callbacks:
             state = checkpoint.get("callbacks", {}).get(callback.state_key, {})
             _follow_files(state, getattr(callback, "dirpath", None))
+        for stopping in self.trainer.early_stopping_callbacks:  # whose state would bring the patience of before
+            checkpoint["callbacks"].get(stopping.state_key, {})["patience"] = stopping.patience
         was, now = (flat(x, (*PLACES, "init_from")) for x in (content.get("settings") or {}, self.settings))
         names = [name for name in was | now if was.get(name) != now.get(name)]
         for name in names:  # arguments that one of two versions of a class lacks are left alone
-            if name in ("model.optimizer", "model.scheduler") or (
+            if name in ("model.optimizer", "model.scheduler", "model.encoder.learning_rate") or (
                 name.startswith(("model.optimizer.", "model.scheduler.")) and name in was and name in now
             ):
                 again = f"leave it {was.get(name)}, or begin a new run with --init_from"

@@ -1,8 +1,10 @@
-"""The layout of a run's folder, and the settings of its configuration as lines."""
+"""The layout of a run's folder, whether its results are of its weights, and its settings as lines."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -64,6 +66,27 @@ class RunFolder:
             for folder in (self.path, self.path.parent):
                 with suppress(OSError):  # it has other files
                     folder.rmdir()
+
+
+def checksum(checkpoint: str | Path) -> str:
+    """Return what tells the content of a checkpoint from that of all others; "" if there is no such file.
+
+    A copy has the same one. PyTorch stores a checksum with every tensor, so that no tensor is read.
+    """
+    try:
+        with zipfile.ZipFile(checkpoint) as archive:
+            return hashlib.sha256(repr([part.CRC for part in archive.infolist()]).encode()).hexdigest()[:16]
+    except (OSError, zipfile.BadZipFile):
+        return ""
+
+
+def is_current(search: dict[str, Any], checkpoint: Path | None) -> bool:
+    """Return whether a test with these options is of the weights that a checkpoint has now, as far as that is known.
+
+    The checksum of the weights that were tested is taken out of the options.
+    """
+    weights = search.pop("weights", "")
+    return not weights or checkpoint is None or weights == checksum(checkpoint)
 
 
 def flat(settings: Mapping[str, Any], without: Iterable[str] = ()) -> dict[str, Any]:

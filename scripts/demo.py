@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> None:
     summary = json.loads(file.read_text()) if file.is_file() else {}
     for name in RUNS:
         best = RunFolder(args.runs / name).checkpoint("best")
-        if name not in summary or best.stat().st_mtime > file.stat().st_mtime:
+        if summary.get(name, {}).get("weights") != checksum(best):
             summary[name] = entry_of(args.runs, name, seconds[name])
             write_json(file, summary)
     report(args.runs, summary)
@@ -164,6 +164,7 @@ def entry_of(runs: Path, name: str, seconds: float) -> dict[str, Any]:
         "pointing_accuracy": round(scores.get("test/pointing_accuracy", 0.0), 2),  # 0 if no noun names an object
         "seconds": round(seconds, 1),
         "checkpoint": str(best),
+        "weights": checksum(best),
         "overlay": str(overlay),
         "examples": examples,
         "config": RUNS[name],

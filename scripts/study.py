@@ -2,7 +2,8 @@
 """Train and score every variant of a study, each with several seeds, and make the study's tables.
 
 A study is a YAML file such as those in configs/studies. The scores of all runs are written to
-docs/measurements/STUDY.json. After Ctrl-C, run the same command again to continue. With --report,
+docs/measurements/STUDY.json. After Ctrl-C, run the same command again to continue. What was
+trained further since its score is scored again. With --report,
 nothing is trained: the command makes the tables between <!-- study NAME --> and <!-- end --> in a
 page from the scores and captions of the runs.
 
@@ -17,7 +18,6 @@ from __future__ import annotations
 import argparse
 import shlex
 import statistics
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,13 +25,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 from commands import Commands
-from measurements import measurement_of, read_scores, score_name, write_measurements
+from measurements import Scores, measurement_of, read_scores, score_name, write_measurements
 
 from captioning.comparison.runs import Run, read_run
 from captioning.errors import InputError, did_you_mean, exits_on_input_error
 from captioning.files import command_line, read_config
 from captioning.provenance import provenance
-from captioning.run_folder import RunFolder
+from captioning.run_folder import RunFolder, checksum
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SPEED = "captions_per_second"
@@ -176,8 +176,19 @@ class Job(NamedTuple):
         """How many runs come before, one after the other."""
         return max((1 + job.stage for job in self.before), default=0)
 
+    @property
+    def weights(self) -> list[str]:
+        """The checksums of its best checkpoint and, of an average, of those that it was made of."""
+        parts = self.before if self.study.variants[self.variant].average else []
+        return [checksum(job.folder.checkpoint("best")) for job in (self, *parts)]
+
+    def score(self, evaluation: str = "") -> Scores | None:
+        return read_scores(self.file).get(score_name(self.variant, self.seed, evaluation))
+
     def is_scored(self, evaluation: str = "") -> bool:
-        return score_name(self.variant, self.seed, evaluation) in read_scores(self.file)
+        """Return whether there is a score of the weights that the run has now; without its checkpoints, of any."""
+        score, weights = self.score(evaluation), self.weights
+        return score is not None and ("" in weights or score.get("weights", weights) == weights)
 
     def left(self) -> Iterator[Command]:
         """Yield the commands that are left to run, each when the ones before it are done."""
@@ -218,6 +229,7 @@ class Job(NamedTuple):
         scores = measurement_of(self.folder.path / command.evaluation, command.arguments, self.seed)
         if not command.evaluation and (training := training_of(read_run(self.folder.path))):
             scores["training"] = training
+        scores["weights"] = self.weights
         with _LOCK:
             name = score_name(self.variant, self.seed, command.evaluation)
             write_measurements(self.file, scores=read_scores(self.file) | {name: scores})
@@ -294,7 +306,10 @@ def main(argv: list[str] | None = None) -> None:
         from study_tables import write_report
 
         origin = provenance(command=f"python scripts/study.py {shlex.join(argv)}", seed=None)
-        for notice in write_report(study, file, args.runs, args.report, origin):
+        notices = write_report(study, file, args.runs, args.report, origin)
+        jobs = [Job(study, variant, seed, args.runs, file) for variant in study.variants for seed in study.seeds]
+        old = [job.name for job in jobs if job.score() and not job.is_scored()]
+        for notice in [*notices, *(f"{name} was scored before its weights changed; score it again" for name in old)]:
             print(f"note: {notice}")
         return
     if unknown := [name for name in args.only or () if name not in study.variants]:

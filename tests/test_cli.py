@@ -29,6 +29,7 @@ from captioning.cli.export import export
 from captioning.cli.lightning import Fit, run
 from captioning.errors import InputError
 from captioning.inference import load
+from captioning.run_folder import checksum
 from captioning.tokenizers import PennTreebank
 from captioning.vocabulary import UNK
 
@@ -88,6 +89,7 @@ def test_fit_then_test_from_the_checkpoint_alone(workdir, capsys):
     assert re.search(r"^epoch 1, step 2, \d+ s: train/loss [\d.]+ val/nll [\d.]+ val/bleu4", printed, re.MULTILINE)
     command("test", "--ckpt_path", BEST)
     written = metrics_of("runs/tiny")
+    assert written["search"]["weights"] == checksum(BEST)
     assert set(written) >= {"test/bleu1", "test/bleu4", "test/nll"} and written["provenance"]["seed"] == 1
     printed = capsys.readouterr().out
     assert f"in percent{FEW}\n" in printed
@@ -184,6 +186,8 @@ def test_the_home_folder_is_the_same_for_all_that_write_into_a_run(workdir, monk
     assert not Path("~").exists()
 
 
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+@pytest.mark.parametrize(
     ("place", "folder"),
     [
         ([], "runs/tiny-2"),

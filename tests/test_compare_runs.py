@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from helpers_runs import save_checkpoint
+from helpers_runs import edit_checkpoint, save_checkpoint
 
 from captioning.attention import HardAttention
 from captioning.cli.compare import compare as compare_command
@@ -23,6 +23,7 @@ from captioning.comparison.verdicts import ONE_SEED
 from captioning.errors import InputError
 from captioning.inference import load
 from captioning.model import SummedOutput
+from captioning.run_folder import checksum
 
 
 def explored_by(folders, edit=lambda runs, models: None, seed: int = 0) -> tuple[list[dict], list[str]]:
@@ -212,6 +213,24 @@ def test_an_untested_run_is_named_with_its_command_and_tested_if_that_is_asked_f
     assert "comparison.html is there and will be replaced; --output gives another name\ntesting hard" in printed.err
     assert commands == [["-m", "captioning", "test", "--ckpt_path", best]]
     assert "has no captions" not in printed.out
+
+
+def test_a_run_that_was_trained_on_after_its_test_is_left_out_or_tested_again(tested_pair, commands, capsys):
+    best, metrics = tested_pair[0] / "checkpoints/best.ckpt", tested_pair[0] / "test_metrics.json"
+    content = json.loads(metrics.read_text())
+    content["search"] |= {"checkpoint": "best.ckpt", "weights": checksum(best)}
+    metrics.write_text(json.dumps(content))
+    (tested_pair[0] / "argmax").mkdir()
+    (tested_pair[0] / "argmax/test_metrics.json").write_text(json.dumps(content))
+    assert read_run(tested_pair[0]).captions and read_run(tested_pair[0]).contexts["argmax"] == {"bleu4": 1.0}
+    edit_checkpoint(best, lambda saved: next(iter(saved["state_dict"].values())).add_(1))
+    run = read_run(tested_pair[0])
+    assert (run.captions, run.scores, run.contexts, run.checkpoint) == (None, {}, {}, best)
+    compare_command(*map(str, tested_pair), resamples=9, images=0)
+    old = f"soft was tested before its best.ckpt changed; to test it again: captioning test --ckpt_path {best}"
+    assert old in capsys.readouterr().out and commands == []
+    compare_command(*map(str, tested_pair), resamples=9, images=0, test=True)
+    assert [words[-1] for words in commands] == [str(best), str(tested_pair[1] / "checkpoints/best.ckpt")]
 
 
 def test_json_alone_is_printed_also_if_runs_are_tested_first(tested_pair, commands, capfd):

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
 from helpers import save_image
 from helpers_faults import command, refused
-from helpers_runs import make_captions, save_checkpoint
+from helpers_runs import edit_checkpoint, make_captions, save_checkpoint
 from safetensors import safe_open
 
 from captioning.errors import InputError
 from captioning.evaluation.metrics import caption_metrics
 from captioning.evaluation.records import write_evaluation
 from captioning.inference import load
+from captioning.run_folder import checksum
 
 SETTINGS = {
     "seed_everything": 7,
@@ -74,6 +76,20 @@ def test_the_card_says_what_it_is_what_it_learned_from_and_how_well(run):
     metrics["search"]["checkpoint"] = "last.ckpt"  # those of another checkpoint are not this one's
     (run / "test_metrics.json").write_text(json.dumps(metrics))
     assert "It was not tested" in (export(run) / "README.md").read_text()
+
+
+def test_the_card_leaves_out_the_metrics_of_weights_that_were_trained_on_since(run, capsys):
+    best, metrics = run / "checkpoints/best.ckpt", run / "test_metrics.json"
+    content = json.loads(metrics.read_text())
+    content["search"] |= {"checkpoint": "best.ckpt", "weights": checksum(best)}
+    metrics.write_text(json.dumps(content))
+    shutil.copytree(run, run.parent / "copy")  # whose files have other times
+    for tested in (run, run.parent / "copy"):
+        assert "| nll | 1.25 |" in (export(tested) / "README.md").read_text()
+    assert "no metrics" not in capsys.readouterr().err
+    edit_checkpoint(best, lambda saved: next(iter(saved["state_dict"].values())).add_(1))
+    assert "It was not tested" in (export(run) / "README.md").read_text()
+    assert f"the card has no metrics; first captioning test --ckpt_path {best}\n" in capsys.readouterr().err
 
 
 def test_notes_replace_the_sections_of_the_card_that_they_have_and_add_the_others(run, tmp_path):

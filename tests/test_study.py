@@ -12,7 +12,7 @@ import pytest
 import study
 import yaml
 from commands import Commands
-from helpers_runs import make_captions, make_run, tiny_config
+from helpers_runs import edit_checkpoint, make_captions, make_run, save_checkpoint, tiny_config
 from measurements import read_scores, score_name, write_measurements
 from study import read_study
 
@@ -210,6 +210,27 @@ def test_an_average_is_made_of_the_best_checkpoints_of_the_same_seed_and_scored(
     average, test = (command[1:] for command in ran if command[0] == "tiny_mean_1")
     assert average == ["average", "--model", none, "--model", soft, "--output", mean]
     assert test[:2] == ["test", f"--ckpt_path={mean}"]
+
+
+def test_a_run_that_was_trained_on_after_its_score_is_scored_again_and_so_is_its_average(ran, capsys):
+    content = yaml.safe_load(Path("tiny.yaml").read_text())
+    variants = {name: {"config": "shapes_soft"} for name in ("none", "soft")}
+    write(content | {"references": [], "variants": variants | {"mean": {"average": ["none", "soft"]}}})
+    names = [f"tiny_{variant}_1" for variant in ("none", "soft", "mean")]
+    for name in names:
+        save_checkpoint(make_run(Path("runs", name)) / "checkpoints/best.ckpt")
+    main("--seeds", "1")
+    ran.clear()
+    main("--seeds", "1")
+    assert ran == []
+    edit_checkpoint("runs/tiny_soft_1/checkpoints/best.ckpt", lambda saved: saved["state_dict"].popitem())
+    main("--report", "results.md")
+    assert "note: tiny_soft_1 was scored before its weights changed; score it again" in capsys.readouterr().out
+    main("--seeds", "1")
+    assert [(name, command) for name, command, *_ in ran] == [
+        *(("tiny_soft_1", command) for command in ("fit", "test")),
+        *(("tiny_mean_1", command) for command in ("average", "test")),
+    ]
 
 
 def test_a_second_stage_begins_when_the_first_is_done_with_its_best_checkpoint_of_the_same_seed(ran, capsys):

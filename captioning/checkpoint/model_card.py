@@ -9,7 +9,10 @@ from typing import Any
 
 from captioning.files import read_json
 from captioning.model.captioner import Captioner
+from captioning.run_folder import is_current
 from captioning.vocabulary import Vocabulary
+
+UNTESTED = "It was not tested."
 
 _TEMPLATE = """# {name}
 
@@ -63,7 +66,7 @@ def card(
     name: str,
     *,
     run: Path | None = None,
-    checkpoint: str = "",
+    checkpoint: Path = Path(),
     license: str | None = None,
     notes: str = "",
 ) -> str:
@@ -74,7 +77,7 @@ def card(
         settings: The full configuration that it was trained with.
         name: The title of the card.
         run: The folder with the results of tests; None if there is none.
-        checkpoint: File name of the checkpoint. Results of other checkpoints are left out.
+        checkpoint: The checkpoint in that folder. Results of other checkpoints, and of other weights, are left out.
         license: License of the weights; the card says so if it is None.
         notes: What only a person knows, in Markdown. A section ``## TITLE`` replaces the card's own of that title, or
             follows the others; what comes before the first section replaces the card's beginning.
@@ -126,18 +129,18 @@ def _class(config: Mapping[str, Any] | None) -> str | None:
     return ", ".join([config["class_path"].rpartition(".")[2], *plain])
 
 
-def _metrics(run: Path | None, checkpoint: str) -> str:
+def _metrics(run: Path | None, checkpoint: Path) -> str:
     """Return a table for each split on which this checkpoint was tested."""
     tables = []
     for path in (run / "test_metrics.json", run / "val_metrics.json") if run else ():
         content = read_json(path) if path.is_file() else {}
         search = content.pop("search", {})
-        if content and search.pop("checkpoint", checkpoint) == checkpoint:
+        if content and search.pop("checkpoint", checkpoint.name) == checkpoint.name and is_current(search, checkpoint):
             split = search.pop("split", path.name.partition("_")[0])
             how = ", ".join(f"{name} {value}" for name, value in search.items())
             metrics = {n.partition("/")[2]: f"{value:.2f}" for n, value in content.items() if isinstance(value, float)}
             tables.append(f"Split {split}; {how}.\n\n{_table('metric', metrics)}")
-    return "\n\n".join(tables) or "It was not tested."
+    return "\n\n".join(tables) or UNTESTED
 
 
 def _table(head: str, values: Mapping[str, Any]) -> str:

@@ -32,7 +32,7 @@ def compare(
 
     Args:
         *runs: The folder of a run, or a folder of runs.
-        test: First test the best checkpoint of every run that has no captions.
+        test: First test the best checkpoint of every run that has no captions, or those of other weights.
         metric: Metric of the verdict.
         images: Number of images to show, those that differ most.
         resamples: Number of resamples for intervals and tests.

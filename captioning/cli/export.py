@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -38,7 +39,7 @@ def export(
     text = notes.read_text(encoding="utf-8-sig") if notes else ""
     announce("export")
     from captioning.checkpoint.export import refuse_other_folder
-    from captioning.checkpoint.model_card import card
+    from captioning.checkpoint.model_card import UNTESTED, card
     from captioning.inference import load
 
     refuse_other_folder(output)
@@ -46,7 +47,9 @@ def export(
     run = RunFolder.of(model)
     name, folder = (run.path.resolve().name, run.path) if run else (Path(model).stem, None)
     content = (captioner.model, captioner.vocabulary, captioner.settings)
-    page = card(*content, name, run=folder, checkpoint=Path(model).name, license=license, notes=text)
+    page = card(*content, name, run=folder, checkpoint=Path(model), license=license, notes=text)
+    if folder is not None and UNTESTED in page:
+        print(f"captioning export: the card has no metrics; first captioning test --ckpt_path {model}", file=sys.stderr)
     captioner.export(output, page, dtype=dtype)
     size = sum(file.stat().st_size for file in output.iterdir() if file.is_file()) / 1e6
     print(f"written to {output} ({size:.1f} MB): {', '.join(sorted(file.name for file in output.iterdir()))}")

@@ -39,7 +39,7 @@ from captioning.evaluation.metrics import METRICS, better, few, log_key
 from captioning.files import read_config, write_text
 from captioning.kernels.machine import best_precision
 from captioning.provenance import provenance
-from captioning.run_folder import RunFolder, flat
+from captioning.run_folder import RunFolder, checksum, flat
 from captioning.training import (
     BestCheckpoint,
     CaptionDataModule,
@@ -472,7 +472,7 @@ class ScoreCommand(CommandLine):
             if inference is not None:
                 model.decoder.attention.inference = inference  # refuses a mode that it does not have
             module = CaptioningModule(model.encoder, model.decoder, search=search, bound_samples=bound_samples)
-            module.captioner, module.scored = model, {"checkpoint": Path(path).name}
+            module.captioner, module.scored = model, {"checkpoint": Path(path).name, "weights": checksum(path)}
             for other in read_members(saved, ensemble or ()):
                 module.others += (other.captioner,)
                 module.scored["ensemble"] = 1 + len(module.others)

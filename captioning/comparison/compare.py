@@ -96,10 +96,12 @@ def compare(
 
 
 def _untested(run: Run) -> str:
-    missing = f"{run.name} has no captions of its test split"
     if run.checkpoint is None:
-        return f"{missing}, and no checkpoint to make them with"
-    return f"{missing}; to make them: captioning test --ckpt_path {run.checkpoint}"
+        return f"{run.name} has no captions of its test split, and no checkpoint to make them with"
+    why, what = "has no captions of its test split", "make them"
+    if run.outdated:
+        why, what = f"was tested before its {run.checkpoint.name} changed", "test it again"
+    return f"{run.name} {why}; to {what}: captioning test --ckpt_path {run.checkpoint}"
 
 
 def _on_the_same_data(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:

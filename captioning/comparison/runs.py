@@ -15,7 +15,7 @@ from typing import Any
 from captioning.errors import InputError, one_line
 from captioning.evaluation.records import CaptionedImage, read_captions, read_metrics
 from captioning.files import read_config
-from captioning.run_folder import RunFolder
+from captioning.run_folder import RunFolder, is_current
 
 Curve = list[tuple[int, float]]
 
@@ -38,6 +38,7 @@ class Run:
     captions: dict[int, CaptionedImage] | None = None  # by image id; None if the run was not tested
     contexts: dict[str, dict[str, float]] = field(default_factory=dict)  # as scores, of tests with another context
     checkpoint: Path | None = None  # the one that was tested, else the best
+    outdated: bool = False  # whether it was tested with other weights than the checkpoint has now; the test is left out
     parameters: dict[str, int] = field(default_factory=dict)  # numbers, of "encoder" and "decoder"
 
     @property
@@ -79,12 +80,15 @@ def read_run(folder: Path) -> Run:
     scores, captions = folder / "test_metrics.json", folder / "test_captions.json"
     if scores.is_file():
         run.scores, run.search = read_metrics(scores)
-    others = ((mode, folder / mode / scores.name) for mode in ("expected", "argmax", "sample"))
-    run.contexts = {mode: read_metrics(path)[0] for mode, path in others if path.is_file()}
-    if captions.is_file():
-        run.captions = read_captions(captions) or None
     tested = layout.checkpoints / Path(str(run.search.get("checkpoint"))).name
     run.checkpoint = next((path for path in (tested, layout.checkpoint("best")) if path.is_file()), None)
+    others = ((mode, folder / mode / scores.name) for mode in ("expected", "argmax", "sample"))
+    contexts = {mode: read_metrics(path) for mode, path in others if path.is_file()}
+    run.contexts = {mode: of for mode, (of, search) in contexts.items() if is_current(search, run.checkpoint)}
+    if not is_current(run.search, run.checkpoint):
+        run.scores, run.search, run.outdated = {}, {}, True
+    elif captions.is_file():
+        run.captions = read_captions(captions) or None
     return run
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from captioning.files import read_json
 from captioning.model.captioner import Captioner
-from captioning.run_folder import is_current
+from captioning.run_folder import RunFolder, is_current
 from captioning.vocabulary import Vocabulary
 
 UNTESTED = "It was not tested."
@@ -65,8 +65,7 @@ def card(
     settings: Mapping[str, Any],
     name: str,
     *,
-    run: Path | None = None,
-    checkpoint: Path = Path(),
+    checkpoint: Path | None = None,
     license: str | None = None,
     notes: str = "",
 ) -> str:
@@ -76,8 +75,7 @@ def card(
         captioner, vocabulary: The model, and the words that it knows.
         settings: The full configuration that it was trained with.
         name: The title of the card.
-        run: The folder with the results of tests; None if there is none.
-        checkpoint: The checkpoint in that folder. Results of other checkpoints, and of other weights, are left out.
+        checkpoint: Its file, if it lies in a run's folder. Results there of other weights are left out.
         license: License of the weights; the card says so if it is None.
         notes: What only a person knows, in Markdown. A section ``## TITLE`` replaces the card's own of that title, or
             follows the others; what comes before the first section replaces the card's beginning.
@@ -93,7 +91,7 @@ def card(
         words=len(vocabulary.words),
         tokens=vocabulary.tokenizer.description,
         training=_training(settings),
-        metrics=_metrics(run, checkpoint),
+        metrics=_metrics(checkpoint),
         license=license or "Of the weights: not stated; ask whoever gave you this folder",
     )
     head = "---\nlibrary_name: captioning\npipeline_tag: image-to-text\ntags: [image-captioning, visual-attention]\n"
@@ -129,10 +127,12 @@ def _class(config: Mapping[str, Any] | None) -> str | None:
     return ", ".join([config["class_path"].rpartition(".")[2], *plain])
 
 
-def _metrics(run: Path | None, checkpoint: Path) -> str:
+def _metrics(checkpoint: Path | None) -> str:
     """Return a table for each split on which this checkpoint was tested."""
+    if checkpoint is None or (run := RunFolder.of(checkpoint)) is None:
+        return UNTESTED
     tables = []
-    for path in (run / "test_metrics.json", run / "val_metrics.json") if run else ():
+    for path in (run.path / "test_metrics.json", run.path / "val_metrics.json"):
         content = read_json(path) if path.is_file() else {}
         search = content.pop("search", {})
         if content and search.pop("checkpoint", checkpoint.name) == checkpoint.name and is_current(search, checkpoint):

@@ -45,10 +45,10 @@ def export(
     refuse_other_folder(output)
     captioner = load(model)
     run = RunFolder.of(model)
-    name, folder = (run.path.resolve().name, run.path) if run else (Path(model).stem, None)
+    name = run.path.resolve().name if run else Path(model).stem
     content = (captioner.model, captioner.vocabulary, captioner.settings)
-    page = card(*content, name, run=folder, checkpoint=Path(model), license=license, notes=text)
-    if folder is not None and UNTESTED in page:
+    page = card(*content, name, checkpoint=Path(model), license=license, notes=text)
+    if run is not None and UNTESTED in page:
         print(f"captioning export: the card has no metrics; first captioning test --ckpt_path {model}", file=sys.stderr)
     captioner.export(output, page, dtype=dtype)
     size = sum(file.stat().st_size for file in output.iterdir() if file.is_file()) / 1e6

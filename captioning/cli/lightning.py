@@ -186,6 +186,7 @@ class Fit(CommandLine):
             if words.name is None:
                 args = [*args, "--name", run.path.name]
             if not words.config:  # it has its own
+                read_config(run.config)  # names the file
                 args = ["--config", str(run.config), *args]
         self.options = {arg.partition("=")[0] for arg in args}
         self.claimed: RunFolder | None = None

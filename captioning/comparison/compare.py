@@ -100,7 +100,7 @@ def _untested(run: Run) -> str:
         return f"{run.name} has no captions of its test split, and no checkpoint to make them with"
     why, what = "has no captions of its test split", "make them"
     if run.outdated:
-        why, what = f"was tested before its {run.checkpoint.name} changed", "test it again"
+        why, what = f"was tested with other weights than its {run.checkpoint.name} has now", "test it again"
     return f"{run.name} {why}; to {what}: captioning test --ckpt_path {run.checkpoint}"
 
 

@@ -12,7 +12,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from helpers_training import Signal, assert_equal, last_checkpoint, make_data, make_module, make_shapes, make_trainer
-from pytorch_lightning.callbacks import EarlyStopping, EMAWeightAveraging, GradientAccumulationScheduler
+from pytorch_lightning.callbacks import EMAWeightAveraging, GradientAccumulationScheduler
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
@@ -266,15 +266,6 @@ def test_settings_that_differ_from_the_checkpoints_are_said(shapes, tmp_path, ca
     after = {"trainer": {"max_epochs": 2, "devices": 1}, "model": {"lr": 0.2}, "name": "b"}
     run(after, 2, ckpt_path=tmp_path / "x.ckpt", weights_only=True)
     assert "from the checkpoint's: trainer.max_epochs: 2, was 1; model.lr: 0.2, was 0.1\n" in caplog.text
-
-
-def test_a_resumed_run_has_the_patience_that_it_is_given(shapes, tmp_path):
-    def stopping(patience: int) -> EarlyStopping:
-        return EarlyStopping("val/bleu4", mode="max", patience=patience, min_delta=1000)  # no epoch is better
-
-    fit(shapes, tmp_path, stopping(1))
-    fit(shapes, tmp_path, stopping(9), resume=True, max_epochs=4)
-    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 4 * STEPS
 
 
 @pytest.mark.parametrize("schedule", [WarmupCosine, CosineAnnealingLR])

@@ -350,8 +350,6 @@ class CaptioningModule(pl.LightningModule):
         for callback in self.trainer.checkpoint_callbacks:
             state = checkpoint.get("callbacks", {}).get(callback.state_key, {})
             _follow_files(state, getattr(callback, "dirpath", None))
-        for stopping in self.trainer.early_stopping_callbacks:  # whose state would bring the patience of before
-            checkpoint["callbacks"].get(stopping.state_key, {})["patience"] = stopping.patience
         was, now = (flat(x, (*PLACES, "init_from")) for x in (content.get("settings") or {}, self.settings))
         names = [name for name in was | now if was.get(name) != now.get(name)]
         for name in names:  # arguments that one of two versions of a class lacks are left alone

@@ -358,7 +358,10 @@ def _refuse_what_training_cannot_do(config: Any, options: Iterable[str], files: 
     for option in (*(option[2:] for option in options), *(key for file in of_users for key, value in file if value)):
         if re.fullmatch(r"(checkpoint|last)\.dirpath|trainer\.(default_root_dir|logger\b.*\.(save_)?dir)", option):
             raise InputError(f"--{option}: checkpoints and logs of a run are in RUNS/NAME; give --runs and --name")
-    check_range(1, **{"--trainer.accumulate_grad_batches": trainer.accumulate_grad_batches})
+    smallest = {"accumulate_grad_batches": 1, "check_val_every_n_epoch": 1, "val_check_interval": 1e-9}
+    for name, low in (smallest | {"gradient_clip_val": 0, "log_every_n_steps": 0}).items():
+        if isinstance(trainer[name], (int, float)):  # an interval may be a duration
+            check_range(low, **{f"--trainer.{name}": trainer[name]})
     if trainer.enable_checkpointing is False:
         instead = "to try something out, give --data.limit_images and --runs"
         raise InputError(f"--trainer.enable_checkpointing false: a run keeps its best and its last weights; {instead}")

@@ -33,6 +33,6 @@ def _start(logger: Logger, settings: dict[str, Any]) -> None:
             wandb.teardown()  # so that it reads the mode again
             return _start(logger, settings)
         instead = "--trainer.logger false trains without it"
-        if isinstance(logger, WandbLogger):
+        if isinstance(logger, WandbLogger) and os.environ.get("WANDB_MODE") != "offline":
             instead = f"WANDB_MODE=offline logs without an account, {instead}"
         raise InputError(f"trainer.logger: {type(logger).__name__}: {one_line(error)}; {instead}") from error

@@ -69,7 +69,7 @@ MISTAKES = {
     "fit --config tiny.yaml --data.source CocoSource": "shapes/annotations/captions_train2017.json: ",
     FIT + "--data.batch_size 0": "batch_size must be at least 1, got 0",
     FIT + "--model.decoder.attention HardAttention --model.decoder.attention.ramp=[752,846]": (
-        "fractions of training (0 to 1, no numbers of batches) in ascending order, got [752, 846]"
+        "fractions of training (0 to 1, no numbers of batches) in ascending order, got [752.0, 846.0]"
     ),
     FIT + "--model.search.beam_size 0": "beam_size must be in 1 .. 1000, got 0",
     FIT + "--model.decoder.dropout 1.5": "dropout must be in 0 .. 0.99, got 1.5",

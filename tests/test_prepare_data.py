@@ -136,14 +136,15 @@ def test_what_must_be_asked_for_by_hand_is_said(flickr, tmp_path, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dataset_flickr8k.json"]
 
 
-@pytest.mark.parametrize("kind", ["zip", "tar.gz"])
-def test_images_put_there_by_hand_are_unpacked(flickr, tmp_path, capsys, kind):
-    names = [f"Flicker8k_Dataset/{i}.jpg" for i in range(3)]
-    if kind == "zip":
-        others = {"__MACOSX/Flicker8k_Dataset/._0.jpg": "x"}
-        write_zip(tmp_path / "Flickr8k_Dataset.zip", {**dict.fromkeys(names, "jpeg"), **others})
+@pytest.mark.parametrize("folder", ["Flicker8k_Dataset/", "", "a/b/"])
+@pytest.mark.parametrize("name", ["Flickr8k_Dataset.zip", "a.tar.gz", "b.tgz", "c.tar", "D.ZIP"])
+def test_images_put_there_by_hand_are_unpacked(flickr, tmp_path, capsys, name, folder):
+    names = [f"{folder}{i}.{'JPG' if i else 'jpg'}" for i in range(3)]
+    if name.lower().endswith("zip"):
+        others = {"__MACOSX/Flicker8k_Dataset/._0.jpg": "x", "captions.txt": "x"}
+        write_zip(tmp_path / name, {**dict.fromkeys(names, "jpeg"), **others})
     else:
-        with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as file:
+        with tarfile.open(tmp_path / name, "w:gz" if name.endswith("gz") else "w") as file:
             for name in names:
                 info = tarfile.TarInfo(name)
                 info.size = 4
@@ -151,6 +152,22 @@ def test_images_put_there_by_hand_are_unpacked(flickr, tmp_path, capsys, kind):
     command(*flickr(tmp_path))
     assert sorted(path.name for path in (tmp_path / "images").iterdir()) == ["0.jpg", "1.jpg", "2.jpg"]
     assert len(re.findall("all files there", capsys.readouterr().out)) == 3
+
+
+@pytest.mark.parametrize("folder", ["Flicker8k_Dataset", "", "archive/Images"])
+def test_images_that_are_unpacked_already_are_used_where_they_are(flickr, tmp_path, capsys, folder):
+    (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    for i in range(3):
+        (tmp_path / folder / f"{i}.jpg").write_text("jpeg")
+    for _ in range(2):
+        command(*flickr(tmp_path))
+        assert len(re.findall("all files there", capsys.readouterr().out)) == 3
+
+
+def test_an_archive_of_something_else_is_named(flickr, tmp_path, capsys):
+    write_zip(tmp_path / "Flickr8k_text.zip", {"Flickr8k.token.txt": "x"})
+    line = refused(capsys, *flickr(tmp_path))
+    assert f"{tmp_path}/Flickr8k_text.zip has no images. Fill in https://forms" in line
 
 
 def test_shapes_are_generated_and_checked(tmp_path, capsys):

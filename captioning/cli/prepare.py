@@ -78,21 +78,31 @@ def coco(*, root: Path = Path("data/coco"), year: Literal[2014, 2017] = 2017, ka
         _finish(CocoSource(str(root), year=chosen), "train", "val")
 
 
+_JPEG = re.compile(r"(?i)(^|/)[^./][^/]*\.jpg$")  # no names with a dot before them, which macOS adds
+
+
 def _flickr(name: str, form: str, archive: str) -> Callable[..., None]:
     """Return the command of a data set of Karpathy's whose images must be asked for."""
 
     def command(*, root: Path = Path("data", name)) -> None:
         from captioning.data.download import unpack
         from captioning.data.karpathy import KarpathySource
+        from captioning.data.records import SPLITS
 
-        images = root / "images"
+        images, empty = root / "images", ""
         _get_split_file(name, root)
-        for file in sorted([*root.glob("*.zip"), *root.glob("*.tar.gz")]):
-            unpack(file, images, lambda member: re.search(r"/\w+\.jpg$", member) is not None, flat=True)
+        source = KarpathySource(str(root / f"dataset_{name}.json"), str(images))
+        for file in sorted(root.iterdir()):
+            is_archive = re.search(r"(?i)\.(zip|tar|tgz|tar\.\w+)$", file.name)
+            if is_archive and not unpack(file, images, lambda member: bool(_JPEG.search(member)), flat=True):
+                empty += f"{file} has no images. "
+        if not images.exists() and (there := next(root.rglob(source.index("test").paths[0]), None)):  # unpacked by hand
+            images.symlink_to(os.path.relpath(there.parent, root))
         try:
-            _finish(KarpathySource(str(root / f"dataset_{name}.json"), str(images)), "train", "val", "test")
+            _finish(source, *SPLITS)
         except InputError as error:
-            raise InputError(f"{error}. Fill in {form}, put {archive} into {root}, and run this again") from error
+            ask = f"Fill in {form}, put {archive} into {root}, and run this again"
+            raise InputError(f"{error}. {empty}{ask}") from error
 
     command.__doc__ = f"""Get {name.capitalize()}: download its captions, then unpack the images that a form gives.
 

@@ -74,15 +74,16 @@ def _receive(url: str, part: Path) -> None:
         raise ConnectionError("the connection broke")
 
 
-def unpack(path: Path, root: Path, wanted: Callable[[str], bool], *, flat: bool = False) -> None:
-    """Write the wanted files of a zip or tar archive below ``root``; files that are complete are skipped.
+def unpack(path: Path, root: Path, wanted: Callable[[str], bool], *, flat: bool = False) -> int:
+    """Write the wanted files of a zip or tar archive below ``root``, and return their number.
 
-    ``wanted`` takes a name in the archive; ``flat`` drops the folders of these names. Damage is an InputError.
+    Files that are complete are skipped. ``wanted`` takes a name in the archive; ``flat`` drops the folders of these
+    names and makes them lower case. Damage is an InputError.
     """
     try:
         read: Any
         files: list[tuple[str, int, Any]]
-        with zipfile.ZipFile(path) if path.suffix == ".zip" else tarfile.open(path) as archive:
+        with zipfile.ZipFile(path) if path.suffix.lower() == ".zip" else tarfile.open(path) as archive:
             if isinstance(archive, zipfile.ZipFile):
                 read, infos = archive.open, [info for info in archive.infolist() if not info.is_dir()]
                 files = [(info.filename, info.file_size, info) for info in infos if wanted(info.filename)]
@@ -91,11 +92,12 @@ def unpack(path: Path, root: Path, wanted: Callable[[str], bool], *, flat: bool 
                 files = [(info.name, info.size, info) for info in archive if info.isfile() and wanted(info.name)]
             with Progress(f"{path.name}: unpacking", len(files), unit=" files") as progress:
                 for name, size, info in files:
-                    target = root / (PurePosixPath(name).name if flat else name)
+                    target = root / (PurePosixPath(name).name.lower() if flat else name)
                     if not (target.is_file() and target.stat().st_size == size):
                         target.parent.mkdir(parents=True, exist_ok=True)
                         with read(info) as source, target.open("wb") as file:
                             shutil.copyfileobj(source, file, CHUNK)
                     progress.update()
+        return len(files)
     except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError) as error:
         raise InputError(f"{path}: damaged ({error}); download it again") from error

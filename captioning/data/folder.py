@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import functools
+import glob
 import io
 import os
+import re
 import zlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -13,8 +15,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry
-from captioning.errors import InputError, one_line
+from captioning.data.records import SPLITS, CaptionIndex, CaptionSource, ImageEntry
+from captioning.errors import InputError, one_line, warn_once
 
 _NAMES = {"image": ("file_name", "image_name"), "caption": ("text", "comment"), "split": ()}
 """What other data sets call our columns."""
@@ -22,6 +24,12 @@ _NAMES = {"image": ("file_name", "image_name"), "caption": ("text", "comment"), 
 _OWN = ("captions.jsonl", "captions.csv", "captions.txt")
 _FOREIGN = ("metadata.jsonl", "metadata.csv", "flickr8k.token.txt", "results_20130124.token", "results.csv")
 """Files that are found without being named, the others if there is none of our own."""
+
+_SPLIT_OF = {split: split for split in SPLITS} | {"valid": "val", "validation": "val", "dev": "val"}
+"""Splits by the names of their folders."""
+
+_UNPUBLISHED = "2258277193_586949ec62.jpg.1"
+"""An image that Flickr8k's captions describe and its archive lacks."""
 
 
 class FolderSource(CaptionSource):
@@ -31,11 +39,13 @@ class FolderSource(CaptionSource):
     are ``image`` (relative to ``root``), ``caption`` and optionally ``split`` (train, val or test); others are ignored.
     Lines of one image need not be adjacent. Images are numbered in the order of first appearance.
 
-    Without a ``split`` column an image's split follows from its name alone: of ten images about eight are for training,
-    one for validation and one for the test, and new images never move old ones to another split.
+    Without a ``split`` column an image's split is that of its folder, if that is ``train``, ``validation`` (or ``val``)
+    or ``test``. Others follow from the name alone: of ten images about eight are for training, one for validation and
+    one for the test, if these have no folder, and new images never move old ones to another split.
 
-    Also read are Hugging Face's ``metadata.jsonl`` or ``.csv`` with ``file_name`` and ``text``,
-    ``Flickr8k.token.txt`` and Flickr30k's ``results.csv`` or ``.token``.
+    Also read are Hugging Face's ``metadata.jsonl`` or ``.csv`` with ``file_name`` and ``text``, ``Flickr8k.token.txt``
+    and Flickr30k's ``results.csv`` or ``.token``, whose images may lie in a folder beside it; what is known to be wrong
+    in these files is mended, and said. Each folder of a split may have a file of its own.
 
     Args:
         root: The folder.
@@ -45,19 +55,18 @@ class FolderSource(CaptionSource):
 
     def __init__(self, root: str, *, captions: str | None = None) -> None:
         self.root = Path(root).expanduser()
-        if captions is None:
-            there = sorted(os.listdir(self.root)) if self.root.is_dir() else []
-            usual = [[name for name in there if name.lower() in names] for names in (_OWN, _FOREIGN)]
-            found = usual[0] or usual[1] or [_OWN[0]]
-            if len(found) > 1:
-                raise InputError(f"{root}: has {' and '.join(found)}; give captions, one of them")
-            captions = found[0]
-        self.captions = self.root / captions
-        if self.captions.suffix.lower() not in (".jsonl", ".csv", ".txt", ".token"):
-            raise InputError(f"{self.captions}: captions must be a .jsonl or .csv file, or Flickr's .token")
+        self.files = [self.root / (captions or _OWN[0])]
+        if captions is None and self.root.is_dir():
+            inside = [folder for folder in sorted(self.root.iterdir()) if folder.name.lower() in _SPLIT_OF]
+            of_splits = [file for folder in inside for file in _captions_of(folder)]
+            self.files = _captions_of(self.root) or of_splits or self.files
+        self._base = None if captions is None else self.root  # of the images; by default each file's folder
+        for file in self.files:
+            if file.suffix.lower() not in (".jsonl", ".csv", ".txt", ".token"):
+                raise InputError(f"{file}: captions must be a .jsonl or .csv file, or Flickr's .token")
 
     def annotations(self) -> list[Path]:
-        return [self.captions]
+        return self.files
 
     def remedy(self) -> str:
         return "give the folder with captions.jsonl or captions.csv, or the file as captions (see data/README.md)"
@@ -67,22 +76,54 @@ class FolderSource(CaptionSource):
         entries: dict[str, ImageEntry] = {}
         split_of: dict[str, str] = {}
         real = functools.cache(lambda name: os.path.realpath(self.root / name))  # of every spelling, and of a link
-        for line, row in _rows(self.captions):
-            file = real(row.image)
-            here = row.split or split_of.get(file) or hashed_split(row.image)
+        rows = [(file, *row) for file in self.files for row in self._named_rows(file)]
+        of_name = {name: _split_named(name) for *_, name, _ in rows}
+        named = {*of_name.values()}
+        for captions, line, name, row in rows:
+            file, own, drawn = real(name), of_name[name] or "train", hashed_split(row.image)
+            here = row.split or split_of.get(file) or (drawn if own == "train" and drawn not in named else own)
             if (above := split_of.setdefault(file, here)) != here:
                 both = f"is in the {here} split here, in {above} above"
-                raise InputError(f"{self.captions}: line {line}: {row.image} {both}")
-            entry = entries.setdefault(file, ImageEntry(len(entries), row.image, []))
+                raise InputError(f"{captions}: line {line}: {row.image} {both}")
+            entry = entries.setdefault(file, ImageEntry(len(entries), name, []))
             if here == split:
                 entry.captions.append(" ".join(self.tokenizer.tokenize(row.caption)))
         chosen = [entry for file, entry in entries.items() if split_of[file] == split]
+        origin = self.root if self.files[1:] else self.files[0]
         if not chosen:
             raise InputError(
-                f"{self.captions}: none of {len(entries)} images is in the {split} split; write it in the split column "
+                f"{origin}: none of {len(entries)} images is in the {split} split; write it in the split column "
                 "of some. Without that column, val and test take one in ten images by their names"
             )
-        return CaptionIndex.build(self.root, chosen, origin=self.captions)
+        return CaptionIndex.build(self.root, chosen, origin=origin)
+
+    def _named_rows(self, captions: Path) -> Iterator[tuple[int, str, _Row]]:
+        """Yield the captions of a file with their line and their image's name below the root."""
+        base, rows = self._base or captions.parent, list(_rows(captions))
+        first = rows[0][1].image if rows else ""
+        if not (base / first).exists():  # the images may lie in a folder beside their file
+            base = next((image.parent for image in base.glob(f"*/{glob.escape(first)}")), base)
+        prefix = "" if base == self.root else f"{base.relative_to(self.root).as_posix()}/"
+        for line, row in rows:
+            if row.image != _UNPUBLISHED or (base / row.image).exists():
+                yield line, prefix + row.image, row
+            else:
+                warn_once(f"{captions}: left out {_UNPUBLISHED}, which the archive of its images lacks")
+
+
+def _captions_of(folder: Path) -> list[Path]:
+    """Return the file of captions in a folder, [] if it has none of a usual name."""
+    there = sorted(os.listdir(folder)) if folder.is_dir() else []
+    usual = [[name for name in there if name.lower() in names] for names in (_OWN, _FOREIGN)]
+    names = usual[0] or usual[1]
+    if len(names) > 1:
+        raise InputError(f"{folder}: has {' and '.join(names)}; give captions, one of them")
+    return [folder / name for name in names]
+
+
+def _split_named(image: str) -> str:
+    """Return the split that the first folder of a path is called after, "" if none."""
+    return _SPLIT_OF.get(os.path.normpath(image).partition(os.sep)[0].lower(), "")
 
 
 def hashed_split(image: str) -> str:
@@ -98,10 +139,16 @@ class _Row(msgspec.Struct):
 
 def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
     """Yield the captions of a file, each with the number of the line that it begins on."""
-    lines, number = io.StringIO(_text(path), newline=""), 1
-    first, token = lines.readline(), ".token" in path.name.lower()
+    text, token = _text(path), ".token" in path.name.lower()
+    if bars := text.startswith("image_name|"):
+        # The published file has one such line: "2199200615.jpg| 4   A dog runs across the grass ."
+        text, mended = re.subn(r"(?m)^([^|\n]+\| *\d+)(?= +[^|\s])", r"\1|", text)
+        if mended:
+            warn_once(f"{path}: lines that lack the bar before the caption, and are read as if they had it: {mended}")
+    lines, number = io.StringIO(text, newline=""), 1
+    line_of = "image, caption and perhaps split (train, val or test)"
+    line_of += ", separated by commas, a caption with commas in quotes" * (path.suffix.lower() != ".jsonl")
     form: dict[str, Any] = {"strict": True, "skipinitialspace": True}
-    lines.seek(0)
     try:
         if path.suffix.lower() == ".jsonl":
             for number, line in enumerate(lines, 1):
@@ -109,8 +156,9 @@ def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
                     row = msgspec.json.decode(line, type=dict[str, Any])
                     yield number, msgspec.convert(dict(zip(_ours(row), row.values(), strict=True)), _Row)
             return
-        if token or first.startswith("image_name|"):  # Flickr's, whose quotes are those of the captions
+        if token or bars:  # Flickr's, whose quotes are those of the captions
             form |= {"delimiter": "\t" if token else "|", "quoting": csv.QUOTE_NONE}
+            line_of = "image#number, a tab and a caption" if token else "image_name| comment_number| comment"
         table = csv.reader(lines, **form)
         columns = ["image", "caption"] if token else _columns(next(table, []))
         number = table.line_num + 1
@@ -124,10 +172,7 @@ def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
             number = table.line_num + 1
     except (csv.Error, ValueError, msgspec.MsgspecError) as error:
         quote = "a quote that opens here is not closed: " if isinstance(error, csv.Error) else ""
-        raise InputError(
-            f"{path}: line {number}: {quote}{one_line(error)}; a line has image, caption and perhaps split (train, "
-            "val or test), separated by commas, a caption with commas in quotes"
-        ) from error
+        raise InputError(f"{path}: line {number}: {quote}{one_line(error)}; a line has {line_of}") from error
 
 
 def _text(path: Path) -> str:

@@ -11,7 +11,7 @@ from PIL import Image
 from captioning.data.folder import FolderSource, hashed_split
 from captioning.data.loading import CaptionDataset
 from captioning.data.transforms import Preprocessing
-from captioning.errors import InputError
+from captioning.errors import InputError, warn_once
 from captioning.vocabulary import Vocabulary
 
 ROWS = [
@@ -74,7 +74,7 @@ def test_without_a_column_the_split_follows_from_the_name_alone(tmp_path):
 
 def test_the_file_of_captions_is_found_by_its_usual_name_and_has_a_known_ending(tmp_path):
     csv(tmp_path, "image,caption\na.jpg,a dog\n")
-    assert FolderSource(str(tmp_path)).captions.name == "captions.csv"
+    assert [path.name for path in FolderSource(str(tmp_path)).annotations()] == ["captions.csv"]
     (tmp_path / "captions.csv").rename(tmp_path / "Captions.CSV")
     (tmp_path / "metadata.jsonl").touch()  # another data set's, behind our own
     assert FolderSource(str(tmp_path)).index("val" if hashed_split("a.jpg") == "val" else "train").paths == ["a.jpg"]
@@ -105,6 +105,68 @@ def test_captions_as_other_data_sets_write_them_are_read(tmp_path, name, text):
     index = FolderSource(str(tmp_path)).index("train" if "split" in text else hashed_split("a/1.jpg"))
     assert [reference.replace("`` ", "") for reference in index.references(0)] == ["a cat asleep", "the cat sleeps"]
     assert index.paths == ["a/1.jpg"]
+
+
+PUBLISHED = {
+    "Flickr8k.token.txt": (
+        "{}#0\tA dog .\n{}#1\tOne dog .\n2258277193_586949ec62.jpg.1#0\tPeople wait .\n",
+        ["left out 2258277193_586949ec62.jpg.1"],
+    ),
+    "results.csv": (
+        "image_name| comment_number| comment\n{}| 0| A dog .\n{}| 4   One dog .\n",
+        ["lines that lack the bar before the caption"],
+    ),
+    "captions.txt": ("image,caption\n{},A dog .\n{},One dog .\n", []),  # as Kaggle has it
+}
+
+
+@pytest.mark.parametrize("folder", [".", "Flicker8k_Dataset"])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_files_are_read_as_they_are_published_beside_their_images_and_what_is_wrong_in_them_is_said(
+    tmp_path, name, folder, caplog
+):
+    warn_once.cache_clear()
+    image = next(f"{i}.jpg" for i in range(100) if hashed_split(f"{i}.jpg") == "train")
+    text, said = PUBLISHED[name]
+    (tmp_path / name).write_text(text.replace("{}", image))
+    (tmp_path / folder).mkdir(exist_ok=True)
+    Image.new("RGB", (8, 8)).save(tmp_path / folder / image)
+    index = FolderSource(str(tmp_path)).index("train")
+    index.check_images()
+    assert len(index) == 1 and index.references(0) == ["a dog", "one dog"]
+    assert [re.split(": |, ", record.getMessage())[1] for record in caplog.records] == said
+
+
+def test_an_image_that_its_archive_lacks_is_read_where_a_user_has_it(tmp_path):
+    name = "2258277193_586949ec62.jpg.1"
+    (tmp_path / name).touch()
+    (tmp_path / "Flickr8k.token.txt").write_text(f"{name}#0\tPeople wait .\n")
+    assert FolderSource(str(tmp_path)).index(hashed_split(name)).paths == [name]
+
+
+@pytest.mark.parametrize("val", ["validation", "val", "valid", "Dev"])
+@pytest.mark.parametrize("name", ["metadata.jsonl", "metadata.csv", "captions.csv"])
+def test_a_split_is_that_of_its_folder_as_hugging_face_names_it(tmp_path, name, val):
+    for folder in ("train", val, "test"):
+        (tmp_path / folder).mkdir()
+        rows = [(f"{i}.png", f"{folder} {i}") for i in range(30)]
+        text = "file_name,text\n" + "".join(f"{image},{caption}\n" for image, caption in rows)
+        if name.endswith("jsonl"):
+            text = "".join(json.dumps({"file_name": image, "text": caption}) + "\n" for image, caption in rows)
+        (tmp_path / folder / name).write_text(text)
+    source = FolderSource(str(tmp_path))
+    for split, folder in (("train", "train"), ("val", val), ("test", "test")):
+        index = source.index(split)
+        assert index.paths == [f"{folder}/{i}.png" for i in range(30)]
+        assert index.captions == [f"{folder} {i}".lower() for i in range(30)]
+
+
+def test_a_split_without_a_folder_takes_one_in_ten_of_the_training_images(tmp_path):
+    names = [f"{folder}/{i}.jpg" for folder in ("train", "test") for i in range(200)]
+    source = csv(tmp_path, "image,caption\n" + "".join(f"{name},a\n" for name in names))
+    images = {split: source.index(split).paths for split in ("train", "val", "test")}
+    assert images["test"] == names[200:] and {*images["train"], *images["val"]} == {*names[:200]}
+    assert 10 < len(images["val"]) < 40 and all(hashed_split(name) == "val" for name in images["val"])
 
 
 @pytest.mark.parametrize(
@@ -142,6 +204,10 @@ def test_captions_as_other_data_sets_write_them_are_read(tmp_path, name, text):
             "line 3: is not in UTF-8 (byte 0xe9, in Windows-1252 '\xe9'); save the file in UTF-8",
         ),
         ({"captions.csv": "image,caption\n".encode("utf-16")}, "line 1: is in UTF-16; save the file in UTF-8"),
+        (
+            {"results.csv": "image_name| comment_number| comment\n1.jpg| 0| a\n1.jpg\n"},
+            "line 3: Object missing required field `caption`; a line has image_name| comment_number| comment",
+        ),
         ({"Flickr8k.token.txt": "1.jpg#0\ta\n1.jpg#1 a\n"}, "line 2: Object missing required field `caption`"),
         (
             {"captions.csv": "image,caption,split\na.png,a dog,valid\n"},

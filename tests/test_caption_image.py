@@ -316,6 +316,28 @@ def test_a_folder_holds_every_format_that_is_read_when_named_and_the_others_are_
     assert "1.heic: cannot be read as an image (HEIC: pip install pillow-heif and add --import pillow_heif.Heif" in err
 
 
+def test_a_folder_is_read_behind_links_to_folders_without_going_round_in_circles(capsys, checkpoint, tmp_path):
+    for folder in ("all/own", "disk/deep", "other"):
+        (tmp_path / folder).mkdir(parents=True)
+    for place in ("all/a.png", "disk/b.png", "disk/deep/c.png", "other/d.png"):
+        Image.new("RGB", (17, 23)).save(tmp_path / place)
+    links = {"all/2023": "../disk", "all/own/up": "..", "disk/deep/back": "..", "disk/more": "../other"}
+    links |= {"other/self": "self", "all/gone": "nowhere", "all/also.png": "a.png"}
+    for link, target in links.items():
+        (tmp_path / link).symlink_to(target)
+    lines, err = run(capsys, tmp_path / "all", "--model", checkpoint)
+    names = ["2023/b.png", "2023/deep/c.png", "2023/more/d.png", "a.png", "also.png"]
+    assert [line.partition("\t")[0] for line in lines] == [str(tmp_path / "all" / name) for name in names]
+    assert err.count("\n") == 1 and "left out what are no images: 2 without a suffix" in err
+
+
+def test_an_image_without_a_suffix_is_read_in_a_folder(capsys, checkpoint, tmp_path):
+    Image.new("RGB", (17, 23)).save(tmp_path / "5f2c", format="JPEG")
+    (tmp_path / "README").write_text("notes")
+    lines, err = run(capsys, tmp_path, "--model", checkpoint)
+    assert [line.partition("\t")[0] for line in lines] == [str(tmp_path / "5f2c")] and "1 without a suffix" in err
+
+
 def test_images_of_any_kind_are_captioned(capsys, checkpoint, tmp_path):
     for mode, name in [("L", "grey.png"), ("RGBA", "clear.png"), ("CMYK", "print.jpg"), ("P", "few.gif")]:
         Image.new(mode, (17, 23), 100).save(tmp_path / name)

@@ -113,6 +113,17 @@ def test_a_run_on_other_data_is_left_out_of_the_page(tested_pair, capsys):
     assert [run["run"] for run in image["runs"]] == ["hard", "soft"]
 
 
+def test_an_image_is_not_shown_for_another_one_that_has_its_number_now(tested_pair):
+    """As after a line was added to the captions of a folder."""
+    for folder in tested_pair:
+        images = json.loads((folder / "test_captions.json").read_text())
+        images[1]["references"] = ["what people said of another image"]
+        (folder / "test_captions.json").write_text(json.dumps(images))
+    compare_command(*map(str, tested_pair), resamples=9)
+    shown = explored_images((tested_pair[0].parent / "comparison.html").read_text())
+    assert {number_of(image) for image in shown} == {images[row]["image_id"] for row in (0, 2, 3)}
+
+
 def test_the_attention_is_that_of_the_checkpoint_that_was_tested(tested_pair):
     checkpoints, metrics = tested_pair[0] / "checkpoints", tested_pair[0] / "test_metrics.json"
     content = json.loads(metrics.read_text())

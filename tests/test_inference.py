@@ -11,10 +11,10 @@ import pytest
 import torch
 from helpers import random_view, save_image
 from helpers_runs import COLUMNS, ROWS, SIDE, WORDS, edit_checkpoint, save_checkpoint
-from PIL import Image
+from PIL import Image, ImageSequence
 
 from captioning.attention import HardAttention, SoftAttention
-from captioning.errors import InputError
+from captioning.errors import InputError, warn_once
 from captioning.inference import DecodingOptions, load
 from captioning.model import SummedOutput
 from captioning.vocabulary import END, START
@@ -85,6 +85,62 @@ def test_a_caption_knows_the_whole_photo_at_its_own_size_upright(captioner, tmp_
         assert region == captioner.encoder.preprocessing.region(size)
     again = pickle.loads(pickle.dumps(captioner.caption(tmp_path / "turned.png")))
     np.testing.assert_array_equal(np.asarray(again.photo()[0]), np.asarray(photo.transpose(Image.Transpose.ROTATE_270)))
+
+
+def shown(caption) -> tuple[int, ...]:
+    """The colour in the middle of the photo in a caption's figure."""
+    pixels = np.asarray(caption.figure().axes[0].images[0].get_array())
+    return tuple(pixels[len(pixels) // 2, pixels.shape[1] // 2, :3].tolist())
+
+
+def test_a_figure_shows_the_photo_that_was_captioned_after_a_change_of_the_working_directory(
+    captioner, tmp_path, monkeypatch
+):
+    (tmp_path / "elsewhere").mkdir()
+    for folder, color in ((tmp_path, "red"), (tmp_path / "elsewhere", "blue")):
+        Image.new("RGB", (30, 20), color).save(folder / "photo.png")
+    monkeypatch.chdir(tmp_path)
+    caption = captioner.caption("photo.png")
+    monkeypatch.chdir("elsewhere")
+    assert (caption.path, shown(caption)) == ("photo.png", (255, 0, 0))
+
+
+@pytest.mark.parametrize("change", ["replaced", "gone"])
+def test_a_figure_of_a_file_that_is_another_one_now_shows_what_the_model_saw(captioner, tmp_path, change, caplog):
+    warn_once.cache_clear()
+    Image.new("RGB", (30, 20), "red").save(tmp_path / "photo.png")
+    caption = captioner.caption(tmp_path / "photo.png")
+    (tmp_path / "photo.png").unlink()
+    if change == "replaced":
+        Image.new("RGB", (40, 20), "blue").save(tmp_path / "photo.png")
+    assert caption.photo() is None and shown(caption) == (255, 0, 0)
+    assert "photo.png: is no longer the image that was captioned" in caplog.text
+
+
+def test_a_figure_shows_the_pixels_that_were_captioned_though_the_caller_drew_on_them(captioner):
+    photo, array = Image.new("RGB", (30, 20), "red"), np.full((20, 30, 3), (255, 0, 0), dtype=np.uint8)
+    captions = [captioner.caption(photo), captioner.caption(array)]
+    photo.paste("blue", (0, 0, 30, 20))
+    array[:] = 0
+    assert [shown(caption) for caption in captions] == [(255, 0, 0)] * 2
+
+
+def test_frames_of_one_buffer_and_of_one_file_are_captioned_as_they_come(captioner, tmp_path):
+    colors = [(255, 0, 0), (0, 255, 0), (0, 0, 255)]
+    buffer = np.empty((20, 30, 3), dtype=np.uint8)
+
+    def camera():
+        for color in colors:
+            buffer[:] = color
+            yield buffer
+
+    first, *others = (Image.new("RGB", (30, 20), color) for color in colors)
+    first.save(tmp_path / "film.gif", save_all=True, append_images=others)
+    with Image.open(tmp_path / "film.gif") as film:
+        for frames in (camera(), ImageSequence.Iterator(film)):
+            for caption, color in zip(captioner.caption(frames), colors, strict=True):
+                assert shown(caption) == pytest.approx(color, abs=2)
+                assert caption.view.getpixel((3, 3)) == pytest.approx(color, abs=2)
 
 
 def test_batches_do_not_change_captions_nor_their_order(captioner, images):

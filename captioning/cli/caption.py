@@ -150,18 +150,36 @@ def _paths(images: Sequence[str]) -> Iterator[str]:
         elif os.path.isdir(name):
             from captioning.data.images import HEIC, suffixes
 
-            inside = [Path(folder, file) for folder, _, files in os.walk(name) for file in files if file[0] != "."]
-            counts = Counter(path.suffix.lower() for path in inside)
-            others = {suffix: counts[suffix] for suffix in sorted(counts.keys() - set(suffixes()))}
-            kinds = ", ".join(f"{count} {suffix or 'without a suffix'}" for suffix, count in others.items())
+            inside = [*_below(name)]
+            counts, read = Counter(kind for kind, _ in inside), set(suffixes())
+            others = {kind: counts[kind] for kind in sorted(counts.keys() - read)}
+            kinds = ", ".join(f"{count} {kind or 'without a suffix'}" for kind, count in others.items())
             kinds += f" ({HEIC})" if {".heic", ".heif"} & others.keys() else ""
             if len(inside) == sum(others.values()):
                 raise InputError(f"{name}: no image in this folder" + f", only {kinds}" * bool(others))
             if others:
                 print(f"{name}: left out what are no images: {printable(kinds)}", file=sys.stderr)
-            yield from sorted(str(path) for path in inside if path.suffix.lower() not in others)
+            yield from sorted(path for kind, path in inside if kind in read)
         else:
             yield name
+
+
+def _below(folder: str, above: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+    """Yield suffix and path of the files below a folder, also behind links, except those that lead back above."""
+    from captioning.data.images import has_header
+
+    above = (*above, os.path.realpath(folder))
+    try:
+        names = os.listdir(folder)
+    except OSError as error:
+        names = []
+        yield f"folders ({error.strerror})", folder
+    for path in (str(Path(folder, name)) for name in names):
+        suffix = os.path.splitext(path)[1].lower()
+        if os.path.isdir(path):
+            yield from _below(path, above) if os.path.realpath(path) not in above else ()
+        elif os.path.basename(path)[0] != ".":
+            yield ".png" if not suffix and os.path.isfile(path) and has_header(Path(path)) else suffix, path
 
 
 def _overlay_paths(target: Path, paths: Sequence[str], single: bool) -> dict[str, Path]:
@@ -175,14 +193,14 @@ def _overlay_paths(target: Path, paths: Sequence[str], single: bool) -> dict[str
         return dict.fromkeys(paths, target)
     counts: Counter[str] = Counter()
     folders = {Path(path).resolve().parent for path in paths}
-    images: dict[Path, str] = {}  # by overlay
+    images: dict[str, tuple[str, Path]] = {}  # and overlays by their names, whose case some disks ignore
     for path in dict.fromkeys(paths):
         stem = Path(path).stem
         overlay = target / f"{stem}.png"
-        while overlay in images:  # of an image of the same name, as from another folder
+        while str(overlay).lower() in images:  # of an image of the same name, as from another folder
             counts[stem] += 1
             overlay = target / f"{stem}-{counts[stem] + 1}.png"
         if target.resolve() in folders and overlay.exists():
             raise InputError(f"--overlay {target}: would replace {overlay}; give another folder")
-        images[overlay] = path
-    return {path: overlay for overlay, path in images.items()}
+        images[str(overlay).lower()] = path, overlay
+    return dict(images.values())

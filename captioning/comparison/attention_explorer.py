@@ -57,7 +57,7 @@ def explore(
     if not comparison.disagreements:
         return "", []
     tested = sorted((run for run in runs if run.captions), key=lambda run: comparison.runs.index(run.name))
-    files, problem = _image_files(tested, [item.image_id for item in comparison.disagreements])
+    files, problem = _image_files(tested, models, [item.image_id for item in comparison.disagreements])
     items = [item for item in comparison.disagreements if item.image_id in files]
     if not items:
         return "", [f"The page shows no images: {problem}."]
@@ -94,20 +94,27 @@ def same_words_of(runs: Sequence[Run], models: Mapping[str, ImageCaptioner[Capti
     """Return the first reference of the first image as the models see it (``same_words``); None without the image."""
     tested = {run.name: run for run in runs if run.captions and run.name in models}
     for image_id in sorted(set.intersection(*(set(run.captions or ()) for run in tested.values())) if tested else ()):
-        files, _ = _image_files([*tested.values()], [image_id])
+        files, _ = _image_files([*tested.values()], models, [image_id])
         words = next(iter(tested.values())).captions[image_id].reference_words[0]  # type: ignore[index]
         return same_words({name: models[name] for name in tested}, files[image_id], words) if files else None
     return None
 
 
-def _image_files(runs: Sequence[Run], ids: Sequence[int]) -> tuple[dict[int, Path], str]:
-    """Return the image files in the data that a run was tested on, by id; without any, also the reason."""
+def _image_files(
+    runs: Sequence[Run], models: Mapping[str, ImageCaptioner[Captioner]], ids: Sequence[int]
+) -> tuple[dict[int, Path], str]:
+    """Return the image files in the data that a run was tested on, by id; without any, also the reason.
+
+    An image whose references are others now is another one, as after a line was added to a folder's captions.
+    """
     problem = "no run's data settings are known"
     for run in runs:
         data = run.settings.get("data") or {}
         try:
             settings = data["source"]
             source = known_class(settings["class_path"], CaptionSource)(**settings.get("init_args", {}))
+            if run.name in models:
+                source.tokenizer = models[run.name].vocabulary.tokenizer
             index = source.index(str(run.search.get("split") or data.get("test_split") or "test"))
         except (KeyError, TypeError):
             continue
@@ -115,7 +122,11 @@ def _image_files(runs: Sequence[Run], ids: Sequence[int]) -> tuple[dict[int, Pat
             problem = str(error)
             continue
         rows = {int(image_id): row for row, image_id in enumerate(index.image_ids)}
-        files = {i: index.image_path(rows[i]) for i in ids if i in rows}
+        known = {i: set(image.references) for i, image in (run.captions or {}).items()}
+        same = [i for i in ids if i in rows and known.get(i, set()) & set(index.references(rows[i]))]
+        if rows and not same:
+            problem = f"{index.origin} has other references under the numbers of these images"
+        files = {i: index.image_path(rows[i]) for i in same}
         if existing := {i: path for i, path in files.items() if path.is_file()}:
             return existing, ""
         if files:

@@ -44,7 +44,8 @@ class Caption:
         cells: Where the L locations lie on the view.
         view: The pixels that the model saw, after resizing and cropping.
         path: Path of the image file; None for an image given as pixels.
-        photo: Reads the whole image again and returns it; None where there is only the view.
+        photo: Returns the whole image, which a file is read for again; None where there is only the view, as after the
+            file has changed.
         alternatives: The other captions: of the beam, best first, or drawn, in the order of drawing.
         model: Name of the model, where others stand beside it.
         beside: The same words of the same image from other models, by their names, as ``same_words`` makes them.
@@ -59,7 +60,7 @@ class Caption:
     cells: CellGrid
     view: Image.Image
     path: str | None = None
-    photo: Callable[[], Photo] | None = None
+    photo: Callable[[], Photo | None] | None = None
     alternatives: list[Caption] = dataclasses.field(default_factory=list)
     model: str = ""
     beside: Mapping[str, Caption] = dataclasses.field(default_factory=dict)
@@ -95,13 +96,15 @@ class Caption:
     def figure(self, style: Style = "color", *, heads: bool = False, details: bool = False) -> Figure:
         """Return the paper's figure: the image, then the attention at each word.
 
+        Of a file that is no longer the one that was captioned, the model's view is shown in its place.
+
         Args:
             style: "color": the map's colours on the image. "paper": white on the grey image, as in Fig. 2.
             heads: Also show each head of multi-head attention.
             details: Also write beta and the greatest attention of each word, and show the evidence below the alphas.
 
         Raises:
-            InputError: The image's file is gone, or the attention has no heads.
+            InputError: The attention has no heads.
         """
         from captioning.views.overlays import WHOLE, Look, attention_figure  # imports matplotlib
 
@@ -109,11 +112,9 @@ class Caption:
             raise InputError("heads: this model's attention has none; leave it out")
         if heads and self.beside:
             raise InputError("heads: several models are drawn as one row each; leave it out")
-        photo, region = (self.view, WHOLE) if self.photo is None else self.photo()
-        looks = {self.model: Look(self.trace, self.cells, region)} | {
-            name: Look(other.trace, other.cells, WHOLE if other.photo is None else other.photo()[1])
-            for name, other in self.beside.items()
-        }
+        shown = {name: (one, one.photo and one.photo()) for name, one in {self.model: self, **self.beside}.items()}
+        photo, _ = shown[self.model][1] or (self.view, WHOLE)
+        looks = {name: Look(one.trace, one.cells, it[1] if it else WHOLE) for name, (one, it) in shown.items()}
         return attention_figure(photo, self.words, looks, style=style, text=self.text, heads=heads, details=details)
 
     def save_figure(self, path: str | Path, style: Style = "color", **options: bool) -> None:

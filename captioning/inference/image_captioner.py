@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,8 +19,8 @@ from captioning.checkpoint.load import PRETRAINED, read_members, read_model
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_whole
-from captioning.inference.caption import Caption
-from captioning.inference.images import ImageSource, is_one, photo_of, views_of
+from captioning.inference.caption import Caption, Photo
+from captioning.inference.images import ImageSource, as_it_is, is_one, views_of
 from captioning.inference.options import DecodingOptions
 from captioning.model.captioner import Captioner, CaptionModel
 from captioning.model.ensemble import Ensemble
@@ -30,6 +29,7 @@ from captioning.vocabulary import Vocabulary
 Model = TypeVar("Model", bound=CaptionModel, covariant=True)
 _BATCH_SIZE = 16
 _Place = str | os.PathLike[str]
+_Views = tuple[list[Image.Image], Callable[[], Photo | None]]  # of an image, as ``views_of`` returns them
 
 
 def load(path: _Place | Sequence[_Place] = PRETRAINED, device: str | torch.device = "cpu") -> ImageCaptioner[Any]:
@@ -131,9 +131,9 @@ class ImageCaptioner(Generic[Model]):
         sources = iter(images)
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes without the GIL
 
-            def read() -> list[tuple[ImageSource, Future[tuple[ImageSource, list[Image.Image]]]]]:
-                batch = itertools.islice(sources, batch_size)
-                return [(source, pool.submit(views_of, source, self.model.preprocessings)) for source in batch]
+            def read() -> list[tuple[ImageSource, Future[_Views]]]:
+                batch, steps = itertools.islice(sources, batch_size), self.model.preprocessings
+                return [(source, pool.submit(views_of, as_it_is(source), steps)) for source in batch]
 
             number, batch = 0, read()
             while batch:
@@ -142,7 +142,7 @@ class ImageCaptioner(Generic[Model]):
                 for source, views in batch:
                     error = views.exception()
                     if error is None:
-                        readable.append(views.result())
+                        readable.append((source, views.result()))
                     elif on_error is None or not isinstance(error, InputError):
                         raise error
                     else:
@@ -177,7 +177,7 @@ class ImageCaptioner(Generic[Model]):
         results: list[Caption] = []
         for number, start in enumerate(range(0, len(images), _BATCH_SIZE)):
             sources, texts = images[start:][:_BATCH_SIZE], captions[start:][:_BATCH_SIZE]
-            batch = [views_of(source, self.model.preprocessings) for source in sources]
+            batch = [(source, views_of(source, self.model.preprocessings)) for source in sources]
             ids = [self.vocabulary.encode(words) for words in texts]
             for words, (caption,) in zip(texts, self._decoded(batch, options, number, ids), strict=True):
                 text = self.vocabulary.tokenizer.join(words)
@@ -192,7 +192,7 @@ class ImageCaptioner(Generic[Model]):
 
     def _decoded(
         self,
-        images: Sequence[tuple[ImageSource, list[Image.Image]]],
+        images: Sequence[tuple[ImageSource, _Views]],
         options: DecodingOptions,
         number: int,
         given: list[list[int]] | None = None,
@@ -201,7 +201,7 @@ class ImageCaptioner(Generic[Model]):
 
         ``images`` have one view for each preprocessing of the models; ``number`` is that of the batch.
         """
-        device, columns = next(self.model.parameters()).device, zip(*(views for _, views in images), strict=True)
+        device, columns = next(self.model.parameters()).device, zip(*(views for _, (views, _) in images), strict=True)
         with (
             torch.inference_mode(),
             torch.random.fork_rng([device] if device.type == "cuda" else [], options.seed is not None),
@@ -216,11 +216,13 @@ class ImageCaptioner(Generic[Model]):
             else:
                 decoded = [[hypothesis] for hypothesis in self.model.force_decode(memory, given)]
         return [
-            [self._to_caption(source, views[0], hypothesis) for hypothesis in hypotheses]
-            for (source, views), hypotheses in zip(images, decoded, strict=True)
+            [self._to_caption(source, views[0], photo, hypothesis) for hypothesis in hypotheses]
+            for (source, (views, photo)), hypotheses in zip(images, decoded, strict=True)
         ]
 
-    def _to_caption(self, source: ImageSource, view: Image.Image, hypothesis: Hypothesis) -> Caption:
+    def _to_caption(
+        self, source: ImageSource, view: Image.Image, photo: Callable[[], Photo | None], hypothesis: Hypothesis
+    ) -> Caption:
         words = self.vocabulary.decode(hypothesis.ids)
         return Caption(
             text=self.vocabulary.tokenizer.join(words),
@@ -232,7 +234,7 @@ class ImageCaptioner(Generic[Model]):
             cells=self.encoder.cells,
             view=view,
             path=os.fspath(source) if isinstance(source, (str, os.PathLike)) else None,
-            photo=functools.partial(photo_of, source, self.encoder.preprocessing),
+            photo=photo,
         )
 
     def _search(self, memory: Any, options: DecodingOptions) -> list[list[Hypothesis]]:

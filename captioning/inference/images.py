@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from captioning.data.images import formats, load_image, rgb, unreadable
 from captioning.data.transforms import Preprocessing
-from captioning.errors import InputError, one_line
+from captioning.errors import InputError, one_line, warn_once
 from captioning.inference.caption import Photo
 
 ImageSource = str | os.PathLike[str] | Image.Image | bytes | IO[bytes] | NDArray[Any] | Tensor
@@ -26,13 +27,20 @@ _ACCEPTED = "a path, a PIL image, the bytes of an image file, an open file, an a
 _PHOTO_SIDE = 768  # pixels of a photograph's shorter side, about what a figure shows
 
 
-def views_of(source: ImageSource, preprocessings: Sequence[Preprocessing]) -> tuple[ImageSource, list[Image.Image]]:
-    """Return the image as it can be opened again, and the pixels that the models see of it, for each preprocessing.
+def views_of(
+    source: ImageSource, preprocessings: Sequence[Preprocessing]
+) -> tuple[list[Image.Image], Callable[[], Photo | None]]:
+    """Return the pixels that the models see of an image, and what returns the whole image later; or an InputError.
 
-    An InputError if it is none.
+    The whole image comes with the region that the first model sees. It is None where its file has changed by then.
     """
-    source = _without_file(source)
-    return source, [preprocessing.view(open_image(source, preprocessing.resize)) for preprocessing in preprocessings]
+    if isinstance(source, (str, os.PathLike)):
+        path = os.path.abspath(source)  # the working directory may change
+        later = functools.partial(_photo_of, path, _state(path), preprocessings[0])
+        return [preprocessing.view(open_image(source, preprocessing.resize)) for preprocessing in preprocessings], later
+    image = open_image(_without_file(source), 0)
+    later = functools.partial(_photo_of, image, None, preprocessings[0])
+    return [preprocessing.view(image) for preprocessing in preprocessings], later
 
 
 def _without_file(source: Any) -> ImageSource:
@@ -50,10 +58,25 @@ def _without_file(source: Any) -> ImageSource:
     raise InputError(f"image: {type(source).__name__} that cannot be read ({reason}); open the file with mode 'rb'")
 
 
-def photo_of(source: ImageSource, preprocessing: Preprocessing) -> Photo:
-    """Return a whole image with the region that the model sees; an InputError if its file is no longer an image."""
+def _photo_of(source: str | Image.Image, state: tuple[int, int] | None, preprocessing: Preprocessing) -> Photo | None:
+    if isinstance(source, str) and _state(source) != state:
+        warn_once(f"{source}: is no longer the image that was captioned; figures show the model's view of that alone")
+        return None
     photo = open_image(source, _PHOTO_SIDE)
     return photo, preprocessing.region(photo.size)
+
+
+def _state(path: str) -> tuple[int, int] | None:
+    with suppress(OSError):
+        return os.stat(path).st_mtime_ns, os.stat(path).st_size
+    return None
+
+
+def as_it_is(source: ImageSource) -> ImageSource:
+    """Return pixels that stay, where the caller may write the next image into an array or go to another frame."""
+    if isinstance(source, (np.ndarray, Tensor)):
+        return source.copy() if isinstance(source, np.ndarray) else source.clone()
+    return open_image(source, 0) if getattr(source, "is_animated", False) else source
 
 
 def is_one(images: ImageSource | Iterable[ImageSource]) -> bool:

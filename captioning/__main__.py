@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +23,9 @@ _NO_FILES = ("best", "last", "null", "pretrained")
 @exits_on_input_error
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command that a command line names; ``args`` are the words after ``captioning``, None for sys.argv's."""
+    if hasattr(os, "getuid") and not os.access(os.path.expanduser("~"), os.W_OK):  # as of docker run --user
+        os.environ["HOME"] = os.path.join(tempfile.gettempdir(), f"home-{os.getuid()}")  # for what libraries keep
+        os.makedirs(os.environ["HOME"], mode=0o700, exist_ok=True)
     name, *words = command_line(args) or ["--help"]
     if name in ("-h", "--help", "help"):
         print(HELP)

@@ -67,6 +67,16 @@ def did_you_mean(word: str, words: Collection[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
+_REMEDIES = {
+    "(?i)allocate memory|MemoryError": "out of memory ({}); lower the batch size, or give smaller images",
+    "Too many open files": "too many open files; raise the limit, as by ulimit -n 65536, or lower num_workers",
+    "shared memory|</torch_": "/dev/shm is full ({}); docker run --ipc=host or --shm-size 8g, or --data.num_workers 0",
+    "DataLoader timed out": "no batch came ({}); does a disk hang? To do without workers: --data.num_workers 0",
+    r"DataLoader worker \(pid": "a process that loads images died ({}), as where memory is short; lower num_workers",
+}
+"""What to do about errors of PyTorch and the system, by what is in them."""
+
+
 def exits_on_input_error(main: Callable[P, None]) -> Callable[P, None]:
     """Wrap a script's ``main``: an ``InputError`` is printed as one line on stderr and ends with exit code 2.
 
@@ -90,11 +100,13 @@ def exits_on_input_error(main: Callable[P, None]) -> Callable[P, None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout at exit, which would raise again
             raise SystemExit(141) from None
         except Exception as error:
-            refused = isinstance(error, (OSError, RuntimeError)) and re.search("(?i)allocate memory", str(error))
-            if refused or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # of a GPU
-                line = f"out of memory ({one_line(error)}); lower the batch size, or give smaller images"
-            elif isinstance(error, InputError):
+            # PyTorch raises the error of a worker again, with its traceback in the message.
+            kind, said = type(error).__name__, str(error).strip().rpartition("\n")[2][:200]
+            remedies = [what for pattern, what in _REMEDIES.items() if re.search(pattern, f"{kind}: {said}")]
+            if isinstance(error, InputError):
                 line = str(error)
+            elif isinstance(error, (OSError, RuntimeError, MemoryError)) and remedies:
+                line = remedies[0].format(said or kind)
             elif isinstance(error, OSError) and error.errno is not None:
                 line = f"{error.filename or 'standard output or a temporary file'}: {error.strerror}"
             else:

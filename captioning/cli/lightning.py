@@ -513,7 +513,13 @@ class ScoreCommand(CommandLine):
                 if entry["class_path"].endswith("WandbLogger")
             ]
         self.config.trainer.logger = logger or False
-        self.own_callbacks = [callbacks.RichProgressBar(), *([CaptionSamples()] if logger else [])]
+        # Nothing is to be saved, so SIGTERM ends the process at once; Lightning would note it and go on.
+        at_once = dict.fromkeys(
+            ("on_validation_start", "on_test_start", "on_predict_start"),
+            lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL),
+        )
+        bar = callbacks.RichProgressBar()
+        self.own_callbacks = [bar, callbacks.LambdaCallback(**at_once), *([CaptionSamples()] if logger else [])]
 
     def start(self) -> None:
         """Score the model, or predict, and print the metrics."""

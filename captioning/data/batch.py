@@ -34,6 +34,9 @@ class CaptionBatch:
     def pin_memory(self) -> CaptionBatch:
         return self._each("pin_memory")
 
+    def share_memory_(self) -> CaptionBatch:
+        return self._each("share_memory_")
+
     def _each(self, method: str, *args: Any, **options: Any) -> CaptionBatch:
         there = {name: tensor for name, tensor in vars(self).items() if tensor is not None}
         return CaptionBatch(**{name: getattr(tensor, method)(*args, **options) for name, tensor in there.items()})

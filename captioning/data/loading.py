@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
+import operator
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,6 +22,7 @@ from captioning.data.features import Features
 from captioning.data.records import CaptionIndex
 from captioning.data.regions import LARGEST_REGION, Region, RegionsInView
 from captioning.data.transforms import Preprocessing, TrainingTransform, View
+from captioning.errors import InputError, warn_once
 from captioning.vocabulary import Vocabulary
 
 
@@ -34,14 +38,66 @@ def _obey_the_main_process(worker: int) -> None:
 
 
 def _end_with_the_main_process() -> None:
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
-        pass
+    parent = os.getppid()
+    while os.getppid() == parent:  # another one's, where it was killed while this process waits for a disk
+        sent = signal.sigtimedwait({signal.SIGTERM}, 5)
+        if sent is not None and sent.si_pid == parent:
+            break
     os._exit(0)
 
 
-def batch_loader(dataset: Dataset[Any], batches: Iterable[list[int]], **options: Any) -> DataLoader[Any]:
-    """Return a ``DataLoader`` of whole batches, which have these numbers."""
-    return DataLoader(dataset, None, sampler=batches, worker_init_fn=_obey_the_main_process, **options)
+class BatchLoader(DataLoader[Any]):
+    """A ``DataLoader`` that others can ask whether this process waits for a batch, and whose waits end."""
+
+    waits_since: ClassVar[float | None] = None  # time.monotonic() at the beginning of the wait in progress
+    workers: tuple[Any, ...] = ()
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        others = multiprocessing.active_children()
+        try:
+            if self.num_workers:
+                multiprocessing.Lock()  # as the queues of workers have
+            batches = super().__iter__()
+        except OSError as error:
+            what = f"processes that load images cannot start ({error.strerror}), perhaps for lack of a /dev/shm"
+            raise InputError(f"{what}; to do without: --data.num_workers 0") from error
+        self.workers += tuple(child for child in multiprocessing.active_children() if child not in others)
+        while (batch := self._next(batches)) is not None:
+            yield batch
+
+    def _next(self, batches: Iterator[Any]) -> Any:
+        """Return the next batch, None at the end."""
+        BatchLoader.waits_since = time.monotonic()
+        try:
+            try:
+                return next(batches, None)
+            except RuntimeError as error:
+                if "timed out" not in str(error):
+                    raise
+                warn_once(f"no batch has come for {self.timeout} seconds; does a disk or the network hang?")
+                return next(batches, None)  # the time may be that of a process that was stopped
+            except (ConnectionError, EOFError) as error:  # in what a worker had sent before it died
+                raise RuntimeError(f"DataLoader worker (pid unknown) is gone: {error}") from error
+        except BaseException:
+            for worker in self.workers:  # PyTorch would wait for each
+                if worker.is_alive():
+                    worker.terminate()
+                    os.kill(worker.pid, getattr(signal, "SIGCONT", signal.SIGTERM))
+            raise
+        finally:
+            BatchLoader.waits_since = None
+
+
+def batch_loader(
+    dataset: Dataset[Any], batches: Iterable[list[int]], num_workers: int = 0, **options: Any
+) -> BatchLoader:
+    """Return a loader of whole batches, which have these numbers."""
+    if num_workers:
+        # Where a worker itself puts its batch into shared memory, its errors are raised in the main process. PyTorch's
+        # default is a thread of the worker's, whose errors nobody hears of.
+        options = {"timeout": 300, "collate_fn": operator.methodcaller("share_memory_")} | options
+    init = _obey_the_main_process
+    return BatchLoader(dataset, None, sampler=batches, num_workers=num_workers, worker_init_fn=init, **options)
 
 
 class CaptionDataset(Dataset[CaptionBatch]):

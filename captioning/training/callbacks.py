@@ -18,6 +18,7 @@ from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from captioning.data.batch import CaptionBatch
+from captioning.data.loading import BatchLoader
 from captioning.errors import check_range
 from captioning.evaluation.metrics import few
 from captioning.files import replacing
@@ -209,13 +210,17 @@ class Unfreeze(Callback):
     on_train_start = on_train_epoch_start  # a run that resumes inside an epoch calls this alone
 
 
+_WAIT = 5  # seconds for a batch, after which a run that was asked to end goes without
+
+
 class StopOnRequest(Callback):
     """Ends training after the step in progress on SIGTERM, SIGHUP (its terminal closed) or Ctrl-C.
 
     The trainer then saves, as after any exception, and the run resumes at the next batch. A step of several batches
     (``accumulate_grad_batches``) is finished first: no checkpoint keeps gradients. All processes end at the same
     batch, even if only one got the signal. A validation in progress is finished first, because a resumed run would lack
-    its metrics. A second Ctrl-C ends at once, without saving.
+    its metrics. A batch is waited for a few seconds, because it may never come. A second Ctrl-C ends at once, without
+    saving.
     """
 
     def __init__(self) -> None:
@@ -233,12 +238,30 @@ class StopOnRequest(Callback):
                 os._exit(128 + signal.SIGINT)
             print("\nending after this step; Ctrl-C again ends at once, without saving", file=sys.stderr, flush=True)
         self.asked = number
+        if hasattr(signal, "SIGALRM"):  # not on Windows
+            signal.signal(signal.SIGALRM, self._end_waiting)
+            signal.alarm(1)
+
+    def on_exception(self, *_: Any, **__: Any) -> None:
+        if self.asked is not None and hasattr(signal, "SIGALRM"):
+            signal.alarm(0)
+
+    teardown = on_exception
 
     def _is_asked(self, trainer: pl.Trainer) -> bool:
         """Return whether any process was asked; all processes must call this."""
         if agreed := bool(trainer.strategy.reduce_boolean_decision(self.asked is not None, all=False)):
             self.asked = self.asked or int(signal.SIGTERM)
         return agreed
+
+    def _end_waiting(self, *_: Any) -> None:
+        """End a wait for a batch that may never come; without one, look again later."""
+        since = BatchLoader.waits_since
+        if since is None or time.monotonic() - since < _WAIT:
+            signal.alarm(1)
+        else:
+            print(f"\nno batch came for {_WAIT} seconds; ending now", file=sys.stderr, flush=True)
+            raise SIGTERMException
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         ends = self._is_asked(trainer) and not trainer.is_last_batch and not accumulates(trainer)

@@ -1,0 +1,123 @@
+"""Nothing waits for ever: processes that load images and die, find no shared memory, or never bring their batch."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from helpers_training import last_checkpoint, make_data, make_module, make_shapes, make_trainer
+from pytorch_lightning.utilities.exceptions import SIGTERMException
+from torch.utils.data import Dataset
+
+from captioning.data.batch import CaptionBatch
+from captioning.data.loading import batch_loader
+from captioning.data.records import CaptionIndex
+from captioning.data.shapes import ShapesSource
+from captioning.errors import exits_on_input_error
+from captioning.training import StopOnRequest
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+
+class Faulty(Dataset):
+    """Batches of which the third one has a fault."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+
+    def __getitem__(self, numbers: list[int]) -> CaptionBatch:
+        if numbers == [2]:
+            if self.fault == "killed":  # as by the system, where memory is short
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.fault == "no memory":
+                raise MemoryError
+            if self.fault == "full":  # a file in /dev/shm may not become as large as this batch
+                resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
+            if self.fault == "never":
+                time.sleep(1000)
+        return CaptionBatch(*(torch.zeros(100, dtype=torch.int64) for _ in range(5)))
+
+
+def load(fault: str, **options: float) -> list[CaptionBatch]:
+    return list(batch_loader(Faulty(fault), [[n] for n in range(5)], num_workers=1, **options))
+
+
+def test_without_a_fault_all_batches_come_in_shared_memory():
+    batches = load("none")
+    assert len(batches) == 5 and all(batch.rows.is_shared() for batch in batches)
+
+
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [
+        ("full", "error: /dev/shm is full (RuntimeError: unable to resize file </torch_"),
+        ("killed", "error: a process that loads images died (DataLoader worker (pid "),
+        ("no memory", "error: out of memory (MemoryError); lower the batch size"),
+        ("never", "error: no batch came (DataLoader timed out after 1 seconds); does a disk hang?"),
+    ],
+)
+def test_what_befalls_a_worker_is_one_line_with_what_to_do(capfd, fault, line):
+    with pytest.raises(SystemExit) as ended:
+        exits_on_input_error(load)(fault, **({"timeout": 1} if "out after" in line else {}))
+    errors = [text for text in capfd.readouterr().err.splitlines() if text.startswith("error: ")]
+    assert ended.value.code == 2 and len(errors) == 1 and errors[0].startswith(line)
+    assert "num_workers" in errors[0] or fault == "no memory"
+    deadline = time.monotonic() + 10
+    while multiprocessing.active_children():  # also where a worker does nothing any more
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+class HangingIndex(CaptionIndex):
+    """Images that never come."""
+
+    def image(self, i, preprocessing):
+        time.sleep(1000)
+
+
+class Hanging(ShapesSource):
+    """Shapes of which the images for validation never come."""
+
+    def index(self, split: str) -> CaptionIndex:
+        index = super().index(split)
+        if split == "val":
+            index.__class__ = HangingIndex
+        return index
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_that_waits_for_a_batch_ends_by_sigterm_within_seconds_and_is_saved(tmp_path, workers):
+    make_shapes(tmp_path, train=2, val=1, test=1)
+    data = make_data(Hanging(str(tmp_path / "shapes"), train=2, val=1, test=1, image_size=48), num_workers=workers)
+    trainer = make_trainer(tmp_path, enable_checkpointing=True, callbacks=[StopOnRequest(), last_checkpoint(tmp_path)])
+    threading.Timer(3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    started = time.monotonic()
+    with pytest.raises(SIGTERMException):
+        trainer.fit(make_module(), data)
+    assert time.monotonic() - started < 60 and (tmp_path / "last.ckpt").is_file()
+    assert len(multiprocessing.active_children()) <= workers  # those of the training images, which do not wait
+
+
+def wait(pids) -> None:
+    for _ in batch_loader(Faulty("never"), [[n] for n in range(5)], num_workers=1):
+        pids.put([child.pid for child in multiprocessing.active_children()])
+
+
+def test_a_worker_that_never_brings_its_batch_ends_after_its_main_process_was_killed():
+    pids = multiprocessing.Queue()
+    main = multiprocessing.Process(target=wait, args=(pids,))
+    main.start()
+    (worker,) = pids.get(timeout=60)
+    main.kill()
+    main.join()
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{worker}/stat").exists() and Path(f"/proc/{worker}/stat").read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

@@ -86,10 +86,10 @@ class Caption:
         return self.cells.grid_size
 
     def seen(self) -> Image.Image:
-        """Return the part of the image that the model saw, in its own shape; an InputError if the file is gone."""
-        if self.photo is None:
+        """Return the part of the image that the model saw, in its own shape; the view where there is only that."""
+        if (whole := self.photo and self.photo()) is None:
             return self.view
-        photo, (left, top, right, bottom) = self.photo()
+        photo, (left, top, right, bottom) = whole
         (width, height) = photo.size
         return photo.crop((round(left * width), round(top * height), round(right * width), round(bottom * height)))
 

@@ -58,7 +58,7 @@ def test_without_a_fault_all_batches_come_in_shared_memory():
     ("fault", "line"),
     [
         ("full", "error: /dev/shm is full (RuntimeError: unable to resize file </torch_"),
-        ("killed", "error: a process that loads images died (DataLoader worker (pid "),
+        ("killed", "error: a process that loads images died (DataLoader worker (pid"),
         ("no memory", "error: out of memory (MemoryError); lower the batch size"),
         ("never", "error: no batch came (DataLoader timed out after 1 seconds); does a disk hang?"),
     ],

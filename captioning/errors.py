@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Collection
 from numbers import Integral
@@ -100,6 +101,8 @@ def exits_on_input_error(main: Callable[P, None]) -> Callable[P, None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout at exit, which would raise again
             raise SystemExit(141) from None
         except Exception as error:
+            if "DataLoader worker (pid" in str(error):  # PyTorch's handler would raise it again while it is told
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             # PyTorch raises the error of a worker again, with its traceback in the message.
             kind, said = type(error).__name__, str(error).strip().rpartition("\n")[2][:200]
             remedies = [what for pattern, what in _REMEDIES.items() if re.search(pattern, f"{kind}: {said}")]

@@ -43,8 +43,8 @@ TIMED = 50
 _FIRST, _TUNED, _TAUGHT, _CRITICAL, _MEAN, _BEST = (
     f"pretrained{suffix}" for suffix in ("_first", "_tuned", "_taught", "_self_critical", "_mean", "")
 )
-FRACTIONS = (0.65, 0.35)
-"""Of the taught and the self-critical stage in the mean of their weights, chosen on the validation images."""
+FRACTIONS = (0.15, 0.35, 0.5)
+"""Of the tuned, the taught and the self-critical stage in the mean of their weights, chosen on the validation images."""
 
 
 @exits_on_input_error
@@ -103,7 +103,7 @@ def recipe(runs: Path) -> dict[str, list[str]]:
         "taught": fit(_TAUGHT, *after(_TUNED, "taught"), "--data.features", tuned_features),
         "critical": fit(_CRITICAL, *after(_TAUGHT, "self_critical"), "--data.features", tuned_features),
         "average": [
-            *("average", "--output", best[_MEAN], "--model", best[_TAUGHT], best[_CRITICAL]),
+            *("average", "--output", best[_MEAN], "--model", best[_TUNED], best[_TAUGHT], best[_CRITICAL]),
             *("--fraction", *map(str, FRACTIONS)),
         ],
         "score": [],

@@ -44,7 +44,7 @@ _FIRST, _TUNED, _TAUGHT, _CRITICAL, _MEAN, _BEST = (
     f"pretrained{suffix}" for suffix in ("_first", "_tuned", "_taught", "_self_critical", "_mean", "")
 )
 FRACTIONS = (0.15, 0.35, 0.5)
-"""Of the tuned, the taught and the self-critical stage in the mean of their weights, chosen on the validation images."""
+"""Of the tuned, the taught and the self-critical stage in the mean of weights, chosen on the validation images."""
 
 
 @exits_on_input_error

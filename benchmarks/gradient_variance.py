@@ -138,7 +138,7 @@ def _variance(
     decoder = captioner.decoder
     decoder.attention = attention
     attention.train()  # draws; the rest of the model stays in evaluation mode, without dropout
-    objective = bare_likelihood(attention, estimator)
+    objective = bare_likelihood(decoder, estimator)
     with torch.no_grad():
         for earlier in warm_up:
             captioner.begin_batch()

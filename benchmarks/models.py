@@ -15,7 +15,6 @@ from captioning.attention import (
     MultiHeadAttention,
     ScaledDotScore,
     SoftAttention,
-    StochasticAttention,
 )
 from captioning.component import Component
 from captioning.data.batch import CaptionBatch
@@ -153,9 +152,9 @@ def our_module(
     return module.to(device).train()
 
 
-def bare_likelihood(attention: StochasticAttention, estimator: Estimator | None) -> Likelihood:
+def bare_likelihood(decoder: Decoder, estimator: Estimator | None) -> Likelihood:
     """Return NLL and, with an estimator, REINFORCE; no penalty and no entropy."""
-    return Likelihood(estimator=estimator, attention_penalty=0.0, entropy_weight=0.0).connect(attention)
+    return Likelihood(estimator=estimator, attention_penalty=0.0, entropy_weight=0.0).connect(decoder)
 
 
 def port_model(sizes: Sizes, device: torch.device) -> CommonPort:

@@ -63,9 +63,9 @@ class RunFolder:
         """Let another run take the folder if this one has saved nothing."""
         if not self.is_trained():
             self.config.unlink(missing_ok=True)
-            for folder in (self.path, self.path.parent):
-                with suppress(OSError):  # it has other files
-                    folder.rmdir()
+            with suppress(OSError):  # it has other files, or is not there
+                self.path.rmdir()
+                self.path.parent.rmdir()
 
 
 def checksum(checkpoint: str | Path) -> str:

@@ -402,7 +402,7 @@ def test_a_run_in_wandb_is_named_as_the_user_says_and_not_as_the_run_whose_confi
     config["trainer"]["logger"] = [{"class_path": "WandbLogger", "init_args": {"name": "other", "id": "x0"}}]
     Path("other.yaml").write_text(yaml.safe_dump(config))  # as fit leaves it in a run's folder
     name, run_id = name_and_id("other.yaml")
-    assert name == "tiny" and run_id != "x0"
+    assert name == "tiny-2" and run_id != "x0"  # the first has taken its name
 
 
 @pytest.mark.parametrize(

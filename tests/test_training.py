@@ -86,7 +86,9 @@ def test_a_schedule_knows_the_steps_of_the_run(shapes, tmp_path, options, steps)
 
 def test_a_schedule_needs_an_end(shapes, tmp_path):
     module = make_module(scheduler=lambda optimizer, steps: WarmupCosine(optimizer, steps, 2))
-    with pytest.raises(InputError, match=r"model\.scheduler: needs the length of training; give --trainer\.max_epochs"):
+    with pytest.raises(
+        InputError, match=r"the ramp of attention: needs the length of training; give --trainer\.max_epochs"
+    ):
         make_trainer(tmp_path, max_epochs=-1).fit(module, make_data(shapes))
 
 

@@ -90,6 +90,7 @@ class Hanging(ShapesSource):
         return index
 
 
+@pytest.mark.slow  # signals of a process that tests share
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_run_that_waits_for_a_batch_ends_by_sigterm_within_seconds_and_is_saved(tmp_path, workers):
     make_shapes(tmp_path, train=2, val=1, test=1)

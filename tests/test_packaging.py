@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import socket
 import subprocess
+import sys
+import zipfile
 from itertools import chain
 from pathlib import Path
 
@@ -85,6 +89,21 @@ def test_the_version_is_the_newest_of_the_changelog_and_the_one_to_cite():
     assert versions[0].split()[0] == captioning.__version__
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["version"] == captioning.__version__
+
+
+def test_an_editable_install_is_imported_in_the_folder_above_a_clone_of_its_name(tmp_path):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "captioning/__init__.py"):
+        (tmp_path / "captioning" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / "captioning" / name)
+    build = "from setuptools.build_meta import build_editable; build_editable('..')"
+    subprocess.run([sys.executable, "-c", build], cwd=tmp_path / "captioning", check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site-packages")
+    code = "import site; site.addsitedir('site-packages'); import captioning; print(captioning.__version__)"
+    command = [sys.executable, "-S", "-c", code]  # -S: without the captioning that is installed here
+    environment = os.environ | {"PYTHONPATH": ""}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == captioning.__version__, done.stderr
 
 
 def test_ci_runs_exactly_the_test_command():

@@ -1,4 +1,4 @@
-"""How often the intervals of captioning/evaluation/seeds.py hold the true difference between variants: a simulation.
+"""How often the intervals of captioning/metrics/seeds.py hold the true difference between variants: a simulation.
 
 A run's score of an image is the sum of what the image is worth to all runs, what the variant does to the image, what
 the seed does to all images, and what this run does to this image. The grid crosses the numbers of seeds, the ratio of
@@ -25,10 +25,10 @@ from pathlib import Path
 import numpy as np
 from numpy.random import Generator
 
-from captioning.evaluation.bleu import bleu_from_counts
-from captioning.evaluation.resampling import Floats, Statistic
-from captioning.evaluation.seeds import Gains
 from captioning.files import write_json
+from captioning.metrics.bleu import bleu_from_counts
+from captioning.metrics.resampling import Floats, Statistic
+from captioning.metrics.seeds import Gains
 from captioning.provenance import provenance
 
 SCORES = ("mean", "heavy tails", "BLEU-4")

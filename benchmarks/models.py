@@ -154,7 +154,7 @@ def our_module(
 
 def bare_likelihood(decoder: Decoder, estimator: Estimator | None) -> Likelihood:
     """Return NLL and, with an estimator, REINFORCE; no penalty and no entropy."""
-    return Likelihood(estimator=estimator, attention_penalty=0.0, entropy_weight=0.0).connect(decoder)
+    return Likelihood(estimator=estimator, attention_penalty=0.0, entropy_weight=0.0).bind(decoder)
 
 
 def port_model(sizes: Sizes, device: torch.device) -> CommonPort:

@@ -23,9 +23,9 @@ from captioning.comparison.measures import grounding_measures
 from captioning.data import KarpathySource
 from captioning.errors import exits_on_input_error
 from captioning.evaluation.evaluator import evaluate
-from captioning.evaluation.resampling import differences, intervals, percentage
 from captioning.files import read_json, write_json
 from captioning.inference import ImageCaptioner, load
+from captioning.metrics.resampling import differences, intervals, percentage
 from captioning.provenance import provenance
 
 DATA = Path("data")

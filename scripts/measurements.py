@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from captioning.comparison.runs import read_run
-from captioning.evaluation.metrics import UNIT
 from captioning.files import read_json, write_text
+from captioning.metrics.table import UNIT
 from captioning.provenance import provenance
 
 Scores = dict[str, Any]

@@ -26,8 +26,8 @@ from looking import SOURCES, looking
 from sentences import Sentences
 
 from captioning.errors import InputError, exits_on_input_error
-from captioning.evaluation.metrics import TITLES
 from captioning.files import command_line, read_json, write_json, write_text
+from captioning.metrics.table import TITLES
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
 
@@ -148,9 +148,9 @@ def score(runs: Path) -> None:
     """Score the stages on both validation sets, and make the best that with the highest mean of both CIDEr-D."""
     from captioning.data import KarpathySource
     from captioning.evaluation.evaluator import evaluate
-    from captioning.evaluation.metrics import UNIT, count
-    from captioning.evaluation.resampling import intervals
     from captioning.inference import load
+    from captioning.metrics.resampling import intervals
+    from captioning.metrics.table import UNIT, count
 
     training = KarpathySource(str(JOINED), str(DATA)).index("train").captions
     sentences, measured = Sentences(caption.split() for caption in training), {}

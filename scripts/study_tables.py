@@ -18,10 +18,10 @@ from captioning.comparison.runs import is_run_folder, read_run
 from captioning.comparison.variants_table import VariantTest, compare_variants, correct
 from captioning.comparison.verdicts import ONE_SEED
 from captioning.errors import InputError
-from captioning.evaluation.bleu import bleu_counts, bleu_from_counts
-from captioning.evaluation.resampling import Difference, Floats, Interval
-from captioning.evaluation.seeds import RULE
 from captioning.files import read_json, write_text
+from captioning.metrics.bleu import bleu_counts, bleu_from_counts
+from captioning.metrics.resampling import Difference, Floats, Interval
+from captioning.metrics.seeds import RULE
 
 METRIC = "bleu4"  # of the tests
 COLUMNS = {  # score -> title and decimals; a column is left out if no variant has the score for all of its seeds

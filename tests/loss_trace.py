@@ -50,7 +50,7 @@ def losses(kind: str, *, lr: float = 0.2, scale: float = 1.0) -> list[float]:
         for parameter in parameters:
             parameter.copy_(torch.from_numpy(draw.normal(0, 0.4 * scale, parameter.shape)))
     estimator = MovingAverage(per_step=False, to_go=False) if kind == "hard" else None  # as the paper
-    objective = Likelihood(estimator=estimator).connect(decoder)
+    objective = Likelihood(estimator=estimator).bind(decoder)
 
     torch.manual_seed(5)  # of hard attention's draws
     values = []

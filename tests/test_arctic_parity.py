@@ -43,7 +43,7 @@ def make_objective(captioner: Captioner) -> Likelihood:
             reduction=reductions.ArcticReduction(),
             **{name: options[name] for name in ("reward_weight", "entropy_weight", "attention_penalty")},
         )
-        .connect(captioner.decoder)
+        .bind(captioner.decoder)
         .double()
     )
 
@@ -112,7 +112,7 @@ def test_gradient_of_expected_contexts_is_the_authors_too():
 def test_soft_attention_has_the_authors_loss_too():
     decoder = AttentionDecoder(SoftAttention(AdditiveScore(A)), embedding_dim=E, hidden_dim=H, dropout=0.0)
     captioner = Captioner(ConvEncoder((D,), (4,), image_size=16), decoder, vocabulary_size=V).double()
-    objective = Likelihood(attention_penalty=1.0, reduction=reductions.ArcticReduction()).connect(decoder)
+    objective = Likelihood(attention_penalty=1.0, reduction=reductions.ArcticReduction()).bind(decoder)
     loss, _, output = objective(captioner, make_batch())
     cost = -reductions.step_log_probs(output.logits, output.targets, output.mask).sum(1).mean()
     torch.testing.assert_close(loss, cost + ((1 - output.trace.alphas.sum(1)) ** 2).sum(0).mean(0), check_dtype=False)

@@ -19,8 +19,8 @@ from captioning.comparison.page import comparison_page
 from captioning.comparison.result import Cell, Comparison
 from captioning.comparison.verdicts import ONE_SEED, finding
 from captioning.errors import InputError
-from captioning.evaluation.metrics import caption_metrics
-from captioning.evaluation.resampling import Difference, Interval, holm
+from captioning.metrics.resampling import Difference, Interval, holm
+from captioning.metrics.table import caption_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -82,7 +82,7 @@ class Step(nn.Module):
         if case.transformer:
             decoder = TransformerDecoder(attention, dim=8, layers=2, heads=2, dropout=0.0)
         self.captioner = Captioner(ConvEncoder((6, 7), (4, 2), image_size=24), decoder, vocabulary_size=V)
-        self.objective = Likelihood(**copy.deepcopy(case.options)).connect(decoder)  # baselines have a past
+        self.objective = Likelihood(**copy.deepcopy(case.options)).bind(decoder)  # baselines have a past
         for norm in self.captioner.encoder.modules():
             if isinstance(norm, nn.BatchNorm2d):
                 norm.eval()  # whose statistics processes share on GPUs alone

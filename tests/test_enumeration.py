@@ -118,7 +118,7 @@ def sampled_gradients(captioner: Captioner, estimator: Estimator, **weights: flo
 
 def make_objective(captioner: Captioner, estimator: Estimator, **weights: float) -> Likelihood:
     options = {"reward_weight": 1.0, "entropy_weight": 0.0, "attention_penalty": 0.0} | weights
-    return Likelihood(estimator=estimator, **options).connect(captioner.decoder).double()
+    return Likelihood(estimator=estimator, **options).bind(captioner.decoder).double()
 
 
 def expected_gradient(captioner: Captioner, make_estimator: Callable[[], Estimator]) -> Tensor:
@@ -301,7 +301,7 @@ def test_bounds_by_sampling_match_enumeration_and_are_in_order():
 def test_a_batch_before_the_ramp_draws_nothing_and_earns_nothing():
     captioner = make_captioner()
     captioner.decoder.attention.ramp, captioner.decoder.attention.training_batches = (0, 1), 1
-    objective = Likelihood(estimator=Estimator()).connect(captioner.decoder).double()
+    objective = Likelihood(estimator=Estimator()).bind(captioner.decoder).double()
     seen = []
     for _ in range(2):
         captioner.begin_batch()

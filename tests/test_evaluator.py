@@ -20,8 +20,8 @@ from captioning.evaluation import evaluate
 from captioning.evaluation import evaluator as evaluator_module
 from captioning.evaluation.evaluator import Evaluated, Evaluator
 from captioning.evaluation.grounding import grounding_metrics, noun_hits
-from captioning.evaluation.metrics import EVIDENCE_METRICS, METRICS, caption_metrics
 from captioning.evaluation.records import read_captions, read_metrics, read_results, write_evaluation
+from captioning.metrics.table import EVIDENCE_METRICS, METRICS, caption_metrics
 from captioning.model import AttentionDecoder, DeepOutput, Output, SummedOutput
 from captioning.model.captioner import Captioner
 from captioning.model.ensemble import Ensemble

@@ -10,8 +10,8 @@ from captioning.data.records import GroundedObject
 from captioning.data.regions import object_cells
 from captioning.evaluation import grounding
 from captioning.evaluation.grounding import centre_attention, grounding_metrics
-from captioning.evaluation.metrics import NOUN_METRICS
 from captioning.evaluation.records import NounHit
+from captioning.metrics.table import NOUN_METRICS
 
 GRID = (2, 3)  # rows, columns, over 20 x 30 pixels: cells of 10 x 10
 L = 6

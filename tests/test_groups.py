@@ -16,9 +16,9 @@ from captioning.comparison.page import comparison_page
 from captioning.comparison.result import Comparison
 from captioning.comparison.terminal import print_comparison
 from captioning.comparison.verdicts import ONE_SEED
-from captioning.evaluation.bleu import bleu_counts, bleu_from_counts
-from captioning.evaluation.resampling import holm
-from captioning.evaluation.seeds import seed_differences
+from captioning.metrics.bleu import bleu_counts, bleu_from_counts
+from captioning.metrics.resampling import holm
+from captioning.metrics.seeds import seed_differences
 
 
 def run(name: str, seed: int, *, skill: float = 0.6, rate: float = 0.1, images: int = 40, **changes):

@@ -17,6 +17,7 @@ from captioning.attention import (
     Sparsemax,
 )
 from captioning.data.batch import CaptionBatch, pad_captions
+from captioning.data.records import CaptionIndex, ImageEntry
 from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
@@ -107,11 +108,9 @@ def test_both_terms_equal_a_loop_over_steps(name):
     model, options = CASES[name]
     captioner, batch = make_captioner(**model).train(), with_regions(make_batch())
     terms = [EvidenceGuidance(0.7, function_words=["a", "on"]), RegionGuidance(1.3)]
-    objective = Likelihood(attention_penalty=0.0, entropy_weight=0.0, guidance=terms, **options).connect(
-        captioner.decoder
-    )
+    objective = Likelihood(attention_penalty=0.0, entropy_weight=0.0, guidance=terms, **options).bind(captioner.decoder)
     for term in terms:
-        term.begin(VOCABULARY)
+        term.on_train_start(VOCABULARY)
     captioner.begin_batch()
     _, logged, output = objective(captioner, batch)
     L_z, L_o = (layer.weight.detach().numpy() for layer in (captioner.decoder.output.L_z, captioner.decoder.output.L_o))
@@ -137,7 +136,7 @@ def test_the_gradient_of_the_terms_is_that_of_finite_differences_with_the_eviden
     captioner, batch = make_captioner(query_previous_word=True).train(), with_regions(make_batch())
     terms = [EvidenceGuidance(1.0, function_words=[]), RegionGuidance(1.0)]
     for term in terms:
-        term.begin(VOCABULARY)
+        term.on_train_start(VOCABULARY)
 
     def value() -> torch.Tensor:
         memory = captioner.encode_batch(batch)
@@ -161,7 +160,7 @@ def test_the_gradient_of_the_terms_is_that_of_finite_differences_with_the_eviden
 @pytest.mark.parametrize("attention", [SoftAttention, HardAttention])
 def test_regions_teach_attention_to_look_at_them(attention):
     captioner, batch = make_captioner(attention(AdditiveScore(4))).train(), with_regions(make_batch())
-    objective = Likelihood(attention_penalty=0.0, guidance=[RegionGuidance(1.0)]).connect(captioner.decoder)
+    objective = Likelihood(attention_penalty=0.0, guidance=[RegionGuidance(1.0)]).bind(captioner.decoder)
     optimizer = torch.optim.Adam(captioner.decoder.parameters(), lr=0.03)
     for _ in range(150):
         captioner.begin_batch()
@@ -176,10 +175,10 @@ def test_regions_teach_attention_to_look_at_them(attention):
 def test_a_second_stage_keeps_the_terms_of_its_likelihood():
     captioner, batch = make_captioner().train(), with_regions(make_batch())
     likelihood = Likelihood(attention_penalty=0.0, guidance=[EvidenceGuidance(), RegionGuidance()])
-    objective = SelfCriticalTraining(samples=2, likelihood=likelihood, likelihood_weight=0.5).connect(captioner.decoder)
+    objective = SelfCriticalTraining(samples=2, likelihood=likelihood, likelihood_weight=0.5).bind(captioner.decoder)
     assert objective.needs_regions and not SelfCriticalTraining().needs_regions
-    attention = captioner.decoder.attention
-    objective.begin(attention, lambda _: lambda rows, captions: torch.ones(len(captions)), BeamOptions(), VOCABULARY)
+    objective.on_train_start(CaptionIndex.build(".", [ImageEntry(0, "0.jpg", ["a dog"])]), VOCABULARY, BeamOptions())
+    objective.reward = lambda rows, captions: torch.ones(len(captions))
     loss, logged, _ = objective(captioner, batch)  # equal rewards: the likelihood's loss is what is left
     expected = logged["nll"] + 0.5 * logged["evidence_guidance"] + 2.0 * logged["region_guidance"]
     assert loss.item() == pytest.approx(0.5 * float(expected), rel=1e-6)
@@ -190,7 +189,7 @@ def test_evidence_is_refused_where_the_context_is_no_sum_over_locations(attentio
     with pytest.raises(
         InputError, match=f"needs an LSTM whose context is a sum over locations, not {type(attention).__name__}"
     ):
-        Likelihood(guidance=[EvidenceGuidance()]).connect(make_captioner(attention).decoder)
+        Likelihood(guidance=[EvidenceGuidance()]).bind(make_captioner(attention).decoder)
 
 
 def test_the_query_reads_the_previous_word_and_a_search_sees_what_training_saw():

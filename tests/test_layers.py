@@ -29,14 +29,15 @@ ROOMS = {
     "encoders": "cells component data errors files",
     "model": "attention component data decoding encoders errors kernels trace vocabulary",
     "checkpoint": "cells data encoders errors files model run_folder tokenizers vocabulary",
-    "objective": "attention component data decoding errors model trace vocabulary",
-    "evaluation": "cells data decoding errors files model objective tokenizers vocabulary",
+    "metrics": "errors",
+    "objective": "attention component data decoding errors metrics model trace vocabulary",
+    "evaluation": "cells data decoding errors files metrics model objective tokenizers vocabulary",
     "inference": "cells checkpoint data decoding encoders errors files model trace views vocabulary",
-    "comparison": "component data errors evaluation files inference progress run_folder views",
-    "training": "attention checkpoint data decoding encoders errors evaluation files model objective run_folder "
-    "tokenizers views vocabulary",
-    "cli": "checkpoint comparison data decoding encoders errors evaluation files inference kernels provenance "
-    "run_folder tokenizers training views vocabulary",
+    "comparison": "component data errors evaluation files inference metrics progress run_folder views",
+    "training": "attention checkpoint data decoding encoders errors evaluation files metrics model objective "
+    "run_folder tokenizers views vocabulary",
+    "cli": "checkpoint comparison data decoding encoders errors evaluation files inference kernels metrics "
+    "provenance run_folder tokenizers training views vocabulary",
     "__main__": "cli errors files",
 }
 

@@ -56,7 +56,7 @@ def test_the_loss_is_the_nll_plus_lambda_times_the_penalty():
         torch.nn.init.zeros_(parameter)
     images = torch.arange(2)
     batch = CaptionBatch(*pad_captions([[4, 5], [6]]), images, images, images, annotations=torch.randn(2, L, 2))
-    loss, logged, _ = Likelihood(attention_penalty=0.3).connect(decoder)(captioner, batch)
+    loss, logged, _ = Likelihood(attention_penalty=0.3).bind(decoder)(captioner, batch)
     penalty = ((1 - 3 / L) ** 2 + (1 - 2 / L) ** 2) / 2
     assert loss.item() == logged["loss"].item() == pytest.approx(math.log(V) + 0.3 * penalty, abs=1e-6)
     assert logged["attention_penalty"].item() == pytest.approx(penalty, abs=1e-6)

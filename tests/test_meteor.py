@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from captioning.evaluation.java import JavaError, meteor_counts, meteor_from_counts
-from captioning.evaluation.metrics import caption_metrics
+from captioning.metrics.meteor import JavaError, meteor_counts, meteor_from_counts
+from captioning.metrics.table import caption_metrics
 from captioning.tokenizers import tokenize
 
 SENTENCES = """a dog runs over the green grass

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from captioning.errors import warn_once
-from captioning.evaluation import metrics
-from captioning.evaluation.bleu import bleu_counts, bleu_from_counts, bleu_metrics, sentence_bleu
-from captioning.evaluation.cider import CiderD
-from captioning.evaluation.metrics import METRICS, caption_metrics, few, rouge_l
-from captioning.evaluation.resampling import differences, intervals
+from captioning.metrics import table as metrics
+from captioning.metrics.bleu import bleu_counts, bleu_from_counts, bleu_metrics, sentence_bleu
+from captioning.metrics.cider import CiderD
+from captioning.metrics.resampling import differences, intervals
+from captioning.metrics.table import METRICS, caption_metrics, few, rouge_l
 
 WORDS = "a dog cat runs sits on the grass red ball".split()
 

@@ -9,9 +9,9 @@ import pytest
 from scipy.special import stdtr, stdtrit
 
 from benchmarks.coverage import Cell, grid, simulate
-from captioning.evaluation.bleu import bleu_counts, bleu_from_counts
-from captioning.evaluation.resampling import percentage
-from captioning.evaluation.seeds import Gains, seed_differences
+from captioning.metrics.bleu import bleu_counts, bleu_from_counts
+from captioning.metrics.resampling import percentage
+from captioning.metrics.seeds import Gains, seed_differences
 
 
 def counts_of(values: np.ndarray) -> np.ndarray:

@@ -29,12 +29,12 @@ from captioning.data.records import CaptionIndex, ImageEntry
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
-from captioning.evaluation.bleu import bleu_counts, sentence_bleu
-from captioning.evaluation.cider import CiderD
-from captioning.evaluation.rewards import CaptionReward
+from captioning.metrics.bleu import bleu_counts, sentence_bleu
+from captioning.metrics.cider import CiderD
 from captioning.model import AttentionDecoder, SummedOutput, TransformerDecoder
 from captioning.model.captioner import Captioner
 from captioning.objective import SelfCriticalTraining
+from captioning.objective.reward import CaptionReward
 from captioning.vocabulary import END, PAD, START, UNK, Vocabulary
 
 pytestmark = pytest.mark.filterwarnings("ignore:self-critical training begins with random weights")
@@ -120,7 +120,7 @@ def probabilities(captioner: Captioner, batch: CaptionBatch) -> Tensor:
 
 
 def begun(objective: SelfCriticalTraining) -> SelfCriticalTraining:
-    objective.begin(SoftAttention(AdditiveScore(4)), lambda _: reward, SEARCH, VOCABULARY)
+    objective.reward, objective.search = reward, SEARCH
     return objective
 
 
@@ -284,8 +284,7 @@ def said(text: str, *, finished: bool = True) -> Hypothesis:
 def test_reward_is_the_weighted_sum_of_scores_with_the_end_as_a_word():
     rows = [0, 2, 2, 1, 0]
     captions = [said("a dog runs"), said("a cat sleeps on a", finished=False), said("one cat"), said(""), said("a dog")]
-    options = SelfCriticalTraining(cider_d=0.5, bleu4=2.0)
-    rewards = CaptionReward(options, make_index(), VOCABULARY)(rows, captions)
+    rewards = CaptionReward(make_index(), VOCABULARY, cider_d=0.5, bleu4=2.0)(rows, captions)
     references = [[[*caption.split(), "<end>"] for caption in of_image] for of_image in CAPTIONS]
     words = [VOCABULARY.decode(c.ids) + ["<end>"] * c.finished for c in captions]
     for row, hypothesis_words, value in zip(rows, words, rewards.tolist(), strict=True):

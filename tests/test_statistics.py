@@ -8,8 +8,8 @@ import random
 import numpy as np
 import pytest
 
-from captioning.evaluation.bleu import bleu_counts, bleu_from_counts
-from captioning.evaluation.resampling import (
+from captioning.metrics.bleu import bleu_counts, bleu_from_counts
+from captioning.metrics.resampling import (
     Difference,
     Interval,
     bootstrap,

@@ -19,9 +19,9 @@ from study import read_study
 from captioning.comparison.compare import compare
 from captioning.comparison.runs import read_run
 from captioning.errors import InputError
-from captioning.evaluation.bleu import bleu_counts, bleu_from_counts, bleu_metrics
-from captioning.evaluation.resampling import holm
-from captioning.evaluation.seeds import RULE, seed_differences
+from captioning.metrics.bleu import bleu_counts, bleu_from_counts, bleu_metrics
+from captioning.metrics.resampling import holm
+from captioning.metrics.seeds import RULE, seed_differences
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES = sorted((ROOT / "configs/studies").glob("*.yaml"))

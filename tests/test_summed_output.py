@@ -114,7 +114,7 @@ def test_gradient_of_the_objective_matches_finite_differences(normaliser):
     attention = SoftAttention(AdditiveScore(A), normaliser=normaliser)
     captioner = make_captioner(attention).double()
     batch = make_batch(mask=some_mask(), dtype=torch.double)
-    objective = Likelihood(attention_penalty=0.3, label_smoothing=0.1).connect(captioner.decoder)
+    objective = Likelihood(attention_penalty=0.3, label_smoothing=0.1).bind(captioner.decoder)
     parameters = list(captioner.decoder.parameters())
     exact = torch.autograd.grad(objective(captioner, batch)[0], parameters)
     for parameter, gradient in zip(parameters, exact, strict=True):

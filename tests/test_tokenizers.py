@@ -16,9 +16,9 @@ from helpers_runs import TINY, save_checkpoint
 
 from captioning.data import FolderSource
 from captioning.errors import InputError
-from captioning.evaluation.metrics import caption_metrics
 from captioning.evaluation.records import read_results
 from captioning.inference import load
+from captioning.metrics.table import caption_metrics
 from captioning.tokenizers import Characters, PennTreebank, Tokenizer, Whitespace
 from captioning.vocabulary import Vocabulary, tokenizer_config, tokenizer_from
 

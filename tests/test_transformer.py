@@ -248,7 +248,7 @@ def test_every_parameter_learns_through_every_term():
         annotation_layer=AnnotationAttention(dim=DIM, heads=2),
     )
     captioner = make_captioner(decoder).train()
-    objective = Likelihood(label_smoothing=0.1, attention_penalty=0.7, samples=2).connect(captioner.decoder)
+    objective = Likelihood(label_smoothing=0.1, attention_penalty=0.7, samples=2).bind(captioner.decoder)
     loss, terms, output = objective(captioner, make_batch(CAPTIONS, torch.randn(B, L, D), make_mask()))
     assert set(terms) == {"loss", "nll", "attention_penalty"}
     penalty = [
@@ -291,7 +291,7 @@ class CountingAttention(SoftAttention):
         (lambda: make_decoder(heads=0), "heads"),
         (lambda: make_decoder(dropout=1.0), "dropout"),
         (
-            lambda: Likelihood(estimator=LeaveOneOut(2)).connect(make_decoder()),
+            lambda: Likelihood(estimator=LeaveOneOut(2)).bind(make_decoder()),
             "estimator: MultiHeadAttention is differentiable",
         ),
     ],

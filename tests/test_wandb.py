@@ -16,7 +16,7 @@ import yaml
 from helpers_runs import tiny_config
 from helpers_training import command, enter
 
-from captioning.evaluation.metrics import METRICS
+from captioning.metrics.table import METRICS
 
 pytestmark = pytest.mark.slow
 

@@ -33,9 +33,9 @@ def evaluate(
     """
     refuse_inputs(json, [captions, references], "--json")
     announce("evaluate")
-    from captioning.evaluation.metrics import UNIT, count, few
     from captioning.evaluation.records import pair, read_references, read_results
-    from captioning.evaluation.resampling import intervals
+    from captioning.metrics.resampling import intervals
+    from captioning.metrics.table import UNIT, count, few
     from captioning.vocabulary import tokenizer_from
 
     with tables(json) as numbers:

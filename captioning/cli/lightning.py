@@ -35,9 +35,9 @@ from captioning.data import CaptionSource
 from captioning.decoding import BeamOptions
 from captioning.encoders.base import without_weights
 from captioning.errors import InputError, check_range, did_you_mean, one_line
-from captioning.evaluation.metrics import METRICS, better, few, log_key
 from captioning.files import read_config, write_text
 from captioning.kernels.machine import best_precision
+from captioning.metrics.table import METRICS, better, few, log_key
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder, checksum, flat
 from captioning.training import (

@@ -12,9 +12,9 @@ from captioning.comparison.runs import Run
 from captioning.component import known_class
 from captioning.data.records import CaptionSource
 from captioning.errors import InputError
-from captioning.evaluation.metrics import TITLES
 from captioning.inference import ImageCaptioner, load, same_words
 from captioning.inference.caption import Caption
+from captioning.metrics.table import TITLES
 from captioning.progress import Progress
 from captioning.views.explorer import Shown, explorer_fragment, shown_image
 

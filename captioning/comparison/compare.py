@@ -14,9 +14,9 @@ from captioning.comparison.runs import Run
 from captioning.comparison.variants_table import add_variants
 from captioning.comparison.verdicts import ONE_SEED, add_verdicts
 from captioning.errors import InputError
-from captioning.evaluation.bleu import bleu_metrics
-from captioning.evaluation.metrics import TITLES, few
-from captioning.evaluation.resampling import LEVEL, Difference, Interval, differences, holm, intervals
+from captioning.metrics.bleu import bleu_metrics
+from captioning.metrics.resampling import LEVEL, Difference, Interval, differences, holm, intervals
+from captioning.metrics.table import TITLES, few
 from captioning.progress import Progress
 
 _GROUNDING = (
@@ -37,7 +37,7 @@ def compare(
 
     Args:
         runs: Runs with different names.
-        metric: A name of one of ``evaluation.metrics.FAMILIES``, for the verdict and for the scores of single images.
+        metric: A name of one of ``metrics.table.FAMILIES``, for the verdict and for the scores of single images.
         resamples: Resamples of the images, for every interval and every test.
         seed: Seed of the resampling.
         images: Number of disagreements to list.

@@ -7,7 +7,7 @@ from typing import Any
 
 from captioning.comparison.result import Cell, Comparison, Row, Table
 from captioning.comparison.runs import Run
-from captioning.evaluation.metrics import TITLES
+from captioning.metrics.table import TITLES
 from captioning.run_folder import PLACES, flat
 
 _SEARCH = {

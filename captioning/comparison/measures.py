@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from captioning.evaluation.metrics import EVIDENCE_METRICS, METRICS, NOUN_METRICS, count
 from captioning.evaluation.records import CaptionedImage
-from captioning.evaluation.resampling import Floats, Statistic, percentage
+from captioning.metrics.resampling import Floats, Statistic, percentage
+from captioning.metrics.table import EVIDENCE_METRICS, METRICS, NOUN_METRICS, count
 from captioning.progress import Progress
 
 Captions = Mapping[int, CaptionedImage]

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from captioning.comparison.result import Comparison
 from captioning.comparison.runs import Curve
-from captioning.evaluation.metrics import METRICS
 from captioning.inference.caption import Caption
+from captioning.metrics.table import METRICS
 from captioning.views.page import render
 
 # Okabe and Ito's colours, distinguishable for colour-blind readers, one for a variant; further variants start over.

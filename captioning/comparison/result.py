@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from captioning.comparison.runs import Curve
-from captioning.evaluation.resampling import Difference, Interval
+from captioning.metrics.resampling import Difference, Interval
 
 CORRECTED = (
     " Bold: interval and test agree on a difference. The p-values are corrected for the tests in this table (Holm); "

@@ -10,9 +10,9 @@ import numpy as np
 from captioning.comparison.measures import Measure
 from captioning.comparison.result import CORRECTED, Cell, Comparison, Group, Row, Table
 from captioning.comparison.runs import Run
-from captioning.evaluation.metrics import TITLES
-from captioning.evaluation.resampling import Difference, holm
-from captioning.evaluation.seeds import RULE, seed_differences
+from captioning.metrics.resampling import Difference, holm
+from captioning.metrics.seeds import RULE, seed_differences
+from captioning.metrics.table import TITLES
 
 _LOGGED = ("nll", "bound", "iwae_bound")  # by training and testing themselves, in nats per word
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from captioning.comparison.result import Comparison, p_text
-from captioning.evaluation.metrics import TITLES
-from captioning.evaluation.resampling import Difference
+from captioning.metrics.resampling import Difference
+from captioning.metrics.table import TITLES
 
 ONE_SEED = "one seed each, so nothing follows about the method"
 """What every verdict over runs of one seed each says, since other seeds could order the methods differently."""

@@ -1,4 +1,4 @@
-"""How good captions are and where attention looks: an evaluator over batches, its records, and the metrics."""
+"""How good captions are and where attention looks: an evaluator over batches, and its records."""
 
 from __future__ import annotations
 

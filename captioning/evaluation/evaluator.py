@@ -19,8 +19,8 @@ from captioning.data.sampler import image_batches
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.errors import InputError
 from captioning.evaluation.grounding import grounding_metrics, noun_hits, region_hits
-from captioning.evaluation.metrics import EVIDENCE_METRICS, caption_metrics
 from captioning.evaluation.records import CaptionedImage, NounHit
+from captioning.metrics.table import EVIDENCE_METRICS, caption_metrics
 from captioning.model.captioner import Captioner, CaptionModel
 from captioning.model.ensemble import Ensemble
 from captioning.objective.bounds import sampled_bounds

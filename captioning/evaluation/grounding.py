@@ -10,9 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from captioning.cells import CellGrid
 from captioning.data.regions import ObjectCells, Region, named_regions
-from captioning.evaluation.metrics import NOUN_METRICS
 from captioning.evaluation.records import NounHit
-from captioning.evaluation.resampling import Floats
+from captioning.metrics.resampling import Floats
+from captioning.metrics.table import NOUN_METRICS
 
 
 def noun_hits(words: Sequence[str], alphas: ArrayLike, objects: Sequence[ObjectCells]) -> list[NounHit]:

@@ -38,7 +38,7 @@ class Guidance(Component):
     def check(self, decoder: Decoder) -> None:
         """Raise an InputError if the decoder cannot be taught by this term."""
 
-    def begin(self, vocabulary: Vocabulary) -> None:
+    def on_train_start(self, vocabulary: Vocabulary) -> None:
         """Prepare for the words of a vocabulary; called once, before the first batch."""
 
     @abstractmethod
@@ -77,7 +77,7 @@ class EvidenceGuidance(Guidance):
                 f"guidance: EvidenceGuidance needs an LSTM whose context is a sum over locations, not {name}"
             )
 
-    def begin(self, vocabulary: Vocabulary) -> None:
+    def on_train_start(self, vocabulary: Vocabulary) -> None:
         known = [word for word in self.function_words if word in vocabulary]
         self.silent = torch.tensor([START, END, *vocabulary.encode(known)], device=self.silent.device)
 

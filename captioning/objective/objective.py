@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from captioning.attention import Attention
 from captioning.attention.memory import repeat_rows
 from captioning.component import Component
 from captioning.data.batch import CaptionBatch
-from captioning.decoding import BeamOptions, Hypothesis
+from captioning.data.records import CaptionIndex
+from captioning.decoding import BeamOptions
 from captioning.errors import InputError, check_range
 from captioning.model import Captioner, Decoder, DecoderOutput
 from captioning.model.captioner import expand_to_captions
@@ -42,45 +42,31 @@ class Loss(NamedTuple):
     output: DecoderOutput
 
 
-Reward = Callable[[Sequence[int], Sequence[Hypothesis]], Tensor]
-"""``reward(records, captions)`` returns one number (N,) for each of N captions of images, given by training records."""
-
-
 class Objective(Component):
     """What training minimises.
 
     Attributes:
-        second_stage: Whether training needs the weights of a model that captions already.
+        needs_pretrained: Whether training needs the weights of a model that captions already.
         needs_regions: Whether training batches need the regions of phrases.
     """
 
-    second_stage = False
+    needs_pretrained = False
     needs_regions = False
 
-    def connect(self, decoder: Decoder) -> Self:
+    def bind(self, decoder: Decoder) -> Self:
         """Prepare for a decoder; called once, when the model is put together.
 
         An InputError says that an option has no effect on this decoder or its attention, or does not work with it.
         """
         return self
 
-    def begin(
-        self,
-        attention: Attention,
-        reward_of: Callable[[Any], Reward],
-        search: BeamOptions,
-        vocabulary: Vocabulary,
-    ) -> None:
+    def on_train_start(self, index: CaptionIndex, vocabulary: Vocabulary, search: BeamOptions) -> None:
         """Prepare for training; called once, before its first batch.
 
         Args:
-            attention: The decoder's attention.
-            reward_of: Returns the reward of captions that the options of this objective describe.
-            search: The search of validation, which limits the lengths of captions.
+            index: The training split.
             vocabulary: The words of the captions.
-
-        Raises:
-            InputError: The attention's inference mode does not work with this objective.
+            search: The search of validation, which limits the lengths of captions.
         """
 
     @abstractmethod
@@ -131,7 +117,7 @@ class Likelihood(Objective):
         self.needs_regions = any(term.needs_regions for term in self.guidance)
         self.reduction = reduction or Reduction()
 
-    def connect(self, decoder: Decoder) -> Self:
+    def bind(self, decoder: Decoder) -> Self:
         attention = decoder.attention
         for term in self.guidance:
             term.check(decoder)
@@ -145,15 +131,9 @@ class Likelihood(Objective):
             self.samples = self.estimator.samples
         return self
 
-    def begin(
-        self,
-        attention: Attention,
-        reward_of: Callable[[Any], Reward],
-        search: BeamOptions,
-        vocabulary: Vocabulary,
-    ) -> None:
+    def on_train_start(self, index: CaptionIndex, vocabulary: Vocabulary, search: BeamOptions) -> None:
         for term in self.guidance:
-            term.begin(vocabulary)
+            term.on_train_start(vocabulary)
 
     def forward(self, captioner: Captioner, batch: CaptionBatch) -> Loss:
         memory = captioner.encode_batch(batch)

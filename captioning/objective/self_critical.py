@@ -11,26 +11,28 @@ with any b that does not depend on w. Words are drawn here; ``estimators`` are a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from captioning import decoding
-from captioning.attention import Attention, Memory
+from captioning.attention import Memory
 from captioning.attention.memory import repeat_rows
 from captioning.data.batch import CaptionBatch, pad_captions
+from captioning.data.records import CaptionIndex
 from captioning.decoding import BeamOptions, Constraints, Hypothesis
 from captioning.decoding.constraints import NEVER
 from captioning.errors import InputError, check_range
 from captioning.model import Captioner, Decoder, DecoderOutput
 from captioning.objective.estimators import leave_one_out
-from captioning.objective.objective import Likelihood, Loss, Objective, Reward
+from captioning.objective.objective import Likelihood, Loss, Objective
 from captioning.objective.processes import process_count, sum_over_processes
 from captioning.objective.reductions import step_log_probs
+from captioning.objective.reward import CaptionReward, Reward
 from captioning.vocabulary import END, Vocabulary
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ class SelfCriticalTraining(Objective):
         InputError: An option is out of its range.
     """
 
-    second_stage = True
+    needs_pretrained = True
 
     def __init__(
         self,
@@ -87,26 +89,21 @@ class SelfCriticalTraining(Objective):
         self.dropout = dropout
         self.likelihood, self.likelihood_weight = likelihood, likelihood_weight
         self.needs_regions = likelihood is not None and likelihood.needs_regions
-        self._reward: Reward | None = None
-        self._search = BeamOptions()
+        self.reward: Reward | None = None  # set when training starts
+        self.search = BeamOptions()
 
-    def connect(self, decoder: Decoder) -> Self:
+    def bind(self, decoder: Decoder) -> Self:
+        if decoder.attention.inference == "sample":  # the gradient would ignore the draws of locations
+            raise InputError("objective: captions are drawn with the attention's inference expected or argmax")
         if self.likelihood is not None:
-            self.likelihood.connect(decoder)
+            self.likelihood.bind(decoder)
         return self
 
-    def begin(
-        self, attention: Attention, reward_of: Callable[[Any], Reward], search: BeamOptions, vocabulary: Vocabulary
-    ) -> None:
-        """Set the reward of captions, and the search that limits their lengths.
-
-        An InputError says that the attention draws locations too: the gradient would ignore those draws.
-        """
-        if attention.inference == "sample":
-            raise InputError("objective: captions are drawn with the attention's inference expected or argmax")
-        self._reward, self._search = reward_of(self), search
+    def on_train_start(self, index: CaptionIndex, vocabulary: Vocabulary, search: BeamOptions) -> None:
+        self.reward = CaptionReward(index, vocabulary, cider_d=self.cider_d, bleu4=self.bleu4)
+        self.search = search
         if self.likelihood is not None:
-            self.likelihood.begin(attention, reward_of, search, vocabulary)
+            self.likelihood.on_train_start(index, vocabulary, search)
 
     def forward(self, captioner: Captioner, batch: CaptionBatch) -> Loss:
         """Return the objective of the batch's images; its captions are read by the likelihood alone.
@@ -151,17 +148,17 @@ class SelfCriticalTraining(Objective):
         Returns:
             The captions, their rewards (N,) and baselines (N,).
         """
-        assert self._reward is not None
+        assert self.reward is not None
         step, state = captioner.stepper(memory), captioner.decoder.init_state(memory)
         states = tuple(repeat_rows(tensor, self.samples) for tensor in state)
-        max_length, constraints = self._search.max_length, Constraints(min_length=self._search.min_length)
+        max_length, constraints = self.search.max_length, Constraints(min_length=self.search.min_length)
         captions = decoding.sample(step, states, max_length=max_length, constraints=constraints)
         record_of_caption = [record for record in records for _ in range(self.samples)]
         if self.baseline == "leave_one_out":
-            rewards = self._reward(record_of_caption, captions).to(state[0].device)
+            rewards = self.reward(record_of_caption, captions).to(state[0].device)
             return captions, rewards, leave_one_out(rewards, self.samples)
         greedy = decoding.greedy(step, state, max_length=max_length, constraints=constraints)
-        rewards = self._reward([*record_of_caption, *records], [*captions, *greedy]).to(state[0].device)
+        rewards = self.reward([*record_of_caption, *records], [*captions, *greedy]).to(state[0].device)
         rewards, of_greedy = rewards[: len(captions)], rewards[len(captions) :]
         return captions, rewards, repeat_rows(of_greedy, self.samples)
 
@@ -186,7 +183,7 @@ class SelfCriticalTraining(Objective):
         image_index = repeat_rows(torch.arange(images, device=device), len(captions) // images)
         drawn = replace(batch, captions=ids.to(device), lengths=lengths.to(device), image_index=image_index)
         output = captioner.teacher_force(drawn, memory)
-        logits = _of_allowed_words(output, self._search.min_length)
+        logits = _of_allowed_words(output, self.search.min_length)
         log_probs = step_log_probs(logits, output.targets, output.mask).sum(dim=1)
         return advantages * log_probs, output
 

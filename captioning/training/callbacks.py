@@ -20,8 +20,8 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from captioning.data.batch import CaptionBatch
 from captioning.data.loading import BatchLoader
 from captioning.errors import check_range
-from captioning.evaluation.metrics import few
 from captioning.files import replacing
+from captioning.metrics.table import few
 
 
 def accumulates(trainer: pl.Trainer) -> bool:

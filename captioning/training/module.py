@@ -27,9 +27,8 @@ from captioning.decoding import BeamOptions
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_range, one_line
 from captioning.evaluation.evaluator import Evaluated, Evaluator
-from captioning.evaluation.metrics import log_key
 from captioning.evaluation.records import CaptionedImage, write_evaluation, write_predictions
-from captioning.evaluation.rewards import CaptionReward
+from captioning.metrics.table import log_key
 from captioning.model import Captioner, Decoder
 from captioning.model.captioner import CaptionModel
 from captioning.model.ensemble import Ensemble
@@ -76,7 +75,7 @@ class CaptioningModule(pl.LightningModule):
         super().__init__()
         check_range(0, 100_000, bound_samples=bound_samples)
         self._parts = (encoder, decoder)  # a tuple, so that they are registered once, inside the captioner
-        self.objective = (objective or Likelihood()).connect(decoder)
+        self.objective = (objective or Likelihood()).bind(decoder)
         self.optimizer, self.scheduler = optimizer, scheduler
         self.search, self.bound_samples = search, bound_samples
         self.others: tuple[Captioner, ...] = ()  # of the ensemble; a tuple keeps them out of this module's state
@@ -122,13 +121,12 @@ class CaptioningModule(pl.LightningModule):
         return self.captioner
 
     def on_fit_start(self) -> None:
-        if self.objective.second_stage and self.trainer.ckpt_path is None and self.start is None:
+        if self.objective.needs_pretrained and self.trainer.ckpt_path is None and self.start is None:
             rank_zero_warn("self-critical training begins with random weights; pass others with --init_from")
-        index, vocabulary = self.data.index("train"), self.data.vocabulary
         for attention in self.captioner.decoder.attentions():
             if isinstance(attention, StochasticAttention) and attention.ramp:
                 attention.training_batches = self._length()[1]
-        self.objective.begin(self.attention, lambda o: CaptionReward(o, index, vocabulary), self.search, vocabulary)
+        self.objective.on_train_start(self.data.index("train"), self.data.vocabulary, self.search)
 
     def on_train_start(self) -> None:
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]

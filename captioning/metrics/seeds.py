@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 
-from captioning.evaluation.resampling import LEVEL, Difference, Floats, Interval, Statistic, ratio
+from captioning.metrics.resampling import LEVEL, Difference, Floats, Interval, Statistic, ratio
 
 RULE = "jackknife over images, Cochran's critical values"
 """The rule of these intervals, as files and pages name it."""

@@ -13,10 +13,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from captioning.errors import warn_once
-from captioning.evaluation.bleu import ORDERS, Words, bleu_counts, bleu_from_counts, bleu_metrics, sentence_bleu
-from captioning.evaluation.cider import CiderD
-from captioning.evaluation.java import JavaError, meteor_counts, meteor_from_counts
-from captioning.evaluation.resampling import Floats, percentage
+from captioning.metrics.bleu import ORDERS, Words, bleu_counts, bleu_from_counts, bleu_metrics, sentence_bleu
+from captioning.metrics.cider import CiderD
+from captioning.metrics.meteor import JavaError, meteor_counts, meteor_from_counts
+from captioning.metrics.resampling import Floats, percentage
 
 ROUGE_BETA = 1.2
 UNIT = "percent; CIDEr-D is the COCO toolkit's number times 100"

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array
 
-from captioning.evaluation.resampling import Floats
+from captioning.metrics.resampling import Floats
 
 Words = Sequence[str]
 Ints = NDArray[np.int64]

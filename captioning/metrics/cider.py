@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.sparse import csr_array
 
-from captioning.evaluation.bleu import ORDERS, ReferenceNGrams, Words
-from captioning.evaluation.resampling import Floats, ratio
+from captioning.metrics.bleu import ORDERS, ReferenceNGrams, Words
+from captioning.metrics.resampling import Floats, ratio
 
 SIGMA = 6.0  # words; width of the length penalty
 SCALE = 10.0

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from captioning.evaluation.bleu import Words
-from captioning.evaluation.resampling import Floats, ratio
+from captioning.metrics.bleu import Words
+from captioning.metrics.resampling import Floats, ratio
 
 _ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.2, 0.6, 0.75  # METEOR 1.5's parameters for English, task "rank"
 _STAGES = np.array([1.0, 0.6, 0.8, 0.6])  # weights of exact matches, stems, synonyms and paraphrases

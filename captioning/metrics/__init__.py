@@ -1,0 +1,1 @@
+"""Metrics of captions: words and counts in, numbers, intervals and tests out."""

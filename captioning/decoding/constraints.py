@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from captioning.decoding.step import check_lengths
-from captioning.errors import InputError
+from captioning.errors import InputError, check_whole
 from captioning.vocabulary import END, PAD, START, UNK
 
 NEVER = (PAD, START, UNK)
@@ -69,3 +68,12 @@ def _repeats(words: Tensor, n: int, vocabulary_size: int) -> Tensor:
         begun = (ngrams[..., :-1] == words[:, None, words.shape[1] - n + 1 :]).all(dim=2)
         repeated.scatter_add_(1, ngrams[..., -1], begun.float())
     return repeated > 0
+
+
+def check_lengths(min_length: int, max_length: int) -> None:
+    """Raises:
+    InputError: Captions cannot have this many words.
+    """
+    check_whole(1, max_length=max_length)
+    if not 0 <= min_length <= max_length:
+        raise InputError(f"min_length must be in 0 .. {max_length}, at most max_length, got {min_length}")

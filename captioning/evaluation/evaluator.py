@@ -194,7 +194,7 @@ def evaluate(
     index.check_images()
     captioner.eval()
     if isinstance(captioner, Ensemble):  # its members may have other views of an image than the batch
-        captioner = Ensemble(captioner.captioners, load=functools.partial(load_images, index)).eval()
+        captioner = Ensemble(captioner.members, load=functools.partial(load_images, index)).eval()
     encoder, device = captioner.encoder, next(captioner.parameters()).device
     regions = RegionsInView(source, split, index, encoder.preprocessing, lambda: encoder.cells)
     evaluator = Evaluator(captioner, vocabulary, index, regions, search)

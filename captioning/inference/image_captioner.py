@@ -13,15 +13,13 @@ from typing import Any, Generic, Literal, TypeVar, overload
 import torch
 from PIL import Image
 
-from captioning import decoding
 from captioning.checkpoint.export import StoredType, write_export
 from captioning.checkpoint.load import PRETRAINED, read_members, read_model
-from captioning.decoding import BeamOptions, Hypothesis
+from captioning.decoding import BeamOptions, DecodingOptions, Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_whole
 from captioning.inference.caption import Caption, Photo
 from captioning.inference.images import ImageSource, as_it_is, is_one, views_of
-from captioning.inference.options import DecodingOptions
 from captioning.model.captioner import Captioner, CaptionModel
 from captioning.model.ensemble import Ensemble
 from captioning.vocabulary import Vocabulary
@@ -187,7 +185,7 @@ class ImageCaptioner(Generic[Model]):
     def members(self) -> list[ImageCaptioner[Captioner]]:
         """Return the models of an ensemble in their order, each a captioner of its own; of one model, that alone."""
         assert isinstance(self.model, (Captioner, Ensemble))
-        models = self.model.given if isinstance(self.model, Ensemble) else [self.model]
+        models = self.model.members if isinstance(self.model, Ensemble) else [self.model]
         return [ImageCaptioner(model, self.vocabulary, self.settings) for model in models]
 
     def _decoded(
@@ -212,7 +210,8 @@ class ImageCaptioner(Generic[Model]):
             preprocessed = zip(self.model.preprocessings, columns, strict=True)
             memory = self.model.encode_views([steps.normalise_all(views, device) for steps, views in preprocessed])
             if given is None:
-                decoded = self.model.with_evidence(memory, self._search(memory, options))
+                decoded = self.model.search(memory, options, self.vocabulary)
+                decoded = self.model.with_evidence(memory, decoded)
             else:
                 decoded = [[hypothesis] for hypothesis in self.model.force_decode(memory, given)]
         return [
@@ -236,32 +235,6 @@ class ImageCaptioner(Generic[Model]):
             path=os.fspath(source) if isinstance(source, (str, os.PathLike)) else None,
             photo=photo,
         )
-
-    def _search(self, memory: Any, options: DecodingOptions) -> list[list[Hypothesis]]:
-        step, state = self.model.stepper(memory), self.model.init_state(memory)
-        constraints = options.constraints(self.vocabulary)
-        limits: dict[str, Any] = {"max_length": options.max_length, "constraints": constraints}
-        if options.method == "beam":
-            hypotheses = decoding.beam_search(
-                step,
-                state,
-                beam_size=max(options.beam_size, options.samples or 1),
-                length_normalization=options.length_normalization,
-                **limits,
-            )
-            return [image[: options.samples] for image in hypotheses]
-        if options.method == "greedy":
-            return [[hypothesis] for hypothesis in decoding.greedy(step, state, **limits)]
-        S = options.samples or 1
-        samples = decoding.sample(
-            step,
-            tuple(tensor.repeat_interleave(S, dim=0) for tensor in state),
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            **limits,
-        )
-        return [samples[start : start + S] for start in range(0, len(samples), S)]
 
 
 def same_words(

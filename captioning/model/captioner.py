@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABCMeta, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -16,7 +16,7 @@ from captioning.attention import Memory
 from captioning.attention.memory import repeat_rows
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.transforms import Preprocessing
-from captioning.decoding import BeamOptions, Constraints, Hypothesis, Step, StepFunction, beam_search
+from captioning.decoding import BeamOptions, Hypothesis, Step, StepFunction, decode
 from captioning.encoders import Encoder
 from captioning.model.decoder import Decoder, DecoderOutput
 from captioning.trace import State
@@ -38,7 +38,7 @@ class _DecoderStep:
         return _DecoderStep(self.decoder, self.memory.select(images))
 
 
-class CaptionModel(nn.Module):
+class CaptionModel(nn.Module, metaclass=ABCMeta):
     """A model that captions images: a ``Captioner``, or an ``Ensemble`` of several.
 
     A memory holds a batch of encoded images.
@@ -87,19 +87,8 @@ class CaptionModel(nn.Module):
 
     @torch.inference_mode()
     def search(self, memory: Any, options: BeamOptions, vocabulary: Vocabulary | None = None) -> list[list[Hypothesis]]:
-        """Return the beam-search hypotheses of every image in ``memory``, best first.
-
-        ``no_repeat_content`` needs the vocabulary.
-        """
-        repeatable = options.repeatable(vocabulary)
-        return beam_search(
-            self.stepper(memory),
-            self.init_state(memory),
-            beam_size=options.beam_size,
-            length_normalization=options.length_normalization,
-            max_length=options.max_length,
-            constraints=Constraints(options.min_length, options.no_repeat_ngram, repeatable=repeatable),
-        )
+        """Return the captions of every image in ``memory``; see ``decoding.decode``."""
+        return decode(self.stepper(memory), self.init_state(memory), options, vocabulary)
 
     @torch.inference_mode()
     def force_decode(self, memory: Any, captions: list[list[int]]) -> list[Hypothesis]:

@@ -41,19 +41,16 @@ class Ensemble(CaptionModel):
         self, members: Sequence[Captioner], *, load: Callable[[Tensor, Preprocessing], Tensor] | None = None
     ) -> None:
         super().__init__()
-        self.encoder, self.given = members[0].encoder, tuple(members)
-        # Members whose traces are averaged come first; a mean does not depend on the order.
-        self.captioners = sorted(members, key=lambda member: not _same_view(member.encoder, self.encoder))
-        self.members = torch.nn.ModuleList(self.captioners)
-        self.traced = sum(_same_view(member.encoder, self.encoder) for member in members)
-        self.load = load
-        identities = [member.encoder.identity() for member in self.captioners]
+        self.encoder, self.load = members[0].encoder, load
+        self.members: Sequence[Captioner] = torch.nn.ModuleList(members)  # type: ignore[assignment]
+        self.traced = [n for n, member in enumerate(members) if _same_view(member.encoder, self.encoder)]
+        identities = [member.encoder.identity() for member in members]
         self._encoded_by = [identities.index(identity) for identity in identities]
         """The number of the first member that has the same encoder, for every member."""
 
     @property
     def preprocessings(self) -> list[Preprocessing]:
-        return list(dict.fromkeys(member.encoder.preprocessing for member in self.captioners))
+        return list(dict.fromkeys(member.encoder.preprocessing for member in self.members))
 
     def encode_views(self, views: Sequence[Tensor]) -> Memories:
         view_of = dict(zip(self.preprocessings, views, strict=True))
@@ -78,34 +75,34 @@ class Ensemble(CaptionModel):
 
     def _encode(self, annotations_of: Callable[[Encoder], Tensor], mask: Tensor | None = None) -> Memories:
         """Return the members' memories; every encoder runs once; ``mask`` is of the first one's annotations."""
-        annotations = {n: annotations_of(self.captioners[n].encoder) for n in dict.fromkeys(self._encoded_by)}
+        annotations = {n: annotations_of(self.members[n].encoder) for n in dict.fromkeys(self._encoded_by)}
         return tuple(
             member.encode(annotations=annotations[n], mask=mask if n == 0 else None)
-            for member, n in zip(self.captioners, self._encoded_by, strict=True)
+            for member, n in zip(self.members, self._encoded_by, strict=True)
         )
 
     def teacher_force(self, batch: CaptionBatch, memory: Memories) -> DecoderOutput:
         """``logits`` are the logarithms of the mean distribution."""
         outputs = [
-            member.teacher_force(batch, its_memory) for member, its_memory in zip(self.captioners, memory, strict=True)
+            member.teacher_force(batch, its_memory) for member, its_memory in zip(self.members, memory, strict=True)
         ]
         logits = mean_log_probs([torch.log_softmax(output.logits.float(), dim=-1) for output in outputs])
-        trace = mean_trace([output.trace for output in outputs[: self.traced]])._replace(evidence=None)
+        trace = mean_trace([outputs[n].trace for n in self.traced])._replace(evidence=None)
         return replace(outputs[0], logits=logits, trace=trace, log_prob=None)
 
     def stepper(self, memory: Memories) -> StepFunction:
-        members = list(zip(self.captioners, memory, strict=True))
+        members = list(zip(self.members, memory, strict=True))
         sizes = [len(member.init_state(its_memory)) for member, its_memory in members]
         return MeanStep([member.stepper(its_memory) for member, its_memory in members], sizes, traced=self.traced)
 
     def init_state(self, memory: Memories) -> State:
-        states = (member.init_state(its_memory) for member, its_memory in zip(self.captioners, memory, strict=True))
+        states = (member.init_state(its_memory) for member, its_memory in zip(self.members, memory, strict=True))
         return tuple(tensor for state in states for tensor in state)
 
     @contextmanager
     def inferring(self, mode: str | None) -> Iterator[None]:
         """Members without the mode keep their own; at least one member must have it."""
-        with_mode = [member for member in self.captioners if mode in member.decoder.attention.inference_modes]
+        with_mode = [member for member in self.members if mode in member.decoder.attention.inference_modes]
         if mode is not None and not with_mode:
             raise InputError(f"inference: no model of the ensemble knows {mode!r}")
         with ExitStack() as stack:
@@ -131,10 +128,10 @@ class MeanStep:
     Args:
         steps: The members' step functions, over the same images.
         state_sizes: Number of tensors in the state of each member.
-        traced: Number of leading members that share locations, whose traces are averaged.
+        traced: Numbers of the members that share locations, whose traces are averaged.
     """
 
-    def __init__(self, steps: Sequence[StepFunction], state_sizes: Sequence[int], *, traced: int = 1) -> None:
+    def __init__(self, steps: Sequence[StepFunction], state_sizes: Sequence[int], *, traced: Sequence[int]) -> None:
         self.steps = list(steps)
         self.state_sizes = list(state_sizes)
         self.traced = traced
@@ -147,7 +144,7 @@ class MeanStep:
         return Step(
             mean_log_probs([output.log_probs for output in outputs]),
             tuple(tensor for output in outputs for tensor in output.state),
-            mean_trace([output.trace for output in outputs[: self.traced]]),
+            mean_trace([outputs[n].trace for n in self.traced]),
         )
 
     def select(self, images: Tensor) -> MeanStep:

@@ -1,8 +1,9 @@
 """Self-critical sequence training (Rennie et al. 2017): a second stage that raises a metric of its own captions.
 
 The objective is E_w[r(w)], the expected reward of a caption w ~ p(w | a). Captions are drawn from the model as it is
-evaluated: without dropout, with fixed statistics, contexts formed as ``Attention.inference`` says, and the words that a
-search may take. The gradient (REINFORCE) is the mean over drawn captions of
+evaluated: without dropout, with fixed statistics, contexts formed as ``Attention.inference`` says, and lengths as the
+search limits them. Words may be repeated, also where the search forbids it. The gradient (REINFORCE) is the mean over
+drawn captions of
 
     (r(w) - b) * d log p(w | a)
 

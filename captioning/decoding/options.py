@@ -1,15 +1,54 @@
-"""Decoding options: the search, what captions must be, and how hard attention forms its contexts."""
+"""Options of decoding: the search, what captions must be, and how hard attention forms its contexts."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from captioning.decoding import BeamOptions, Constraints
+from captioning.decoding.constraints import Constraints, check_lengths
 from captioning.errors import InputError, check_range, check_whole
-from captioning.vocabulary import Vocabulary
+from captioning.vocabulary import FUNCTION_WORDS, Vocabulary
 
 _OF_SAMPLING = ("temperature", "top_k", "top_p", "seed")  # options without an effect on other methods
+
+
+@dataclass(frozen=True)
+class BeamOptions:
+    """Options of the search in evaluation (see ``beam_search`` and ``Constraints``); a beam of 1 is greedy decoding.
+
+    With ``no_repeat_content`` a caption has every word at most once, except those of ``vocabulary.FUNCTION_WORDS``. An
+    InputError names an option that is out of its range.
+    """
+
+    beam_size: int = 3
+    length_normalization: float = 0.0
+    max_length: int = 30
+    min_length: int = 1
+    no_repeat_ngram: int | None = None
+    no_repeat_content: bool = False
+
+    def __post_init__(self) -> None:
+        check_whole(1, 1000, beam_size=self.beam_size, max_length=self.max_length)
+        check_whole(0, min_length=self.min_length)
+        check_whole(1, no_repeat_ngram=self.no_repeat_ngram)
+        check_range(-10, 10, length_normalization=self.length_normalization)
+        check_lengths(self.min_length, self.max_length)
+
+    def constraints(self, vocabulary: Vocabulary | None) -> Constraints:
+        """Return the constraints on a model's captions. Without its vocabulary, content words may be repeated."""
+        repeatable = None
+        if self.no_repeat_content and vocabulary is not None:
+            repeatable = tuple(vocabulary.encode(word for word in FUNCTION_WORDS if word in vocabulary))
+        return Constraints(self.min_length, self.no_repeat_ngram, repeatable=repeatable)
+
+    @classmethod
+    def of_settings(cls, settings: Mapping[str, Any]) -> BeamOptions:
+        """Return the options of the validations in the configuration of a training; defaults where it has none."""
+        search = (settings.get("model") or {}).get("search") or {}
+        names = [field.name for field in dataclasses.fields(BeamOptions)]
+        return BeamOptions(**{name: search[name] for name in names if search.get(name) is not None})
 
 
 @dataclass(frozen=True)
@@ -59,12 +98,14 @@ class DecodingOptions(BeamOptions):
         if self.method == "greedy" and self.samples not in (None, 1):
             raise InputError(f"samples={self.samples}: greedy decoding has one caption; use beam or sample")
 
-    def constraints(self, vocabulary: Vocabulary) -> Constraints:
+    def constraints(self, vocabulary: Vocabulary | None) -> Constraints:
         """Return the constraints on a model's captions; an InputError if it does not know the words of the prefix."""
-        words = vocabulary.tokenizer.tokenize(self.prefix or "")
+        constraints = super().constraints(vocabulary)
+        if not self.prefix or vocabulary is None:
+            return constraints
+        words = vocabulary.tokenizer.tokenize(self.prefix)
         if unknown := next((word for word in words if word not in vocabulary), None):
             raise InputError(
                 f"prefix {self.prefix!r}: the model does not know {unknown!r}; it knows {len(vocabulary.words):,} words"
             )
-        prefix = tuple(vocabulary.encode(words))
-        return Constraints(self.min_length, self.no_repeat_ngram, prefix, self.repeatable(vocabulary))
+        return dataclasses.replace(constraints, prefix=tuple(vocabulary.encode(words)))

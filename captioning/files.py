@@ -37,6 +37,9 @@ def replacing(path: Path, option: str = "") -> Iterator[Path]:
             os.fsync(file.fileno())
         part.replace(path)
     except OSError as error:
+        elsewhere = error.filename is not None and Path(error.filename) not in (part, path, *path.parents)
+        if elsewhere or isinstance(error, BrokenPipeError):  # of what else the block reads, writes or prints
+            raise
         raise InputError(f"{option} {path}: cannot be written ({error.strerror or error})".lstrip()) from error
     finally:
         with suppress(OSError):

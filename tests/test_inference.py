@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pickle
 from pathlib import Path
@@ -210,6 +211,13 @@ def test_sampling_with_a_seed_repeats_itself_and_leaves_the_global_stream_alone(
     assert first == second and len(set(first)) > 2 and first[:4] != first[4:]
     top = captioner.caption(images[0], method="sample", top_k=1)
     assert top.text == captioner.caption(images[0], method="greedy").text
+
+
+def test_a_model_that_draws_its_locations_takes_a_seed(tmp_path, images):
+    drawing = functools.partial(HardAttention, inference="sample")
+    caption = load(save_checkpoint(tmp_path / "x.ckpt", attention=drawing)).caption
+    first, second = (caption(images[0], seed=1, max_length=6).trace.locations for _ in range(2))
+    assert first.tolist() == second.tolist()
 
 
 @pytest.mark.parametrize(

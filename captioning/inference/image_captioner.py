@@ -66,6 +66,8 @@ class ImageCaptioner(Generic[Model]):
         self.vocabulary = vocabulary
         self.settings = settings or {}
         self.options = DecodingOptions(**vars(BeamOptions.of_settings(self.settings)))
+        if any(member.decoder.attention.inference == "sample" for member in self._captioners()):
+            self.options = dataclasses.replace(self.options, inference="sample")  # so that a seed has an effect
 
     @property
     def encoder(self) -> Encoder:
@@ -184,9 +186,11 @@ class ImageCaptioner(Generic[Model]):
 
     def members(self) -> list[ImageCaptioner[Captioner]]:
         """Return the models of an ensemble in their order, each a captioner of its own; of one model, that alone."""
+        return [ImageCaptioner(model, self.vocabulary, self.settings) for model in self._captioners()]
+
+    def _captioners(self) -> Sequence[Captioner]:
         assert isinstance(self.model, (Captioner, Ensemble))
-        models = self.model.members if isinstance(self.model, Ensemble) else [self.model]
-        return [ImageCaptioner(model, self.vocabulary, self.settings) for model in models]
+        return self.model.members if isinstance(self.model, Ensemble) else [self.model]
 
     def _decoded(
         self,

@@ -44,6 +44,8 @@ class SummedOutput(Output):
             raise InputError(f"output: {name} chooses locations itself; a sum over all of them takes SoftAttention")
 
     def prepare_search(self, memory: Memory) -> LocatedMemory:
+        if isinstance(memory, LocatedMemory):
+            return memory
         return LocatedMemory(**vars(memory), located=locate(*self._factors(memory)))
 
     def forward(

@@ -116,7 +116,7 @@ def measure(
         for name, estimator in ESTIMATORS.items()
     }
     for temperature in () if normaliser.sparse else TEMPERATURES:  # Gumbel noise belongs to a softmax
-        relaxed = GumbelAttention(score, temperature=temperature, final_temperature=temperature)
+        relaxed = GumbelAttention(score, temperature=temperature)
         variants[f"Gumbel-softmax at {temperature} (biased)"] = relaxed, None
     values = {name: _variance(captioner, *variant, batch, warm_up, draws) for name, variant in variants.items()}
     baseline = values["none"]

@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Collection
 from numbers import Integral
-from typing import ParamSpec
+from typing import Any, ParamSpec, get_args
 
 P = ParamSpec("P")
 
@@ -40,6 +40,15 @@ def check_range(low: float, high: float = math.inf, **values: float | None) -> N
         if value is not None and not (low <= value <= high and abs(value) < math.inf):
             lower = f"at least {low}" if low > -math.inf else "finite"
             raise InputError(f"{name} must be {lower if high == math.inf else f'in {low} .. {high}'}, got {value}")
+
+
+def check_choice(choices: Any, **values: object) -> None:
+    """Refuse, by an InputError, values that are not among choices, or not those of a ``Literal``."""
+    names = get_args(choices) or tuple(choices)
+    for name, value in values.items():
+        if value not in names:
+            what = f"must be one of {', '.join(names)}, got {value!r}"
+            raise InputError(f"{name} {what}{did_you_mean(str(value), names)}")
 
 
 # C0 and C1 controls, line and paragraph separators, and marks that change the direction of writing.

@@ -46,6 +46,16 @@ def weights(path: str | Path) -> dict[str, Tensor]:
     return torch.load(path, weights_only=True)["state_dict"]
 
 
+def test_a_mean_of_models_with_one_encoder_keeps_it_and_its_features():
+    def edit(content: dict) -> None:
+        next(tensor for key, tensor in content["state_dict"].items() if ".encoder." in key).flatten()[0] = -0.0
+
+    for name in ("a.ckpt", "b.ckpt"):
+        edit_checkpoint(save_checkpoint(Path(name)), edit)
+    main(["a.ckpt", "b.ckpt"], "--output", "mean.ckpt")
+    assert load("mean.ckpt").encoder.identity() == load("b.ckpt").encoder.identity()
+
+
 @pytest.mark.parametrize("options", [{}, {"attention": HardAttention}, {"output": SummedOutput()}])
 def test_parameters_are_means_and_the_rest_is_the_last_ones(options, capsys):
     paths = [make("a.ckpt", batches=3, **options), make("b.ckpt", 0.5, batches=8, **options)]

@@ -334,3 +334,5 @@ def test_a_metric_that_cannot_be_computed_is_refused():
     runs = [run_of("a", make_captions(8)), run_of("b", make_captions(8, seed=1))]
     with pytest.raises(InputError, match=r"^metric: METEOR cannot be computed here; it needs Java"):
         compare(runs, metric="meteor", resamples=9)
+    with pytest.raises(InputError, match=r"^metric must be one of bleu1, .* got 'bleu'; did you mean bleu"):
+        compare(runs, metric="bleu", resamples=9)

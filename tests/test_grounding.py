@@ -98,6 +98,23 @@ def test_synonyms_and_names_of_several_words_count_at_their_last_word():
     assert (hit.step, hit.hit) == (1, True)
 
 
+@pytest.mark.parametrize(
+    ("caption", "object_", "synonyms"),
+    [
+        ("a hot dog", "dog", "dogs"),
+        ("two teddy bears", "bear", "bears"),
+        ("a bus driver waves", "bus", ""),
+        ("the dining tables", "table", "tables"),
+        ("a baseball bat", "bat", "bats"),
+    ],
+)
+def test_the_name_of_a_category_does_not_name_what_a_part_of_it_names(caption, object_, synonyms):
+    words, objects = caption.split(), [thing(object_, box(0, 10, 0, 10), synonyms=synonyms)]
+    assert noun_hits(words, looking_at(*[(0, 0)] * 4), objects) == []
+    words = [*words, "and", "a", object_]
+    assert [hit.noun for hit in noun_hits(words, looking_at(*[(0, 0)] * len(words)), objects)] == [object_]
+
+
 def test_scores_are_means_over_nouns_in_percent():
     hits = [
         NounHit(1, "circle", True, 0.25, 0.5, 0.6, 0.1, 0.2),

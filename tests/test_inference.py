@@ -14,7 +14,7 @@ from helpers import random_view, save_image
 from helpers_runs import COLUMNS, ROWS, SIDE, WORDS, edit_checkpoint, save_checkpoint
 from PIL import Image, ImageSequence
 
-from captioning.attention import HardAttention, SoftAttention
+from captioning.attention import GumbelAttention, HardAttention, SoftAttention
 from captioning.errors import InputError, warn_once
 from captioning.inference import DecodingOptions, load
 from captioning.model import SummedOutput
@@ -287,11 +287,15 @@ def test_a_device_that_cannot_be_used_is_named(checkpoint, device):
         load(checkpoint, device)
 
 
-def test_a_checkpoint_of_0_2_whose_ramp_counts_batches_still_captions(tmp_path, images):
-    path, new = (save_checkpoint(tmp_path / f"{name}.ckpt", attention=HardAttention) for name in ("old", "new"))
+@pytest.mark.parametrize(
+    ("kind", "schedule"),
+    [(HardAttention, {"ramp": [752, 846]}), (GumbelAttention, {"anneal": 9, "final_temperature": 1})],
+)
+def test_a_checkpoint_of_0_2_whose_schedule_counts_batches_still_captions(tmp_path, images, kind, schedule):
+    path, new = (save_checkpoint(tmp_path / f"{name}.ckpt", attention=kind) for name in ("old", "new"))
 
     def count_batches(content: dict) -> None:
-        content["captioning"]["decoder"]["init_args"]["attention"]["init_args"]["ramp"] = [752, 846]
+        content["captioning"]["decoder"]["init_args"]["attention"]["init_args"] |= schedule
 
     edit_checkpoint(path, count_batches)
     assert [c.text for c in load(path).caption(images)] == [c.text for c in load(new).caption(images)]
@@ -331,3 +335,20 @@ def test_the_gpu_gives_the_same_captions(checkpoint, captioner, images):
         np.testing.assert_allclose(one.alphas, other.alphas, atol=1e-3)
     sampled = [[c.text for c in on_gpu.caption(images, method="sample", seed=1)] for _ in range(2)]
     assert sampled[0] == sampled[1]
+
+
+@pytest.mark.parametrize(
+    ("choose", "line"),
+    [
+        (lambda caption, _: caption.figure("colour"), "style must be one of color, paper, got 'colour'; did you mean"),
+        (lambda _, captioner: captioner.caption("x.png", method="beem"), "method must be beam, greedy or sample"),
+        (
+            lambda _, captioner: captioner.export("folder", dtype="fp16"),
+            "dtype must be one of float32, float16, bfloat",
+        ),
+    ],
+)
+def test_a_choice_that_there_is_not_is_one_line_with_those_there_are(checkpoint, images, tmp_path, choose, line):
+    captioner = load(checkpoint)
+    with pytest.raises(InputError, match=f"^{line}"):
+        choose(captioner.caption(images[0]), captioner)

@@ -22,9 +22,7 @@ class GumbelAttention(StochasticAttention):
 
     Args:
         score: Gives the logits, whose softmax are the alphas.
-        temperature: Temperature of the first training batch.
-        final_temperature: Temperature after ``anneal`` batches, reached along an exponential.
-        anneal: Length of the schedule in training batches.
+        temperature: Temperature at the beginning of training; by its end it has fallen to half along an exponential.
         sample_probability, ramp, per_batch, dropout, inference: As in ``StochasticAttention``; by default every image
             is drawn.
 
@@ -37,8 +35,6 @@ class GumbelAttention(StochasticAttention):
         score: Score,
         *,
         temperature: float = 1.0,
-        final_temperature: float = 0.5,
-        anneal: int = 1000,
         sample_probability: float = 1.0,
         ramp: tuple[float, ...] = (),
         per_batch: bool = False,
@@ -53,20 +49,14 @@ class GumbelAttention(StochasticAttention):
             dropout=dropout,
             inference=inference,
         )
-        for name, value in (("temperature", temperature), ("final_temperature", final_temperature)):
-            if not 0 < value < math.inf:
-                raise InputError(f"{name} must be positive, got {value}; hard draws are the limit 0")
-        if anneal < 1:
-            raise InputError(f"anneal must be at least 1 training batch, got {anneal}")
+        if not 0 < temperature < math.inf:
+            raise InputError(f"temperature must be positive, got {temperature}; hard draws are the limit 0")
         self.first_temperature = temperature
-        self.final_temperature = final_temperature
-        self.anneal = anneal
 
     @property
     def temperature(self) -> float:
         """Temperature of this training batch."""
-        progress = min(self.batch / self.anneal, 1.0)
-        return self.first_temperature * (self.final_temperature / self.first_temperature) ** progress
+        return self.first_temperature * 0.5 ** min(self.progress, 1.0)
 
     def schedule(self) -> dict[str, float]:
         return super().schedule() | {"temperature": self.temperature}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import replace
 
@@ -37,8 +38,8 @@ class StochasticAttention(Attention):
         inference: "expected", "argmax" or "sample"; see ``Attention.inference``.
 
     Attributes:
-        training_batches: Number of batches of the whole training, which ``ramp`` needs. The trainer sets it; in a loop
-            of your own, set it before the first batch.
+        training_batches: Number of batches of the whole training, which ``ramp`` and Gumbel's temperature need. The
+            trainer sets it; in a loop of your own, set it before the first batch.
 
     Raises:
         InputError: An option is out of its range.
@@ -90,8 +91,8 @@ class StochasticAttention(Attention):
 
     @property
     def progress(self) -> float:
-        """The fraction of training, 0 to 1, that lies before this batch."""
-        return self.batch / (self.training_batches or 1)
+        """The fraction of training, 0 to 1, that lies before this batch; 0 if ``training_batches`` is not set."""
+        return self.batch / (self.training_batches or math.inf)
 
     @property
     def has_drawn(self) -> bool:

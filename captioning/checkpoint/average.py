@@ -50,7 +50,8 @@ def average_checkpoints(paths: Sequence[Path], fractions: Sequence[float] | None
             raise InputError(f"{model.path}: its {differing[0]} is not that of {last.path}; they have no mean")
     states = [model.captioner.state_dict() for model in models]
     for name, parameter in last.captioner.named_parameters():
-        parameter.copy_(sum(fraction * state[name].double() for fraction, state in zip(fractions, states, strict=True)))
+        if not all(torch.equal(state[name], parameter) for state in states):  # a sum would make 0.0 of -0.0
+            parameter.copy_(sum(part * state[name].double() for part, state in zip(fractions, states, strict=True)))
     averaged = [{"checkpoint": str(path), "fraction": value} for path, value in zip(paths, fractions, strict=True)]
     result = {name: checkpoint[name] for name in _KEPT if name in checkpoint}
     result["state_dict"] |= {f"captioner.{name}": tensor for name, tensor in states[-1].items()}

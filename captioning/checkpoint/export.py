@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from captioning.checkpoint.format import describe
-from captioning.errors import InputError
+from captioning.errors import InputError, check_choice
 from captioning.files import is_lfs_pointer, read_json, replacing, write_json, write_text
 from captioning.model.captioner import Captioner
 from captioning.vocabulary import Vocabulary
@@ -66,6 +66,7 @@ def write_export(
     """
     from safetensors.torch import save
 
+    check_choice(StoredType, dtype=dtype)
     refuse_other_folder(folder)
     weights = _stored_weights(captioner, dtype)
     with replacing(folder / WEIGHTS, "--output") as part:

@@ -57,7 +57,7 @@ def rebuild(content: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[Cap
         encoder: Encoder = Encoder.from_config(content["encoder"])
     encoder.preprocessing = Preprocessing.from_dict(content["preprocessing"])
     captioner = Captioner(
-        encoder, Decoder.from_config(_without_old_ramp(content["decoder"])), vocabulary_size=len(vocabulary)
+        encoder, Decoder.from_config(_without_old_schedules(content["decoder"])), vocabulary_size=len(vocabulary)
     )
     prefix = "captioner."
     weights = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
@@ -67,9 +67,9 @@ def rebuild(content: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[Cap
     return captioner, vocabulary
 
 
-def _without_old_ramp(config: Any) -> Any:
-    """Return a decoder's description without a ramp of 0.2.0, which counted batches and matters to training alone."""
+def _without_old_schedules(config: Any) -> Any:
+    """Return a decoder's description without schedules of 0.2.0, which counted batches and matter to training alone."""
     if not isinstance(config, dict):
         return config
-    old = max(config.get("ramp") or (0,)) > 1
-    return {name: [] if old and name == "ramp" else _without_old_ramp(value) for name, value in config.items()}
+    old = {"anneal", "final_temperature", *(["ramp"] if max(config.get("ramp") or (0,)) > 1 else [])}
+    return {name: _without_old_schedules(value) for name, value in config.items() if name not in old}

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import logging
+import math
 import os
 import re
 import secrets
@@ -539,7 +540,8 @@ class ScoreCommand(CommandLine):
             print(f"\n{data.evaluated_split} split, {images} images{models}; {context}")
             values = {name.partition("/")[2]: float(value) for name, value in trainer.callback_metrics.items()}
             for name, metric in METRICS.items():
-                if name in values:
+                # The files have all; a reader needs no metric that says nothing here, or again.
+                if not (math.isnan(values.get(name, math.nan)) or name.endswith("_no_penalty")):
                     print(f"{metric.title:45}{values[name]:8.2f}" + f" {metric.unit}" * (metric.unit != "percent"))
             print(f"tokens: {data.source.tokenizer.description}\nwritten to {self.folder}")
 

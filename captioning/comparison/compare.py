@@ -13,7 +13,7 @@ from captioning.comparison.result import CORRECTED, Cell, Comparison, Disagreeme
 from captioning.comparison.runs import Run
 from captioning.comparison.variants_table import add_variants
 from captioning.comparison.verdicts import ONE_SEED, add_verdicts
-from captioning.errors import InputError
+from captioning.errors import InputError, check_choice
 from captioning.metrics.bleu import bleu_metrics
 from captioning.metrics.resampling import LEVEL, Difference, Interval, differences, holm, intervals
 from captioning.metrics.table import TITLES, few
@@ -45,6 +45,7 @@ def compare(
     Raises:
         InputError: ``metric`` is not available.
     """
+    check_choice(TITLES, metric=metric)
     runs, aside = _on_the_same_data(runs)
     named = {run.name: run for run in runs}
     variants = [group.runs for group in group_by_seed(runs)]

@@ -58,3 +58,10 @@ def synonyms(category: str) -> frozenset[str]:
         vehicles = [name for ridden in _RIDDEN for name in (ridden, *CATEGORIES[ridden])]
         names |= {f"{vehicle} {rider}" for vehicle in vehicles for rider in _RIDERS}
     return frozenset(names - {category})
+
+
+@functools.cache
+def long_names() -> tuple[frozenset[str], int]:
+    """Return the categories' names of several words, whose parts alone name something else, and the most words."""
+    names = frozenset(name for category in CATEGORIES for name in {category, *synonyms(category)} if " " in name)
+    return names, max(len(name.split()) for name in names)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from captioning.cells import CellGrid
+from captioning.data.coco_nouns import long_names
 from captioning.data.records import CaptionIndex, CaptionSource, GroundedObject, Phrase
 from captioning.data.transforms import Preprocessing, View
 
@@ -81,13 +82,16 @@ def _mentions(
 
     The phrase begins with its determiner, or after the name before.
     """
-    longest = max(len(name.split()) for item in objects for name in item.names)
+    elsewhere, longest = long_names()
+    longest = max(longest, *(len(name.split()) for item in objects for name in item.names))
     place = phrase = 0
     while place < len(words):
         for end in range(min(place + longest, len(words)), place, -1):
             name = " ".join(words[place:end])
-            if named := [item for item in objects if name in item.names]:
-                yield phrase, place, end, named
+            named = [item for item in objects if name in item.names]
+            if named or name in elsewhere:  # "a hot dog" where there is but a dog names nothing
+                if named:
+                    yield phrase, place, end, named
                 place = phrase = end
                 break
         else:

@@ -9,7 +9,9 @@ from typing import Literal
 import numpy as np
 from torch.utils.data import Sampler
 
-from captioning.errors import InputError
+from captioning.errors import InputError, check_choice
+
+Group = Literal["length", "image"]
 
 
 class PlacedBatch(list[int]):
@@ -48,12 +50,13 @@ class CaptionBatches(Sampler[list[int]]):
         batch_size: int,
         seed: int,
         *,
-        group: Literal["length", "image"] = "length",
+        group: Group = "length",
         captions_per_image: int | None = None,
         start: tuple[int, int] = (0, 0),
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
+        check_choice(Group, group=group)
         if captions_per_image is not None and group != "image":
             raise InputError(f"captions_per_image: needs group image, got {group}")
         self.lengths, images = np.asarray(lengths), np.asarray(image_of_caption)

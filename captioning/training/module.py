@@ -17,7 +17,7 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from captioning.attention import Attention, StochasticAttention
+from captioning.attention import Attention, GumbelAttention, StochasticAttention
 from captioning.checkpoint.format import describe
 from captioning.checkpoint.load import SavedModel, check_tokenizer, check_vocabulary
 from captioning.data.batch import CaptionBatch
@@ -124,7 +124,7 @@ class CaptioningModule(pl.LightningModule):
         if self.objective.needs_pretrained and self.trainer.ckpt_path is None and self.start is None:
             rank_zero_warn("self-critical training begins with random weights; pass others with --init_from")
         for attention in self.captioner.decoder.attentions():
-            if isinstance(attention, StochasticAttention) and attention.ramp:
+            if isinstance(attention, GumbelAttention) or getattr(attention, "ramp", ()):
                 attention.training_batches = self._length()[1]
         self.objective.on_train_start(self.data.index("train"), self.data.vocabulary, self.search)
 
@@ -209,7 +209,7 @@ class CaptioningModule(pl.LightningModule):
             limits.append((trainer.max_epochs * steps, trainer.max_epochs * batches))
         if not limits:
             needed = "give --trainer.max_epochs or --trainer.max_steps"
-            raise InputError(f"model.scheduler, or the ramp of attention: needs the length of training; {needed}")
+            raise InputError(f"model.scheduler, or the schedule of attention: needs the length of training; {needed}")
         return min(limits)
 
     def configure_gradient_clipping(

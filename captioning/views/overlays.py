@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from captioning.cells import CellGrid
-from captioning.errors import warn_once
+from captioning.errors import check_choice, warn_once
 from captioning.trace import AttentionTrace
 from captioning.views.maps import Style, is_nearly_even, paint, smooth_alphas
 
@@ -76,6 +76,7 @@ def attention_figure(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    check_choice(Style, style=style)
     photo, first_look = photo.convert("RGB"), next(iter(looks.values()))
     maps = [row for label, look in looks.items() for row in _maps(label, look, photo, heads=heads, details=details)]
     ends: dict[str, float] = {}  # of the scales of attention and evidence

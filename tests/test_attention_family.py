@@ -12,8 +12,8 @@ from helpers import one_hot
 import captioning.attention
 from captioning.attention import (
     AdditiveScore,
-    Attended,
     Attention,
+    AttentionOutput,
     HardAttention,
     LocalScore,
     MultiHeadAttention,
@@ -202,7 +202,7 @@ def test_dropout_changes_the_weights_in_training_and_not_the_alphas_that_are_rep
     assert not torch.allclose(trained.context, evaluated.context)
 
 
-def select(attention: Attention) -> tuple[torch.Tensor, torch.Tensor, Attended]:
+def select(attention: Attention) -> tuple[torch.Tensor, torch.Tensor, AttentionOutput]:
     """Alphas, the weights of the contexts (which are the contexts of one-hot annotations), and the selection."""
     alphas = torch.randn(B, R, L).softmax(-1)
     memory = attention.prepare(torch.randn(B, L, D))

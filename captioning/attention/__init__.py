@@ -1,6 +1,6 @@
 """Attention = score x normaliser x selection, each a small class."""
 
-from captioning.attention.base import Attended, Attention, Score
+from captioning.attention.base import Attention, AttentionOutput, Score
 from captioning.attention.coverage import CoverageScore
 from captioning.attention.gumbel import GumbelAttention
 from captioning.attention.hard import HardAttention, StochasticAttention
@@ -26,8 +26,8 @@ __all__ = [
     "AnnotationAttention",
     "AnnotationLSTM",
     "AnnotationLayer",
-    "Attended",
     "Attention",
+    "AttentionOutput",
     "ConcatScore",
     "CosineScore",
     "CoverageScore",

@@ -17,21 +17,17 @@ from captioning.errors import InputError
 from captioning.trace import EXPECTATION, AttentionTrace, State
 
 
-class Attended(NamedTuple):
-    """What the decoder sees of the image at a step: (N, ..) for N rows, (N, T, ..) or (M, ..) for many steps at once.
-
-    A selection returns the first four fields for B images with R rows each, (B, R, ..).
+class AttentionOutput(NamedTuple):
+    """What attention returns for N rows, (N, ..); a selection for B images with R rows each, (B, R, ..).
 
     Attributes:
-        context: (.., D), the paper's z-hat; from the LSTM on, multiplied by beta.
+        context: (.., D), the paper's z-hat.
         alphas: (.., L), the normalised logits, at least float32: probabilities, exactly 0 at masked locations.
         locations: (..) int64, the location that the context was taken from; ``trace.EXPECTATION`` where it is the
             expectation. A selection that only takes expectations may leave it None.
         log_prob: (..), log-probability in nats of the location that the context was taken from, 0 where it is the
             expectation; None for attention that never draws.
         heads: (.., h, L), the alphas of h heads, ``alphas`` being their mean; None without heads, and in training.
-        beta_logit: (..), f_beta(h_{t-1}) of Sec. 4.2.1; None until the LSTM, and for decoders without beta.
-        h: (.., H), the h_t that the LSTM makes of it; None until then.
     """
 
     context: Tensor
@@ -39,17 +35,14 @@ class Attended(NamedTuple):
     locations: Tensor | None = None
     log_prob: Tensor | None = None
     heads: Tensor | None = None
-    beta_logit: Tensor | None = None
-    h: Tensor | None = None
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Attended:
+    def map(self, function: Callable[[Tensor], Tensor]) -> AttentionOutput:
         """Return it with ``function`` applied to every field that is not None."""
-        return Attended(*(None if field is None else function(field) for field in self))  # type: ignore[arg-type]
+        return AttentionOutput(*(None if field is None else function(field) for field in self))  # type: ignore[arg-type]
 
     def trace(self) -> AttentionTrace:
-        """Return the attention trace of these steps."""
-        betas = None if self.beta_logit is None else torch.sigmoid(self.beta_logit)
-        return AttentionTrace(self.alphas, betas, self.locations, heads=self.heads)
+        """Return the attention trace, without betas."""
+        return AttentionTrace(self.alphas, None, self.locations, heads=self.heads)
 
 
 class Score(Component):
@@ -191,7 +184,7 @@ class Attention(Component):
         """Return the state before the first step, (B, ..) each."""
         return self.score.init_state(memory.exists)
 
-    def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> tuple[Attended, State]:
+    def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> tuple[AttentionOutput, State]:
         """Attend with queries (N, H), N = B * R, and the previous step's state, None at the first step.
 
         Returns:
@@ -211,7 +204,7 @@ class Attention(Component):
         return attended.map(lambda field: field.flatten(0, 1)), tuple(field.flatten(0, 1) for field in next_state)
 
     @abstractmethod
-    def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Attended:
+    def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
         """Form contexts from alphas and log_alphas (B, R, L): 0 and -inf where masked and outside the support."""
 
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from captioning.attention.base import Attended, Score
+from captioning.attention.base import AttentionOutput, Score
 from captioning.attention.hard import StochasticAttention, mixed, one_hot
 from captioning.attention.memory import Memory
 from captioning.errors import InputError
@@ -61,7 +61,7 @@ class GumbelAttention(StochasticAttention):
     def schedule(self) -> dict[str, float]:
         return super().schedule() | {"temperature": self.temperature}
 
-    def train_select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Attended:
+    def train_select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
         gumbel = -torch.empty_like(alphas).exponential_().log()
         relaxed = torch.softmax((log_alphas + gumbel) / self.temperature, dim=-1)  # (B, R, L)
         locations = relaxed.argmax(dim=-1)

@@ -8,13 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from captioning.attention.base import Attended, Attention, Score
+from captioning.attention.base import Attention, AttentionOutput, Score
 from captioning.attention.memory import Memory, expected_context
 from captioning.attention.normalisers import Normaliser
 from captioning.errors import InputError, check_range
-from captioning.kernels.dropout import Dropout
 from captioning.trace import EXPECTATION
 
 
@@ -71,7 +70,7 @@ class StochasticAttention(Attention):
         self.training_batches: int | None = None
         check_range(0, 0.99, dropout=dropout)
         self.per_batch = per_batch
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
         self.inference = inference
         # Batches begun: a buffer, so that a resumed run continues, and an int, to avoid a device synchronisation.
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
@@ -126,30 +125,30 @@ class StochasticAttention(Attention):
         uniform = torch.rand(1 if self.per_batch else B, device=annotations.device).expand(B)
         return replace(memory, use_expectation=uniform >= self.sample_probability)
 
-    def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Attended:
+    def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
         if self.training:
             return self.train_select(alphas, log_alphas, memory)
         if self.inference == "expected":
             context, nothing_drawn = expected_context(alphas, memory.annotations), torch.zeros_like(alphas[..., 0])
-            return Attended(context, alphas, log_prob=nothing_drawn)
+            return AttentionOutput(context, alphas, log_prob=nothing_drawn)
         locations = alphas.argmax(-1) if self.inference == "argmax" else draw(alphas)
         return at_locations(alphas, log_alphas, locations, memory)
 
     @abstractmethod
-    def train_select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Attended:
+    def train_select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
         """``select`` in training: the same arguments, the same result."""
 
 
 class HardAttention(StochasticAttention):
     """z_t = sum_i s_ti a_i with one-hot s_t, Eq. 8-9, trained by REINFORCE with an estimator of ``objective``.
 
-    A drawn context passes no gradient to the alphas; ``Attended.log_prob`` does. With a sparse normaliser, locations
-    outside the support are never drawn.
+    A drawn context passes no gradient to the alphas; ``AttentionOutput.log_prob`` does. With a sparse normaliser,
+    locations outside the support are never drawn.
     """
 
     needs_estimator = True
 
-    def train_select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Attended:
+    def train_select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
         locations = draw(alphas.detach())
         if memory.use_expectation is None:
             return at_locations(alphas, log_alphas, locations, memory)
@@ -169,15 +168,15 @@ def one_hot(locations: Tensor, alphas: Tensor) -> Tensor:
     return torch.zeros_like(alphas).scatter_(-1, locations.unsqueeze(-1), 1.0)
 
 
-def at_locations(alphas: Tensor, log_alphas: Tensor, locations: Tensor, memory: Memory) -> Attended:
+def at_locations(alphas: Tensor, log_alphas: Tensor, locations: Tensor, memory: Memory) -> AttentionOutput:
     """Take each row's context from its location, ``locations`` (B, R); nothing is summed over L."""
     images = torch.arange(locations.shape[0], device=locations.device).unsqueeze(1)
-    return Attended(memory.annotations[images, locations], alphas, locations, _log_prob(log_alphas, locations))
+    return AttentionOutput(memory.annotations[images, locations], alphas, locations, _log_prob(log_alphas, locations))
 
 
 def mixed(
     alphas: Tensor, log_alphas: Tensor, locations: Tensor, sample_weights: Tensor, expectation: Tensor, memory: Memory
-) -> Attended:
+) -> AttentionOutput:
     """Weight annotations by ``expectation`` for images whose memory says so, by ``sample_weights`` for others.
 
     Args:
@@ -189,7 +188,7 @@ def mixed(
         use_expectation = torch.zeros(len(log_alphas), dtype=torch.bool, device=log_alphas.device)
     use_expectation = use_expectation.unsqueeze(1)  # (B, 1)
     weights = torch.where(use_expectation.unsqueeze(2), expectation, sample_weights)
-    return Attended(
+    return AttentionOutput(
         expected_context(weights, memory.annotations),
         alphas,
         locations.masked_fill(use_expectation, EXPECTATION),

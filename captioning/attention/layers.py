@@ -11,7 +11,6 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from captioning.component import Component, check_size
 from captioning.errors import InputError, check_range
-from captioning.kernels.dropout import Dropout
 
 
 class AnnotationLayer(Component):
@@ -87,8 +86,6 @@ class AnnotationAttention(AnnotationLayer):
             dim, self.heads, self.feedforward_dim or 2 * dim, self.dropout, batch_first=True, norm_first=True
         )
         layer.self_attn.dropout = 0.0
-        for name in ("dropout", "dropout1", "dropout2"):
-            setattr(layer, name, Dropout(self.dropout))
         self.layers = nn.TransformerEncoder(layer, self.layer_count, nn.LayerNorm(dim), enable_nested_tensor=False)
         for parameter in self.layers.parameters():  # the layers are copies of one and would start equal
             if parameter.dim() > 1:

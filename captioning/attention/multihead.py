@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from captioning.attention.base import Attended, Score, check_mask
+from captioning.attention.base import AttentionOutput, Score, check_mask
 from captioning.attention.memory import Memory, repeat_rows
 from captioning.attention.soft import SoftAttention
 from captioning.component import check_size
@@ -81,7 +81,7 @@ class MultiHeadAttention(SoftAttention):
         state = self.score.init_state(repeat_rows(memory.exists, self.heads))
         return tuple(tensor.unflatten(0, (-1, self.heads)) for tensor in state)
 
-    def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> tuple[Attended, State]:
+    def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> tuple[AttentionOutput, State]:
         assert isinstance(memory, MultiHeadMemory)
         B, heads = memory.annotations.shape[0], self.heads
         if state is None:
@@ -100,5 +100,5 @@ class MultiHeadAttention(SoftAttention):
         context, alphas, locations, *_ = attended.map(to_rows)  # (N, h, ..)
         assert locations is not None
         of_heads = None if self.training else alphas
-        joined = Attended(self.output(context.flatten(1)), alphas.mean(dim=1), locations[:, 0], heads=of_heads)
+        joined = AttentionOutput(self.output(context.flatten(1)), alphas.mean(dim=1), locations[:, 0], heads=of_heads)
         return joined, tuple(to_rows(tensor) for tensor in state)

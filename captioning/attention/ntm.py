@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioning.attention.base import Attended, Score, check_mask
+from captioning.attention.base import AttentionOutput, Score, check_mask
 from captioning.attention.memory import Memory, repeat_rows
 from captioning.attention.normalisers import masked_log_softmax
 from captioning.attention.soft import SoftAttention
@@ -125,7 +125,7 @@ class NTMAttention(SoftAttention):
         first = memory.annotations.to(torch.promote_types(memory.annotations.dtype, torch.float32))
         return (first, *self.score.init_state(memory.exists), *self.write_head.score.init_state(memory.exists))
 
-    def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> tuple[Attended, State]:
+    def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> tuple[AttentionOutput, State]:
         R = len(query) // len(memory.annotations)
         written, *heads = state or (repeat_rows(tensor, R) for tensor in self.init_state(memory))
         annotations, mask = written.to(memory.annotations.dtype), memory.mask

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from captioning.attention.base import Attended, Attention, Score
+from captioning.attention.base import Attention, AttentionOutput, Score
 from captioning.attention.memory import Memory, expected_context
 from captioning.attention.normalisers import Normaliser
 from captioning.errors import check_range
-from captioning.kernels.dropout import Dropout
 
 
 class SoftAttention(Attention):
@@ -25,14 +24,14 @@ class SoftAttention(Attention):
         super().__init__(normaliser)
         check_range(0, 0.99, dropout=dropout)
         self.score = score
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
 
     @property
     def deterministic(self) -> bool:
         return self.score.deterministic and not self.dropout.p
 
-    def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Attended:
-        return Attended(expected_context(self.dropout(alphas), memory.annotations), alphas)
+    def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
+        return AttentionOutput(expected_context(self.dropout(alphas), memory.annotations), alphas)
 
 
 class UniformAttention(SoftAttention):

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from captioning.attention import AnnotationLayer, Attended, Attention, Memory
+from captioning.attention import AnnotationLayer, Attention, AttentionOutput, Memory
 from captioning.component import Component
 from captioning.kernels.linear import to_autocast
 from captioning.kernels.packed import Packed
+from captioning.model.output import LSTMStep
 from captioning.trace import EXPECTATION, AttentionTrace, State
 
 
@@ -37,9 +38,11 @@ class DecoderOutput:
     log_prob: Tensor | None = None
 
 
-def output_of(packed: Packed, logits: Tensor, attended: Attended, evidence: Tensor | None = None) -> DecoderOutput:
-    """Return the output of packed steps: of logits (M, V), what (N, T) steps saw, and their evidence (N, T, L)."""
-    mask, trace = packed.mask, attended.trace()
+def output_of(
+    packed: Packed, logits: Tensor, steps: LSTMStep | AttentionOutput, evidence: Tensor | None = None
+) -> DecoderOutput:
+    """Return the output of packed steps: of logits (M, V), of (N, T) steps, and of their evidence (N, T, L)."""
+    mask, trace = packed.mask, steps.trace()
     trace = AttentionTrace(
         trace.alphas * mask.unsqueeze(-1),
         None if trace.betas is None else trace.betas * mask,
@@ -47,7 +50,7 @@ def output_of(packed: Packed, logits: Tensor, attended: Attended, evidence: Tens
         None if evidence is None else evidence.to(trace.alphas.dtype) * mask.unsqueeze(-1),
         None if trace.heads is None else trace.heads * mask[..., None, None],
     )
-    log_prob = None if attended.log_prob is None else attended.log_prob * mask
+    log_prob = None if steps.log_prob is None else steps.log_prob * mask
     return DecoderOutput(logits, packed.targets, mask, trace, log_prob)
 
 

@@ -22,17 +22,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from captioning.attention import AnnotationLayer, Attended, Attention, Memory
+from captioning.attention import AnnotationLayer, Attention, Memory
 from captioning.attention.memory import repeat_rows
 from captioning.component import check_size
 from captioning.errors import check_range
-from captioning.kernels.dropout import Dropout
 from captioning.kernels.linear import Linear
 from captioning.kernels.packed import Packed
 from captioning.kernels.recurrence import run_recurrence
 from captioning.kernels.unroll import StepLinear
 from captioning.model.decoder import Decoder, DecoderOutput, output_of
-from captioning.model.output import DeepOutput, Output
+from captioning.model.output import DeepOutput, LSTMStep, Output
 from captioning.trace import AttentionTrace, State
 from captioning.vocabulary import PAD
 
@@ -136,7 +135,7 @@ class AttentionDecoder(Decoder):
         gates = self.word_to_gates(word)
         return gates if self.word_to_query is None else torch.cat([gates, self.word_to_query(word)], dim=-1)
 
-    def _recur(self, word: Tensor, state: State, memory: Memory) -> tuple[State, Attended]:
+    def _recur(self, word: Tensor, state: State, memory: Memory) -> tuple[State, LSTMStep]:
         """Take one step of Eq. 1-6. ``word`` is what ``_read`` returns."""
         h, c, *carried = state
         word_gates, word_query = word.tensor_split([4 * self.hidden_dim], dim=-1)  # (N, 4H), (N, H) or (N, 0)
@@ -148,23 +147,24 @@ class AttentionDecoder(Decoder):
         i, f, o, g = torch.sigmoid(i), torch.sigmoid(f), torch.sigmoid(o), torch.tanh(g)  # Eq. 1
         c = f * c + i * g  # Eq. 2
         h = (o * torch.tanh(c)).to(gates.dtype)  # Eq. 3
-        return (h, c, *carried_on), attended._replace(context=z, beta_logit=beta_logit, h=h)
+        _, alphas, locations, log_prob, heads = attended
+        return (h, c, *carried_on), LSTMStep(h, z, alphas, locations, log_prob, heads, beta_logit)
 
     def step(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionTrace]:
         word = self.embedding(tokens)  # (N, E)
-        state, attended = self._recur(self._read(word), state, memory)
-        return self.output.step(word, attended, memory), state, attended.trace()  # Eq. 7
+        state, lstm = self._recur(self._read(word), state, memory)
+        return self.output.step(word, lstm, memory), state, lstm.trace()  # Eq. 7
 
     def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, samples: int = 1) -> DecoderOutput:
         B, packed = len(memory.annotations), Packed(repeat_rows(captions, samples), repeat_rows(lengths, samples))
         word = self.embedding(captions[:, :-1])  # (N, T, E), for all steps at once, as are its gates and Eq. 7
-        attended = self._all_steps(self._read(word), memory, B, lengths, samples)
-        word, of_words = packed.pack(repeat_rows(word, samples)), attended.map(packed.pack)
-        logits, posterior = self.output(word, of_words, memory, packed.images(B), packed.targets)
+        lstm = self._all_steps(self._read(word), memory, B, lengths, samples)
+        word, packed_steps = packed.pack(repeat_rows(word, samples)), lstm.map(packed.pack)
+        logits, posterior = self.output(word, packed_steps, memory, packed.images(B), packed.targets)
         evidence = None if posterior is None else packed.unpack(posterior)
         if not self.training and posterior is None:
             evidence = self._evidence_without_steps(repeat_rows(captions, samples), memory)
-        return output_of(packed, logits, attended, evidence)
+        return output_of(packed, logits, lstm, evidence)
 
     def evidence(self, captions: Tensor, lengths: Tensor, memory: Memory) -> Tensor | None:
         evidence = self._evidence_without_steps(captions, memory)
@@ -174,14 +174,14 @@ class AttentionDecoder(Decoder):
         """Return the evidence (N, T, L) of the words of captions (N, T+1) if it does not depend on their steps."""
         return self.output.evidence(captions[:, 1:], memory) if self.attention.weighs_annotations else None
 
-    def _all_steps(self, words: Tensor, memory: Memory, B: int, lengths: Tensor, samples: int) -> Attended:
+    def _all_steps(self, words: Tensor, memory: Memory, B: int, lengths: Tensor, samples: int) -> LSTMStep:
         """Run the recurrence over all steps of words (N, T, ..) that were read; returns fields (N * S, T, ..)."""
         # Attention without randomness leads all samples of a caption through the same states: run them once.
         repeats = 1 if self.attention.deterministic else samples
         words, lengths = repeat_rows(words, repeats), repeat_rows(lengths, repeats)
         state = tuple(repeat_rows(tensor, len(words) // B) for tensor in self.init_state(memory))
-        attended = run_recurrence(self._recur, self, words, state, memory, B, lengths)
-        return attended.map(lambda field: repeat_rows(field, samples // repeats))
+        lstm = run_recurrence(self._recur, self, words, state, memory, B, lengths)
+        return lstm.map(lambda field: repeat_rows(field, samples // repeats))
 
     def prepare_search(self, memory: Memory) -> Memory:
         return self.output.prepare_search(memory)
@@ -197,7 +197,7 @@ class InitialMLP(nn.Module):
     def __init__(self, annotation_dim: int, hidden_dim: int, layers: int, dropout: float) -> None:
         super().__init__()
         hidden = [
-            nn.Sequential(Linear(annotation_dim, annotation_dim), nn.ReLU(), Dropout(dropout))
+            nn.Sequential(Linear(annotation_dim, annotation_dim), nn.ReLU(), nn.Dropout(dropout))
             for _ in range(layers - 1)
         ]
         self.layers = nn.Sequential(*hidden, Linear(annotation_dim, hidden_dim), nn.Tanh())

@@ -3,15 +3,45 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from captioning.attention import Attended, Attention, Memory
+from captioning.attention import Attention, Memory
 from captioning.attention.memory import repeat_rows
 from captioning.component import Component
-from captioning.kernels.dropout import Dropout
 from captioning.kernels.linear import Linear, precise_linear, to_autocast
+from captioning.trace import AttentionTrace
+
+
+class LSTMStep(NamedTuple):
+    """What a step of the LSTM leaves: (N, ..) for N rows, (N, T, ..) or (M, ..) for many steps at once.
+
+    Attributes:
+        h: (.., H), the new h_t.
+        context: (.., D), beta_t z_t.
+        alphas, locations, log_prob, heads: As in ``AttentionOutput``.
+        beta_logit: (..), f_beta(h_{t-1}) of Sec. 4.2.1; None without a gate.
+    """
+
+    h: Tensor
+    context: Tensor
+    alphas: Tensor
+    locations: Tensor | None
+    log_prob: Tensor | None
+    heads: Tensor | None
+    beta_logit: Tensor | None
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> LSTMStep:
+        """Return it with ``function`` applied to every field that is not None."""
+        return LSTMStep(*(None if field is None else function(field) for field in self))  # type: ignore[arg-type]
+
+    def trace(self) -> AttentionTrace:
+        """Return the attention trace of these steps."""
+        betas = None if self.beta_logit is None else torch.sigmoid(self.beta_logit)
+        return AttentionTrace(self.alphas, betas, self.locations, heads=self.heads)
 
 
 class Output(Component):
@@ -31,7 +61,7 @@ class Output(Component):
         self.L_h = Linear(hidden_dim, embedding_dim, bias=False)
         self.L_z = Linear(annotation_dim, embedding_dim, bias=False)
         self.L_o = Linear(embedding_dim, vocabulary_size)
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
         nn.init.zeros_(self.L_o.bias)
 
     def prepare_search(self, memory: Memory) -> Memory:
@@ -40,13 +70,13 @@ class Output(Component):
 
     @abstractmethod
     def forward(
-        self, word: Tensor, attended: Attended, memory: Memory, image_index: Tensor, targets: Tensor | None = None
+        self, word: Tensor, lstm: LSTMStep, memory: Memory, image_index: Tensor, targets: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Return the words of all steps of teacher forcing.
 
         Args:
             word: (M, E), embedding of the previous word.
-            attended: What the M steps saw, and their h.
+            lstm: The M steps of the LSTM.
             image_index: (M,) int64, ascending, the image of ``memory`` that a step looks at.
             targets: (M,) int64, the true words.
 
@@ -83,7 +113,7 @@ class Output(Component):
         return torch.softmax(self.location_logits(words, memory), dim=-1)
 
     @abstractmethod
-    def step(self, word: Tensor, attended: Attended, memory: Memory) -> Tensor:
+    def step(self, word: Tensor, lstm: LSTMStep, memory: Memory) -> Tensor:
         """Return the logits (N, V) of one step of a search, N = B * R, the rows of an image adjacent.
 
         At least float32, because a search ranks words by these logits (``kernels.linear.precise_linear``).
@@ -94,12 +124,12 @@ class DeepOutput(Output):
     """p(y_t) = softmax(L_o(E y_{t-1} + L_h h_t + L_z z_t)), Eq. 7."""
 
     def forward(
-        self, word: Tensor, attended: Attended, memory: Memory, image_index: Tensor, targets: Tensor | None = None
+        self, word: Tensor, lstm: LSTMStep, memory: Memory, image_index: Tensor, targets: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        return self.L_o(self._hidden(word, attended)), None
+        return self.L_o(self._hidden(word, lstm)), None
 
-    def step(self, word: Tensor, attended: Attended, memory: Memory) -> Tensor:
-        return precise_linear(self.L_o, self._hidden(word, attended))
+    def step(self, word: Tensor, lstm: LSTMStep, memory: Memory) -> Tensor:
+        return precise_linear(self.L_o, self._hidden(word, lstm))
 
-    def _hidden(self, word: Tensor, attended: Attended) -> Tensor:
-        return self.dropout(word + self.L_h(self.dropout(attended.h)) + self.L_z(attended.context))
+    def _hidden(self, word: Tensor, lstm: LSTMStep) -> Tensor:
+        return self.dropout(word + self.L_h(self.dropout(lstm.h)) + self.L_z(lstm.context))

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from captioning.attention import Attended, Attention, Memory, SoftAttention
+from captioning.attention import Attention, Memory, SoftAttention
 from captioning.errors import InputError
 from captioning.kernels.linear import precise_linear
 from captioning.kernels.summed import Located, locate, summed_log_probs, summed_posterior, summed_step
-from captioning.model.output import Output
+from captioning.model.output import LSTMStep, Output
 
 
 @dataclass(frozen=True)
@@ -49,36 +49,36 @@ class SummedOutput(Output):
         return LocatedMemory(**vars(memory), located=locate(*self._factors(memory)))
 
     def forward(
-        self, word: Tensor, attended: Attended, memory: Memory, image_index: Tensor, targets: Tensor | None = None
+        self, word: Tensor, lstm: LSTMStep, memory: Memory, image_index: Tensor, targets: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        S = self.L_o(self._hidden(word, attended))
+        S = self.L_o(self._hidden(word, lstm))
         A, W = self._factors(memory)
-        log_w = self._log_weights(attended)
+        log_w = self._log_weights(lstm)
         log_probs = summed_log_probs(S, A, W, log_w, image_index)
         if targets is None or self.training:
             return log_probs, None
         posterior = summed_posterior(S, A, W, log_w, image_index, targets)[:, 1:]
-        return log_probs, _given_a_look(posterior, attended.alphas)
+        return log_probs, _given_a_look(posterior, lstm.alphas)
 
-    def step(self, word: Tensor, attended: Attended, memory: Memory) -> Tensor:
+    def step(self, word: Tensor, lstm: LSTMStep, memory: Memory) -> Tensor:
         located = memory.located if isinstance(memory, LocatedMemory) else locate(*self._factors(memory))
-        S = precise_linear(self.L_o, self._hidden(word, attended))
-        return summed_step(S, located, self._log_weights(attended))
+        S = precise_linear(self.L_o, self._hidden(word, lstm))
+        return summed_step(S, located, self._log_weights(lstm))
 
     def evidence(self, words: Tensor, memory: Memory) -> None:
         """Return None: the evidence is the posterior, which depends on the step's state."""
 
-    def _hidden(self, word: Tensor, attended: Attended) -> Tensor:
+    def _hidden(self, word: Tensor, lstm: LSTMStep) -> Tensor:
         """Return the hidden layer of a step that does not look, (M, E)."""
-        return self.dropout(word + self.L_h(self.dropout(attended.h)))
+        return self.dropout(word + self.L_h(self.dropout(lstm.h)))
 
-    def _log_weights(self, attended: Attended) -> Tensor:
+    def _log_weights(self, lstm: LSTMStep) -> Tensor:
         """Return the log weights of L + 1 components, 1 - beta first, (M, L + 1); -inf where a weight is 0."""
-        exists = attended.alphas > torch.finfo(attended.alphas.dtype).tiny
-        log_w = torch.where(exists, attended.alphas, 1.0).log().masked_fill(~exists, float("-inf"))
-        if attended.beta_logit is None:
+        exists = lstm.alphas > torch.finfo(lstm.alphas.dtype).tiny
+        log_w = torch.where(exists, lstm.alphas, 1.0).log().masked_fill(~exists, float("-inf"))
+        if lstm.beta_logit is None:
             return nn.functional.pad(log_w, (1, 0), value=float("-inf"))
-        beta_logit = attended.beta_logit.to(log_w.dtype).unsqueeze(1)
+        beta_logit = lstm.beta_logit.to(log_w.dtype).unsqueeze(1)
         return torch.cat([nn.functional.logsigmoid(-beta_logit), nn.functional.logsigmoid(beta_logit) + log_w], 1)
 
     def _factors(self, memory: Memory) -> tuple[Tensor, Tensor]:

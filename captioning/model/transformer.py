@@ -10,12 +10,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from captioning.attention import AnnotationLayer, Attended, Attention, Memory
+from captioning.attention import AnnotationLayer, Attention, AttentionOutput, Memory
 from captioning.attention.layers import sinusoids
 from captioning.attention.memory import repeat_rows
 from captioning.component import check_size
 from captioning.errors import InputError, check_range
-from captioning.kernels.dropout import Dropout
 from captioning.kernels.linear import Linear, precise_linear
 from captioning.kernels.packed import Packed
 from captioning.model.decoder import Decoder, DecoderOutput, output_of
@@ -114,7 +113,7 @@ class TransformerDecoder(Decoder):
             attention.build(d, d, grid_size)
             self._refuse_state(attention, grid_size)
         self.embedding = nn.Embedding(vocabulary_size, d, padding_idx=PAD)
-        self.dropout = Dropout(p)
+        self.dropout = nn.Dropout(p)
         self.layers = nn.ModuleList(
             TransformerLayer(d, self.heads, self.feedforward_dim, p) for _ in range(self.layer_count)
         )
@@ -157,7 +156,7 @@ class TransformerDecoder(Decoder):
         hidden, _, attended = self._read(repeat_rows(captions[:, :-1], samples), None, memory)
         return output_of(packed, self.to_words(packed.pack(hidden)), attended)
 
-    def _read(self, tokens: Tensor, state: State | None, memory: Memory) -> tuple[Tensor, State, Attended]:
+    def _read(self, tokens: Tensor, state: State | None, memory: Memory) -> tuple[Tensor, State, AttentionOutput]:
         """Read words (N, T) that follow the words of ``state``; T is 1 if there is a state.
 
         Returns:
@@ -197,9 +196,9 @@ class TransformerLayer(nn.Module):
         self.word_projection = Linear(dim, 3 * dim)
         self.word_output = Linear(dim, dim)
         self.feedforward = nn.Sequential(
-            Linear(dim, feedforward_dim), nn.ReLU(), Dropout(dropout), Linear(feedforward_dim, dim)
+            Linear(dim, feedforward_dim), nn.ReLU(), nn.Dropout(dropout), Linear(feedforward_dim, dim)
         )
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -207,7 +206,7 @@ class TransformerLayer(nn.Module):
 
     def forward(
         self, x: Tensor, before: KeysAndValues | None, attention: Attention, memory: Memory
-    ) -> tuple[Tensor, KeysAndValues, Attended]:
+    ) -> tuple[Tensor, KeysAndValues, AttentionOutput]:
         """Return the layer's output for x (N, T, d).
 
         Args:

@@ -84,7 +84,14 @@ def read_config(path: Path, option: str = "") -> dict[str, Any]:
         problem = f"not a YAML file ({one_line(error, 120)})"
     if problem:
         raise InputError(f"{option} {path}: {problem}".lstrip())
-    return content
+    return _with_named(content, path.parent)
+
+
+def _with_named(settings: Any, folder: Path) -> Any:
+    """Return settings with what the YAML files say that they name, as ``objective: mine.yaml``, beside their file."""
+    if isinstance(settings, dict):
+        return {key: _with_named(value, folder) for key, value in settings.items()}
+    return read_config(folder / settings) if str(settings).endswith((".yaml", ".yml")) else settings
 
 
 @functools.cache

@@ -120,6 +120,8 @@ def read_study(path: Path) -> Study:
         study = msgspec.convert(read_config(path), Study)
     except msgspec.ValidationError as error:
         raise InputError(f"{path}: {error}") from error
+    if study.name != path.stem:  # a copy of another study, whose runs would be taken for its own
+        raise InputError(f"{path}: name is {study.name}, and names folders of runs; give it the file's, {path.stem}")
     above: list[str] = []
     for name, variant in study.variants.items():
         if (variant.config is None) == (not variant.average):

@@ -110,6 +110,20 @@ def test_second_run_gets_a_folder_of_its_own_and_a_resumed_one_keeps_its_folder(
     assert not Path("runs/tiny-3").exists()
 
 
+def test_files_that_a_configuration_names_are_beside_it_and_what_was_used_is_recorded(workdir):
+    config = yaml.safe_load(Path("tiny.yaml").read_text())
+    config["trainer"]["accelerator"] = "auto"
+    Path("mine").mkdir()
+    for name, content in {"data": config["data"], "main": config | {"data": "data.yaml"}}.items():
+        Path(f"mine/{name}.yaml").write_text(yaml.safe_dump(content))
+    command("fit", "--config", "mine/main.yaml")
+    command("test", "--ckpt_path", "runs/main/checkpoints/best.ckpt", "--config", "mine/main.yaml")
+    log = yaml.safe_load(Path("runs/main/metrics/version_0/hparams.yaml").read_text())
+    for provenance in (log["provenance"], metrics_of("runs/main/main")["provenance"]):
+        assert provenance["used"].pop("device") in ("cpu", "cuda")
+        assert provenance["used"] == {"processes": 1, "precision": "32-true", "num_workers": 0}
+
+
 def test_runs_that_start_together_have_folders_of_their_own(workdir, capsys):
     first = Fit(["--config", "tiny.yaml", "--seed_everything", "7"])
     command("fit", "--config", "tiny.yaml")

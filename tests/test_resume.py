@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from captioning.attention import AdditiveScore, HardAttention
 from captioning.data.shapes import ShapesSource
+from captioning.errors import InputError
 from captioning.inference import load
 from captioning.training import CaptioningModule, ResumableStopping, StopOnRequest, Unfreeze, WarmupCosine
 
@@ -216,6 +217,30 @@ def test_a_run_that_ended_inside_an_epoch_or_a_step_goes_on_there(
     assert counts[0] == counts[1] == [1]
 
 
+class CrashInside(pl.Callback):
+    """Raises in a batch, counted from 0."""
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def on_before_backward(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.fit_loop.total_batch_idx == self.batch:
+            raise KeyError("a crash")
+
+
+@pytest.mark.parametrize("batch", [4, 12])
+def test_a_crash_inside_a_step_of_several_batches_loses_none_of_their_gradients(shapes, tmp_path, batch):
+    def run(folder: str, *callbacks: pl.Callback, **options: Any) -> CaptioningModule:
+        # With dropout, but without statistics, which see the batches twice.
+        options |= {"make": make_module, "max_epochs": 2, "accumulate_grad_batches": 3}
+        return fit(shapes, tmp_path / folder, *callbacks, **options)[0]
+
+    whole = run("whole")
+    run("cut", CrashInside(batch), error=KeyError)
+    resumed = run("cut", resume=True)
+    assert_equal(dict(whole.named_parameters()), dict(resumed.named_parameters()))
+
+
 def test_the_encoder_stays_frozen_where_a_run_resumes_inside_an_epoch(shapes, tmp_path):
     fit(shapes, tmp_path, Unfreeze(2), Signal(10), error=SIGTERMException)
     before = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
@@ -266,6 +291,22 @@ def test_settings_that_differ_from_the_checkpoints_are_said(shapes, tmp_path, ca
     after = {"trainer": {"max_epochs": 2, "devices": 1}, "model": {"lr": 0.2}, "name": "b"}
     run(after, 2, ckpt_path=tmp_path / "x.ckpt", weights_only=True)
     assert "from the checkpoint's: trainer.max_epochs: 2, was 1; model.lr: 0.2, was 0.1\n" in caplog.text
+
+
+def test_an_epoch_that_began_with_other_batches_is_not_gone_on_with(shapes, tmp_path):
+    def run(batch_size: int, epochs: int, steps: int, **resume: Any) -> None:
+        module = make_module()
+        module.settings = {"data": {"batch_size": batch_size}}
+        trainer = make_trainer(tmp_path, max_epochs=epochs, max_steps=steps)
+        trainer.fit(module, make_data(shapes, batch_size=batch_size), **resume)
+        trainer.save_checkpoint(tmp_path / "x.ckpt")
+
+    resume = {"ckpt_path": tmp_path / "x.ckpt", "weights_only": True}
+    run(8, 1, 2)
+    with pytest.raises(InputError, match=r"^data\.batch_size: 16 cannot go on inside .* epoch; leave it 8"):
+        run(16, 1, -1, **resume)
+    run(8, 1, -1, **resume)
+    run(16, 2, -1, **resume)  # an epoch of its own
 
 
 @pytest.mark.parametrize("schedule", [WarmupCosine, CosineAnnealingLR])

@@ -107,6 +107,7 @@ def test_every_shipped_study_is_read_and_its_table_in_the_page_of_results_has_ev
 @pytest.mark.parametrize(
     ("change", "argv", "message"),
     [
+        ({"name": "lite2"}, (), "tiny.yaml: name is lite2, and names folders of runs; give it the file's, tiny"),
         ({"varants": {}}, (), "tiny.yaml: .*unknown field `varants`"),
         ({"variants": {"soft": {"label": "x"}}}, (), "tiny.yaml: variants.soft: needs either a config or an average"),
         ({"variants": {"soft": {"config": "shape_soft"}}}, (), "variants.soft: there is no .*shape_soft.yaml"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,9 +26,6 @@ class GumbelAttention(StochasticAttention):
         temperature: Temperature at the beginning of training; by its end it has fallen to half along an exponential.
         sample_probability, ramp, per_batch, dropout, inference: As in ``StochasticAttention``; by default every image
             is drawn.
-
-    Raises:
-        InputError: An option is out of its range.
     """
 
     def __init__(
@@ -41,14 +39,8 @@ class GumbelAttention(StochasticAttention):
         dropout: float = 0.0,
         inference: str = "expected",
     ) -> None:
-        super().__init__(
-            score,
-            sample_probability=sample_probability,
-            ramp=ramp,
-            per_batch=per_batch,
-            dropout=dropout,
-            inference=inference,
-        )
+        options: dict[str, Any] = {"ramp": ramp, "per_batch": per_batch, "dropout": dropout, "inference": inference}
+        super().__init__(score, sample_probability=sample_probability, **options)
         if not 0 < temperature < math.inf:
             raise InputError(f"temperature must be positive, got {temperature}; hard draws are the limit 0")
         self.first_temperature = temperature

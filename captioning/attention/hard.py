@@ -39,9 +39,6 @@ class StochasticAttention(Attention):
     Attributes:
         training_batches: Number of batches of the whole training, which ``ramp`` and Gumbel's temperature need. The
             trainer sets it; in a loop of your own, set it before the first batch.
-
-    Raises:
-        InputError: An option is out of its range.
     """
 
     inference_modes = ("expected", "argmax", "sample")

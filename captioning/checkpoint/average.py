@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from captioning.checkpoint.format import without
 from captioning.checkpoint.io import read_checkpoint
 from captioning.checkpoint.load import SavedModel, read_model
 from captioning.errors import InputError
@@ -63,12 +64,5 @@ def _identity(model: SavedModel) -> dict[str, Any]:
     """Return what must be equal in two models whose weights are averaged, by the names that an error gives."""
     encoder = model.captioner.encoder.identity()
     del encoder["weights"]
-    decoder = _without_dropout(model.captioner.decoder.to_config())
+    decoder = without(model.captioner.decoder.to_config(), lambda name, _: "dropout" in name)
     return {"encoder": encoder, "decoder": decoder, "vocabulary": model.vocabulary}
-
-
-def _without_dropout(config: Any) -> Any:
-    """Return plain data without dropout, which does not change a trained model."""
-    if isinstance(config, dict):
-        return {name: _without_dropout(value) for name, value in config.items() if "dropout" not in name}
-    return config

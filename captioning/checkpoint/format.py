@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from captioning.data.transforms import Preprocessing
@@ -57,7 +57,7 @@ def rebuild(content: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[Cap
         encoder: Encoder = Encoder.from_config(content["encoder"])
     encoder.preprocessing = Preprocessing.from_dict(content["preprocessing"])
     captioner = Captioner(
-        encoder, Decoder.from_config(_without_old_schedules(content["decoder"])), vocabulary_size=len(vocabulary)
+        encoder, Decoder.from_config(without(content["decoder"], _counts_batches)), vocabulary_size=len(vocabulary)
     )
     prefix = "captioner."
     weights = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
@@ -67,9 +67,13 @@ def rebuild(content: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[Cap
     return captioner, vocabulary
 
 
-def _without_old_schedules(config: Any) -> Any:
-    """Return a decoder's description without schedules of 0.2.0, which counted batches and matter to training alone."""
+def without(config: Any, leaves_out: Callable[[str, Any], bool]) -> Any:
+    """Return a model's description without arguments that do not change a trained model."""
     if not isinstance(config, dict):
         return config
-    old = {"anneal", "final_temperature", *(["ramp"] if max(config.get("ramp") or (0,)) > 1 else [])}
-    return {name: _without_old_schedules(value) for name, value in config.items() if name not in old}
+    return {name: without(value, leaves_out) for name, value in config.items() if not leaves_out(name, value)}
+
+
+def _counts_batches(name: str, value: Any) -> bool:
+    """Return whether an argument is a schedule of 0.2.0."""
+    return name in ("anneal", "final_temperature") or (name == "ramp" and max(value or (0,)) > 1)

@@ -135,6 +135,8 @@ class CommandLine(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         super().parse_arguments(parser, args)
         check_range(0, 2**32 - 1, seed_everything=int(self.config.seed_everything or 0))
+        if self.config.seed_everything is False:
+            raise InputError("--seed_everything false: every run has a seed, so that it can be repeated; give a number")
 
     folder: Path  # where the command writes
     own_callbacks: list[Any]  # of every run, which the configuration may replace by others of their kind
@@ -142,6 +144,7 @@ class CommandLine(LightningCLI):
     def before_instantiate_classes(self) -> None:
         trainer = self.config.trainer
         trainer.default_root_dir = str(self.folder)
+        trainer.use_distributed_sampler = False  # the samplers know the processes
         if trainer.precision is None:  # the best of this machine
             trainer.precision = best_precision(str(trainer.accelerator))
 
@@ -169,7 +172,14 @@ class CommandLine(LightningCLI):
                 chosen.append(callback)
         off = tuple(kind for kind, on in enabled.items() if on is False)
         trainer.callbacks = [callback for callback in chosen if not isinstance(callback, off)]
-        return super().instantiate_trainer(use_distributed_sampler=False, **kwargs)  # the samplers know the processes
+        return super().instantiate_trainer(**kwargs)
+
+    def provenance(self) -> dict[str, Any]:
+        """Return where this command's results come from, with what was used where the configuration leaves it open."""
+        trainer, data = self.trainer, self.datamodule
+        used = {"device": trainer.strategy.root_device.type, "processes": trainer.world_size}
+        used |= {"precision": trainer.precision, "num_workers": data.workers}
+        return provenance(command=shlex.join(sys.argv), seed=data.seed) | {"used": used}
 
 
 class Fit(CommandLine):
@@ -182,10 +192,8 @@ class Fit(CommandLine):
         run = _run_of(words)
         if run is not None and not (words.config and words.ckpt_path in _BY_NAME):
             # A resumed run stays where its checkpoint lies, whatever the config is called.
-            if words.runs is None:
-                args = [*args, "--runs", str(run.path.parent)]
-            if words.name is None:
-                args = [*args, "--name", run.path.name]
+            args = [*args, *["--runs", str(run.path.parent)] * (words.runs is None)]
+            args += ["--name", run.path.name] * (words.name is None)
             if not words.config:  # it has its own
                 read_config(run.config)  # names the file
                 args = ["--config", str(run.config), *args]
@@ -298,7 +306,7 @@ class Fit(CommandLine):
 
     def _train(self) -> None:
         """Train, and tell where the best checkpoint is or how a run that was stopped goes on."""
-        run, trainer, seed = RunFolder(self.folder), self.trainer, self.datamodule.seed
+        run, trainer = RunFolder(self.folder), self.trainer
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if hasattr(callback, "monitor") and hasattr(callback, "mode"):
                 _mode(f"trainer.callbacks: {type(callback).__name__}", callback.monitor, callback.mode)
@@ -320,8 +328,8 @@ class Fit(CommandLine):
             "estimator": estimator and type(estimator).__name__,
             "inference": self.model.attention.inference,
             "encoder": type(self.model.encoder).__name__,
-            "seed": seed,
-            "provenance": provenance(command=shlex.join(sys.argv), seed=seed),
+            "seed": self.datamodule.seed,
+            "provenance": self.provenance(),
         }
         start_loggers(trainer.loggers, self.config_dump | labels)
         code = 0
@@ -359,6 +367,8 @@ def _refuse_what_training_cannot_do(config: Any, options: Iterable[str], files: 
     for option in (*(option[2:] for option in options), *(key for file in of_users for key, value in file if value)):
         if re.fullmatch(r"(checkpoint|last)\.dirpath|trainer\.(default_root_dir|logger\b.*\.(save_)?dir)", option):
             raise InputError(f"--{option}: checkpoints and logs of a run are in RUNS/NAME; give --runs and --name")
+        if option == "trainer.use_distributed_sampler":
+            raise InputError(f"--{option}: the samplers know the processes; leave it out")
     smallest = {"accumulate_grad_batches": 1, "check_val_every_n_epoch": 1, "val_check_interval": 1e-9}
     for name, low in (smallest | {"gradient_clip_val": 0, "log_every_n_steps": 0}).items():
         if isinstance(trainer[name], (int, float)):  # an interval may be a duration
@@ -526,7 +536,7 @@ class ScoreCommand(CommandLine):
         """Score the model, or predict, and print the metrics."""
         model, trainer, data = self.model, self.trainer, self.datamodule
         data.use(self.saved.vocabulary)
-        model.provenance = provenance(command=shlex.join(sys.argv), seed=data.seed) | {
+        model.provenance = self.provenance() | {
             "scored_in": self.config_dump["trainer"]["precision"],
             "settings": self.saved.settings | {"data": self.config_dump["data"]},
         }
@@ -553,7 +563,7 @@ def _data_of(path: Path) -> dict[str, Any]:
         "model": ("search", "bound_samples"),
         "trainer": ("accelerator", "devices", "strategy", "num_nodes", "limit_val_batches", "limit_test_batches"),
     }
-    chosen: dict[str, Any] = {name: settings[name] for name in ("data", "seed_everything") if name in settings}
+    chosen: dict[str, Any] = {name: settings[name] for name in ("data", "seed_everything") if settings.get(name)}
     for part, names in scoring.items():
         chosen[part] = {name: value for name, value in (settings.get(part) or {}).items() if name in names}
     return chosen

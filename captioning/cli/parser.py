@@ -64,7 +64,7 @@ class OneLineErrors:
 
 
 def _class_names() -> set[str]:
-    modules = [module for name, module in list(sys.modules.items()) if name.startswith("captioning.")]
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith(("captioning.", "torch.optim."))]
     return {name for module in modules for name, value in vars(module).items() if isinstance(value, type)}
 
 

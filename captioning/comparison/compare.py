@@ -41,9 +41,6 @@ def compare(
         resamples: Resamples of the images, for every interval and every test.
         seed: Seed of the resampling.
         images: Number of disagreements to list.
-
-    Raises:
-        InputError: ``metric`` is not available.
     """
     check_choice(TITLES, metric=metric)
     runs, aside = _on_the_same_data(runs)

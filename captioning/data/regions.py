@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -62,41 +62,28 @@ def named_regions(words: Sequence[str], objects: Sequence[ObjectCells]) -> list[
     If several objects have the name, those that share most adjectives with the noun phrase count, together. A noun that
     names no object with a pixel in view has no region.
     """
-    regions = []
-    for phrase, noun, end, named in _mentions(words, objects) if objects else ():
-        adjectives = frozenset(words[phrase:noun])
-        shared = [(len(adjectives & item.attributes), item.covered) for item in named if item.covered.any()]
-        if shared:
-            most = max(number for number, _ in shared)
-            # A visible pixel belongs to one object, so fractions add up.
-            covered = np.minimum(sum(fractions for number, fractions in shared if number == most), 1.0)
-            whole = words[phrase] in _DETERMINERS and noun - phrase <= 2  # "a train", "a red train"
-            regions.append(Region(phrase if whole else noun, noun, end, covered))
-    return regions
-
-
-def _mentions(
-    words: Sequence[str], objects: Sequence[ObjectCells]
-) -> Iterator[tuple[int, int, int, list[ObjectCells]]]:
-    """Yield the phrase's start, its noun's, its end and the objects of that name; the longest name wins.
-
-    The phrase begins with its determiner, or after the name before.
-    """
+    regions: list[Region] = []
     elsewhere, longest = long_names()
-    longest = max(longest, *(len(name.split()) for item in objects for name in item.names))
-    place = phrase = 0
-    while place < len(words):
-        for end in range(min(place + longest, len(words)), place, -1):
-            name = " ".join(words[place:end])
+    longest = max([longest, *(len(name.split()) for item in objects for name in item.names)])
+    noun = phrase = 0  # a phrase begins with its determiner, or after the name before
+    while objects and noun < len(words):
+        for end in range(min(noun + longest, len(words)), noun, -1):  # the longest name wins
+            name, adjectives = " ".join(words[noun:end]), frozenset(words[phrase:noun])
             named = [item for item in objects if name in item.names]
-            if named or name in elsewhere:  # "a hot dog" where there is but a dog names nothing
-                if named:
-                    yield phrase, place, end, named
-                place = phrase = end
-                break
+            if not named and name not in elsewhere:  # "a hot dog" where there is but a dog names nothing
+                continue
+            if shared := [(len(adjectives & item.attributes), item.covered) for item in named if item.covered.any()]:
+                most = max(number for number, _ in shared)
+                # A visible pixel belongs to one object, so fractions add up.
+                covered = np.minimum(sum(fractions for number, fractions in shared if number == most), 1.0)
+                whole = words[phrase] in _DETERMINERS and noun - phrase <= 2  # "a train", "a red train"
+                regions.append(Region(phrase if whole else noun, noun, end, covered))
+            noun = phrase = end
+            break
         else:
-            phrase = place if words[place] in _DETERMINERS else phrase
-            place += 1
+            phrase = noun if words[noun] in _DETERMINERS else phrase
+            noun += 1
+    return regions
 
 
 @dataclass

@@ -213,18 +213,21 @@ class CaptionDataModule(pl.LightningDataModule):
                     "objective.guidance: RegionGuidance needs regions, and the data set has none; see data/README.md"
                 )
         dataset = CaptionDataset(index, self.vocabulary, encoder.preprocessing, **options, **features)
-        on_gpu, workers = torch.cuda.is_available(), self.num_workers
-        if workers is None:
-            workers = min(8, processors()) if self.features is None else 2 * on_gpu
         return batch_loader(
             dataset,
             batches,
-            num_workers=workers,
-            pin_memory=on_gpu,
-            persistent_workers=workers > 0,
+            num_workers=self.workers,
+            pin_memory=torch.cuda.is_available(),
+            persistent_workers=self.workers > 0,
             # Its own generator: the global one belongs to dropout and sampling, and must resume unchanged.
             generator=torch.Generator().manual_seed(self.seed),
         )
+
+    @property
+    def workers(self) -> int:
+        """The number of processes that load images: ``num_workers``, or its default on this machine."""
+        default = min(8, processors()) if self.features is None else 2 * torch.cuda.is_available()
+        return default if self.num_workers is None else self.num_workers
 
     def photo(self, row: int) -> Image | None:
         """Return an image of the evaluated split before preprocessing; None if its image file is missing."""

@@ -41,6 +41,12 @@ from captioning.training.callbacks import accumulates
 from captioning.training.datamodule import CaptionDataModule
 from captioning.vocabulary import Vocabulary, tokenizer_from
 
+_OF_BATCHES = (
+    "data.batch_size data.group data.captions_per_image data.limit_images seed_everything "
+    "trainer.accumulate_grad_batches processes"
+).split()
+"""Settings that decide which captions an optimizer step has."""
+
 
 class CaptioningModule(pl.LightningModule):
     """An encoder and a decoder, trained by an objective and scored by their captions.
@@ -87,6 +93,7 @@ class CaptioningModule(pl.LightningModule):
         self.results: list[CaptionedImage] = []  # the images of the last evaluation, in the order of the split
         self._watch = CollapseWatch()
         self._random_state: dict[str, Any] | None = None
+        self._at_step: dict[str, Tensor] = {}  # the random numbers' state where an optimizer step began
         self._regions: RegionsInView | None = None
         self._stops = False  # once this step is complete
 
@@ -144,6 +151,8 @@ class CaptioningModule(pl.LightningModule):
 
     def on_train_batch_start(self, batch: CaptionBatch, batch_idx: int) -> None:
         """Where several processes train, let each draw from a stream of its own, which a resumed run finds again."""
+        if batch_idx % self.trainer.accumulate_grad_batches == 0:
+            self._at_step = self._random_numbers()
         if self.trainer.world_size > 1:
             total: Any = self.trainer.fit_loop.epoch_loop.batch_progress.total
             place = np.random.SeedSequence((self.data.seed, self.trainer.global_rank, total.processed))
@@ -310,14 +319,9 @@ class CaptioningModule(pl.LightningModule):
         if not isinstance(tokenizer, PennTreebank):
             search["tokenizer"] = type(tokenizer).__name__
         pointed = any(image.hits or image.reference_hits for image in self.results)
-        about = {
-            "search": search,
-            "tokens": tokenizer.description,
-            "cells": vars(self.encoder.cells) if pointed else None,
-        }
-        write_evaluation(
-            Path(self.trainer.default_root_dir), stage, metrics, self.results, **about, provenance=self.provenance
-        )
+        about: dict[str, Any] = {"search": search, "tokens": tokenizer.description, "provenance": self.provenance}
+        about["cells"] = vars(self.encoder.cells) if pointed else None
+        write_evaluation(Path(self.trainer.default_root_dir), stage, metrics, self.results, **about)
 
     on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
     on_test_epoch_end = on_validation_epoch_end
@@ -326,11 +330,19 @@ class CaptioningModule(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the entry that rebuilds the captioner without a config, a vocabulary file or a data set."""
         checkpoint["captioning"] = describe(self.captioner, self.data.vocabulary, self.settings)
-        state = {"cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            state["cuda"] = torch.cuda.get_rng_state(self.device)
+        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress
+        ready, done, per_step = progress.current.ready, progress.current.processed, self.trainer.accumulate_grad_batches
+        ended = ready == done and progress.is_last_batch
+        # Batches that have begun since the last optimizer step; a crash loses their gradients.
+        checkpoint["unfinished"] = 0 if ended else ready - done // per_step * per_step
+        checkpoint["processes"] = self.trainer.world_size
         # A run that stops before its first batch saves the state that it loaded.
+        state = self._at_step if checkpoint["unfinished"] else self._random_numbers()
         checkpoint["random_state"] = self._random_state or state
+
+    def _random_numbers(self) -> dict[str, Tensor]:
+        state = {"cpu": torch.get_rng_state()}
+        return state | ({"cuda": torch.cuda.get_rng_state(self.device)} if self.device.type == "cuda" else {})
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         content = checkpoint.get("captioning", {})
@@ -341,6 +353,13 @@ class CaptioningModule(pl.LightningModule):
         self._random_state = checkpoint["random_state"]
         loop = checkpoint["loops"]["fit_loop"]
         batches = loop["epoch_loop.batch_progress"]
+        again = checkpoint.get("unfinished", 0)
+        for name in (name for name in checkpoint["state_dict"] if name.endswith(".batches")):
+            checkpoint["state_dict"][name] = checkpoint["state_dict"][name] - again
+        if again:
+            batches["is_last_batch"] = False
+            for part in ("current", "total"):
+                batches[part] = dict.fromkeys(batches[part], batches[part]["ready"] - again)
         for epochs in loop["epoch_progress"].values() if batches["current"]["ready"] else ():
             if epochs["processed"] == epochs["started"]:  # also where max_steps or max_time cut the epoch short
                 epochs["processed"] -= not batches["is_last_batch"]
@@ -349,13 +368,19 @@ class CaptioningModule(pl.LightningModule):
             state = checkpoint.get("callbacks", {}).get(callback.state_key, {})
             _follow_files(state, getattr(callback, "dirpath", None))
         was, now = (flat(x, (*PLACES, "init_from")) for x in (content.get("settings") or {}, self.settings))
+        now["processes"] = self.trainer.world_size
+        was["processes"] = checkpoint.get("processes", now["processes"])
+        inside = batches["current"]["ready"] and not batches["is_last_batch"]
         names = [name for name in was | now if was.get(name) != now.get(name)]
         for name in names:  # arguments that one of two versions of a class lacks are left alone
-            if name in ("model.optimizer", "model.scheduler", "model.encoder.learning_rate") or (
-                name.startswith(("model.optimizer.", "model.scheduler.")) and name in was and name in now
+            batches_differ = inside and name in _OF_BATCHES
+            if batches_differ or (
+                name in ("model.optimizer", "model.scheduler", "model.encoder.learning_rate")
+                or (name.startswith(("model.optimizer.", "model.scheduler.")) and name in was and name in now)
             ):
-                again = f"leave it {was.get(name)}, or begin a new run with --init_from"
-                raise InputError(f"{name}: {now.get(name)} cannot go on from the checkpoint's state; {again}")
+                place = "inside the checkpoint's epoch" if batches_differ else "from the checkpoint's state"
+                instead = f"leave it {was.get(name)}, or begin a new run with --init_from"
+                raise InputError(f"{name}: {now.get(name)} cannot go on {place}; {instead}")
         if changed := [f"{name}: {now.get(name)}, was {was.get(name)}" for name in names]:
             kept = any({"T_max", "total_iters"} & state.keys() for state in checkpoint["lr_schedulers"])
             why = " (the schedule keeps its length; WarmupCosine would take a new one)" * kept

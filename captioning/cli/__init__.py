@@ -114,7 +114,9 @@ def training_help(command: str) -> str:
 def near(path: str | Path) -> str:
     """Return ``; did you mean X?`` with the file of that folder whose name is nearest, "" if none is near."""
     folder = Path(path).parent
-    names = difflib.get_close_matches(Path(path).name, [other.name for other in folder.glob("*") if other.exists()], 1, 0.75)
+    names = difflib.get_close_matches(
+        Path(path).name, [other.name for other in folder.glob("*") if other.exists()], 1, 0.75
+    )
     return f"; did you mean {folder / names[0]}?" if names else ""
 
 

@@ -537,7 +537,6 @@ class ScoreCommand(CommandLine):
         model, trainer, data = self.model, self.trainer, self.datamodule
         data.use(self.saved.vocabulary)
         model.provenance = self.provenance() | {
-            "scored_in": self.config_dump["trainer"]["precision"],
             "settings": self.saved.settings | {"data": self.config_dump["data"]},
         }
         if self.stage == "predict":

@@ -35,11 +35,8 @@ class CaptionBatches(Sampler[list[int]]):
         lengths, image_of_caption: (M,) words and image row of each caption, as in ``CaptionIndex``.
         batch_size: Captions per batch on each rank. With ``group="image"`` this is an average.
         seed: With it, the epoch and ``batch_size * world_size`` decide on the captions of each step.
-        group: ``"length"`` as above. ``"image"`` keeps all captions of an image in one batch, so that an encoder that
-            is being trained runs once per image and epoch instead of five times. Images are drawn regardless of
-            caption length: batches sorted by length would hold similar pictures, from which the encoder learns badly.
-        captions_per_image: How many captions of each image an epoch takes; every epoch continues where the last one
-            stopped. None for all; a number needs ``group="image"`` (InputError).
+        group, captions_per_image: As in ``CaptionDataModule``. With ``"image"``, images are drawn regardless of caption
+            length: batches sorted by length would hold similar pictures, from which the encoder learns badly.
         start: (epoch, batch) that the first pass begins with; a data loader's workers fetch it before ``set_epoch``.
     """
 

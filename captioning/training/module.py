@@ -131,7 +131,9 @@ class CaptioningModule(pl.LightningModule):
         if self.objective.needs_pretrained and self.trainer.ckpt_path is None and self.start is None:
             rank_zero_warn("self-critical training begins with random weights; pass others with --init_from")
         for attention in self.captioner.decoder.attentions():
-            if isinstance(attention, GumbelAttention) or getattr(attention, "ramp", ()):
+            if isinstance(attention, GumbelAttention) or (
+                isinstance(attention, StochasticAttention) and attention.ramp
+            ):
                 attention.training_batches = self._length()[1]
         self.objective.on_train_start(self.data.index("train"), self.data.vocabulary, self.search)
 

@@ -77,7 +77,7 @@ def caption_a_photograph(runs: Path) -> None:
     """Print the pretrained captioner's caption of a photograph, and draw where it looked."""
     from captioning.inference import load
 
-    photograph = REPOSITORY / "docs/images/cows.jpg"  # no. 418281 of COCO, CC BY 2.0
+    photograph = REPOSITORY / "captioning/pretrained/examples/cows.jpg"  # no. 418281 of COCO, CC BY 2.0
     overlay = runs / "photograph.png"
     print(f"A photograph, captioned by the captioner that is installed with the package:\n  image       {photograph}")
     try:

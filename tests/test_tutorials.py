@@ -137,7 +137,6 @@ def test_soft_against_hard(workplace, monkeypatch, capsys):
 
 
 def test_the_notebook_has_its_outputs_and_its_cells_run_in_its_own_folder(monkeypatch, capsys):
-    pytest.importorskip("skimage", reason="needs scikit-image: pip install -e '.[notebook]'")
     cells = [cell for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
     stored = ["".join(line for output in cell["outputs"] for line in output.get("text", [])) for cell in cells]
     kinds = [kind for cell in cells for output in cell["outputs"] for kind in output.get("data", {}) if "image" in kind]

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioning.errors import InputError, printable
+from captioning.files import read_json
 
 if TYPE_CHECKING:
     from captioning.inference import ImageCaptioner
 
-_INTRODUCTION = "Drop a photograph: the model describes it, and shows where it looked at each word."
 _STYLE = """
 h1 { font-family: system-ui, sans-serif; }
 .frame { display: block; width: 100%; border: 0; }
@@ -52,22 +52,27 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
     print(f"captioning app: loading {printable(model)} ...", file=sys.stderr, flush=True)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # for what gradio sends when it is imported
     import gradio
-    from matplotlib.cbook import get_sample_data
 
+    from captioning.checkpoint.load import FOLDER
     from captioning.inference import load
 
     captioner, name = load(model), Path(model).stem
-    example = str(get_sample_data("grace_hopper.jpg", asfileobj=False))
+    examples = FOLDER.parent / "examples"
+    shown = [one for one in read_json(examples / "examples.json") if one["app"]]
+    sources = " · ".join(f"[{one['file']}: {one['credit']}]({one['source']})" for one in shown)
     with gradio.Blocks(title="Captions", analytics_enabled=False, delete_cache=(600, 600)) as page:  # seconds
-        gradio.Markdown(f"# Describe a photograph\n{_INTRODUCTION} {_limits(model)}")
+        introduction = "Drop a photograph: the model describes it, and shows where it looked at each word."
+        gradio.Markdown(f"# Describe a photograph\n{introduction} {_limits(model)}")
         photo: Any = gradio.Image(label="Photograph", height=220, sources=["upload", "clipboard"], buttons=[])
         # The file comes as it is, not read by gradio: what is no photograph gets our one line.
         photo.preprocess = lambda upload: upload and upload.path
-        button = gradio.Button("Try an example: Grace Hopper, photographed by the U.S. Navy (public domain)", size="sm")
-        button.click(lambda: example, None, photo, api_visibility="private")
-        result = gradio.HTML(padding=False)
-        photo.change(lambda path: _answer(captioner, name, path), photo, result, api_visibility="private")
-    place: dict[str, Any] = {"server_name": host, "server_port": port, "allowed_paths": [example]}
+        files = [[str(examples / one["file"])] for one in shown]
+        samples = gradio.Dataset(components=[photo], samples=files, label="Examples, the last one difficult")
+        samples.click(lambda sample: sample[0], samples, photo, api_visibility="private")
+        gradio.Markdown(f"<small>{sources}</small>")
+        result, known = gradio.HTML(padding=False), {(one["file"], one["caption"]): one for one in shown}
+        photo.change(lambda path: _answer(captioner, name, path, known), photo, result, api_visibility="private")
+    place: dict[str, Any] = {"server_name": host, "server_port": port, "allowed_paths": [str(examples)]}
     try:
         page.launch(**place, prevent_thread_lock=True, quiet=True, ssr_mode=False, run_history=False, css=_STYLE)
     except (OSError, OverflowError) as error:  # gradio's own, without an errno, or no port's number
@@ -86,8 +91,8 @@ def _limits(model: str) -> str:
     return " ".join(text.partition("## Limits\n\n- ")[2].partition("\n\n")[0].partition("\n- ")[0].split())
 
 
-def _answer(captioner: ImageCaptioner[Any], name: str, path: str | None) -> str:
-    """Return HTML: the explorer of the photograph at ``path``, or one line that says why there is none."""
+def _answer(captioner: ImageCaptioner[Any], name: str, path: str | None, known: dict[Any, Any]) -> str:
+    """Return HTML: the explorer of the photograph, below an example's wrong words; or why there is none, in a line."""
     from captioning.views.explorer import explorer_page, shown_image
 
     if path is None:
@@ -101,4 +106,6 @@ def _answer(captioner: ImageCaptioner[Any], name: str, path: str | None) -> str:
     page = explorer_page([shown_image(file, caption.seen(), [caption.for_explorer(name)])], caption.text)
     # A frame of its own keeps the explorer's style, keys and policy apart from the page around it.
     frame = '<iframe class="frame" title="Caption and attention" onload="{}" srcdoc="{}"></iframe>'
-    return frame.format(html.escape(_LOADED), html.escape(page))
+    example = known.get((file, caption.text), {})
+    wrong = f"<p>Wrong: <b>{', '.join(example['wrong'])}</b>. {example['about']}.</p>" if example.get("wrong") else ""
+    return wrong + frame.format(html.escape(_LOADED), html.escape(page))

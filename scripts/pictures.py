@@ -1,0 +1,255 @@
+#!/usr/bin/env python
+"""Make the pictures and captions of the examples again, after another captioner came into the package.
+
+The examples lie in captioning/pretrained/examples. A caption that changed loses its list of wrong words: look at the
+photograph, write the words into examples.json ([] if all are right), and run this again. The notebook and the
+explorer's picture need the extras notebook and dev, and Chromium.
+
+examples:
+  python scripts/pictures.py
+  python scripts/pictures.py --only gallery figures
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import io
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from captioning.attention import HardAttention, Memory
+from captioning.errors import InputError, exits_on_input_error
+from captioning.files import command_line, read_json, write_json, write_text
+from captioning.inference import ImageCaptioner, load
+from captioning.inference.caption import Caption
+from captioning.model import AttentionDecoder, SummedOutput
+from captioning.trace import AttentionTrace
+from captioning.views.explorer import explorer_page, shown_image
+from captioning.views.maps import paint, smooth_alphas
+from captioning.vocabulary import FUNCTION_WORDS, SPECIALS, START, Vocabulary
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+EXAMPLES = REPOSITORY / "captioning/pretrained/examples"
+IMAGES = REPOSITORY / "docs/images"
+GALLERY = REPOSITORY / "docs/gallery.md"
+NOTEBOOK = REPOSITORY / "docs/notebooks/caption_and_look.ipynb"
+SPEAKING = 6
+"""Cells of the greatest alphas, whose own words are shown for the sum."""
+SHOWN = "cows.jpg"
+"""The example of README, of the explorer's picture and of how_it_works.md."""
+
+
+@exits_on_input_error
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    steps = {"gallery": gallery, "figures": figures, "explorer": explorer, "notebook": notebook}
+    parser.add_argument("--only", nargs="+", choices=steps, default=list(steps), help="make these alone")
+    args = parser.parse_args(command_line(argv))
+    captioner = load()
+    for name in args.only:
+        steps[name](captioner)
+        print(f"{name}: done", flush=True)
+    if unjudged := [one["file"] for one in read_json(EXAMPLES / "examples.json") if one["wrong"] is None]:
+        raise InputError(f"{EXAMPLES}/examples.json: name the wrong words in the new captions of {', '.join(unjudged)}")
+
+
+def gallery(captioner: ImageCaptioner[Any]) -> None:
+    """Caption the examples, and write their table into the page of the gallery."""
+    examples = read_json(EXAMPLES / "examples.json")
+    for one in examples:
+        caption = captioner.caption(str(EXAMPLES / one["file"])).text
+        if caption != one.get("caption"):
+            one |= {"caption": caption, "wrong": None}
+            print(f"{one['file']}: {caption}")
+    write_json(EXAMPLES / "examples.json", examples)
+    write_text(GALLERY, filled(GALLERY.read_text(encoding="utf-8"), examples))
+
+
+def filled(page: str, examples: list[dict[str, Any]]) -> str:
+    """Return the gallery's page with the table of the examples."""
+    lines = ["| photograph | caption | shown |", "|---|---|---|"]
+    for one in examples:
+        wrong = set(one["wrong"] or ())
+        caption = " ".join(f"~~{word}~~" if word in wrong else word for word in one["caption"].split())
+        picture = f"![{Path(one['file']).stem}](../captioning/pretrained/examples/{one['file']})"
+        lines.append(f"| {picture} | {caption} | {one['about']}. [{one['credit']}]({one['source']}) |")
+    words, right = sum(len(one["caption"].split()) for one in examples), sum(one["wrong"] == [] for one in examples)
+    wrong_words = sum(one["caption"].split().count(word) for one in examples for word in one["wrong"] or ())
+    count = f"Of these {len(examples)} captions, {right} are right. Of their {words} words, {wrong_words} are wrong."
+    table = "\n".join(lines)
+    return re.sub(r"(?<=<!-- table -->\n).*(?=<!-- end -->)", f"\n{count}\n\n{table}\n\n", page, flags=re.DOTALL)
+
+
+def figures(captioner: ImageCaptioner[Any]) -> None:
+    """Draw README's figure and those of how_it_works.md."""
+    caption = captioner.caption(str(EXAMPLES / SHOWN))
+    save(caption.figure(), "photo")
+    named = [step for step, word in enumerate(caption.words) if word not in FUNCTION_WORDS]
+    step = max(named, key=lambda step: float(caption.alphas[step].max()))
+    decoder, ids = captioner.model.decoder, [START, *captioner.vocabulary.encode(caption.words[:step])]
+    with torch.inference_mode():
+        memory = captioner.model.encode_views([captioner.encoder.preprocessing.normalise_all([caption.view])])
+        soft, trace = next_word(decoder, memory, ids)
+        hard, of_hard = next_word(with_hard_attention(decoder), memory, ids)
+        summed, _ = next_word(with_summed_output(decoder), memory, ids)
+        # Eq. 7 is linear in the context: the logits with the context of one cell in place of the expectation.
+        output, a, alphas = decoder.output, memory.annotations[0], trace.alphas[0]
+        of_cells = output.L_z(torch.cat([a, trace.betas[0] * (alphas @ a)[None]])) @ output.L_o.weight.T  # (L + 1, V)
+        cells = (soft.log() + of_cells[:-1] - of_cells[-1:]).argmax(-1)
+    vocabulary, drawn = captioner.vocabulary, int(of_hard.locations[0])
+    bars = [top(probabilities, vocabulary) for probabilities in (soft, hard, summed)]
+    save(one_word(caption, alphas.numpy(), bars[0]), "one_word")
+    of_cells = [name(int(word), vocabulary) for word in cells]
+    save(selections(caption, alphas.numpy(), drawn, of_cells, bars), "selections")
+
+
+def next_word(decoder: AttentionDecoder, memory: Memory, ids: list[int]) -> tuple[Tensor, AttentionTrace]:
+    """Return the probabilities of the word after given ones, (V,), and the trace of its step."""
+    memory = decoder.prepare_search(memory)
+    state = decoder.init_state(memory)
+    for token in ids:
+        logits, state, trace = decoder.step(torch.tensor([token]), state, memory)
+    return logits[0].softmax(-1), trace
+
+
+def top(probabilities: Tensor, vocabulary: Vocabulary) -> dict[str, float]:
+    best = probabilities.topk(4)
+    return {name(int(word), vocabulary): float(p) for p, word in zip(best.values, best.indices, strict=True)}
+
+
+def name(word: int, vocabulary: Vocabulary) -> str:
+    return vocabulary.words[word - len(SPECIALS)] if word >= len(SPECIALS) else SPECIALS[word]
+
+
+def with_hard_attention(decoder: AttentionDecoder) -> AttentionDecoder:
+    """Return the decoder with the same weights, whose context is the annotation of the most probable location."""
+    decoder, soft = copy.deepcopy(decoder), decoder.attention
+    decoder.attention = HardAttention(soft.score, normaliser=soft.normaliser, inference="argmax").eval()
+    return decoder
+
+
+def with_summed_output(decoder: AttentionDecoder) -> AttentionDecoder:
+    """Return the decoder with the same weights, which sums the word's probability over the locations."""
+    decoder, deep = copy.deepcopy(decoder), decoder.output
+    decoder.output = SummedOutput().eval()
+    for name, layer in deep.named_children():
+        setattr(decoder.output, name, layer)
+    return decoder
+
+
+def one_word(caption: Caption, alphas: NDArray[np.float32], words: dict[str, float]) -> Figure:
+    """Draw the way to one word: image, cells, score, alphas, context, word."""
+    titles = "1  image", "2  cells", "3  score of each cell", "4  alphas, percent", "5  context", "6  next word"
+    figure = Figure((10.5, 7.4), facecolor="white", layout="constrained")
+    image, cells, score, alpha, context, word = figure.subplots(2, 3).flat
+    for axes, title in zip(figure.axes, titles, strict=True):
+        axes.set_title(title, loc="left", fontsize=15)
+    logits = np.log(alphas) - np.log(alphas).mean()  # the scores, but for a constant that the softmax takes out
+    for axes, values, numbers in ((score, logits, logits), (alpha, alphas, 100 * alphas)):
+        axes.imshow(values.reshape(caption.grid_size), cmap="inferno")
+        for location, number in enumerate(numbers):
+            row, column = divmod(location, caption.grid_size[1])
+            color = "black" if values[location] > (values.min() + values.max()) / 2 else "white"
+            axes.text(column, row, f"{round(float(number))}", color=color, ha="center", va="center", size=11)
+    for axes in (image, cells):
+        axes.imshow(caption.view)
+    for location in range(alphas.size):
+        outline(cells, caption, location, "white", 0.8)
+    draw_map(context, caption, alphas)
+    draw_bars(word, words)
+    return figure
+
+
+def selections(
+    caption: Caption, alphas: NDArray[np.float32], drawn: int, cells: list[str], words: list[dict[str, float]]
+) -> Figure:
+    """Draw what soft attention, hard attention and the sum make of the same alphas, and the next word of each."""
+    figure = Figure((10.5, 5.6), facecolor="white", layout="constrained")
+    maps, bars = figure.subplots(2, 3, height_ratios=(3, 1.5))
+    for axes, title in zip(maps, ("soft: a mean of cells", "hard: one cell", "summed: words of cells"), strict=True):
+        axes.set_title(title, loc="left", fontsize=15)
+    draw_map(maps[0], caption, alphas)
+    draw_map(maps[1], caption, np.arange(alphas.size) == drawn)
+    outline(maps[1], caption, drawn, "white", 2)
+    maps[2].imshow(np.asarray(caption.view) // 3)
+    for location in alphas.argsort()[-SPEAKING:]:
+        top_, bottom, left, right = caption.cells.square(int(location))
+        outline(maps[2], caption, int(location), "white", 0.8)
+        text = f"{cells[location]}\n{100 * alphas[location]:.0f} %"
+        maps[2].text((left + right) / 2, (top_ + bottom) / 2, text, color="white", ha="center", va="center", size=9)
+    for axes, one in zip(bars, words, strict=True):
+        draw_bars(axes, one)
+    return figure
+
+
+def draw_map(axes: Axes, caption: Caption, alphas: NDArray[Any]) -> None:
+    pixels = np.asarray(caption.view.resize((448, 448)), dtype=np.float32) / np.float32(255)
+    smooth = smooth_alphas(alphas, caption.cells.scaled((448, 448)))
+    axes.imshow(paint(pixels, smooth, float(alphas.max()), "color"), extent=(0, *caption.view.size, 0))
+
+
+def draw_bars(axes: Axes, words: dict[str, float]) -> None:
+    axes.barh(list(words), list(words.values()), color="#4c5fb8")
+    axes.set(xlim=(0, 1), xticks=[0, 0.5, 1])
+    axes.invert_yaxis()
+    axes.tick_params(labelsize=13)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def outline(axes: Axes, caption: Caption, location: int, color: str, width: float) -> None:
+    top_, bottom, left, right = caption.cells.square(location)
+    axes.add_patch(Rectangle((left, top_), right - left, bottom - top_, fill=False, edgecolor=color, linewidth=width))
+
+
+def save(figure: Figure, name: str) -> None:
+    """Write a figure as a JPEG of docs/images."""
+    for axes in figure.axes:
+        if axes.images:
+            axes.set(xticks=[], yticks=[])
+    file = io.BytesIO()
+    figure.savefig(file, dpi=100)
+    Image.open(file).convert("RGB").save(IMAGES / f"{name}.jpg", quality=82, optimize=True)
+
+
+def explorer(captioner: ImageCaptioner[Any]) -> None:
+    """Take the picture of the explorer in Chromium."""
+    from playwright.sync_api import sync_playwright
+
+    caption = captioner.caption(str(EXAMPLES / SHOWN), beam_size=5)
+    page = explorer_page([shown_image(SHOWN, caption.seen(), [caption.for_explorer("pretrained")])], caption.text)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        file = Path(folder) / "explorer.html"
+        file.write_text(page, encoding="utf-8")
+        browser = playwright.chromium.launch(
+            executable_path="/usr/bin/chromium", args=["--no-sandbox", "--disable-gpu"]
+        )
+        tab = browser.new_page(viewport={"width": 1280, "height": 800})
+        tab.goto(file.as_uri())
+        tab.locator(".word[aria-current]").wait_for()
+        tab.screenshot(path=IMAGES / "explorer.jpg", quality=80)
+        browser.close()
+
+
+def notebook(captioner: ImageCaptioner[Any]) -> None:
+    """Run the notebook and keep its outputs."""
+    command = ["jupyter", "nbconvert", "--to", "notebook", "--execute", "--inplace", str(NOTEBOOK)]
+    if subprocess.run([sys.executable, "-m", *command], check=False).returncode:
+        raise InputError(f"{NOTEBOOK}: a cell fails; its message stands above")
+
+
+if __name__ == "__main__":
+    main()

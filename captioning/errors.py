@@ -71,9 +71,28 @@ def warn_once(line: str) -> None:
     logging.getLogger("captioning").warning(line)
 
 
+_ALSO_CALLED = "learning_rate=lr epochs=max_epochs steps=max_steps seed=seed_everything gpus=devices gpu=device"
+_ALSO_CALLED += " device=accelerator resume=ckpt_path"
+"""What other programs call an option, with its name here."""
+
+
 def did_you_mean(word: str, words: Collection[str]) -> str:
-    """Return ``; did you mean X?`` with the nearest of ``words``, "" if none is near."""
-    near = difflib.get_close_matches(word, words, 1)
+    """Return ``; did you mean X?`` with the nearest of ``words``, "" if none is near.
+
+    Of ``--model.optimizer.lr``, the last part or its beginning is enough; the name with the fewest parts wins.
+    """
+    names: dict[str, str] = {}
+    for name in sorted(words, key=lambda name: (name.count("."), name)):
+        names.setdefault(name.rpartition(".")[2].lstrip("-"), name)
+    key = word.rpartition(".")[2].lstrip("-")
+    near = [
+        names[last]
+        for last in (dict(pair.split("=") for pair in _ALSO_CALLED.split()).get(key, key), key)
+        if last in names
+    ]
+    near += difflib.get_close_matches(word, words, 1, 0.8)
+    near += [names[last] for last in names if last.startswith(key)]
+    near += [names[last] for last in difflib.get_close_matches(key, names, 1)]
     return f"; did you mean {near[0]}?" if near else ""
 
 
@@ -88,11 +107,10 @@ _REMEDIES = {
 
 
 def exits_on_input_error(main: Callable[P, None]) -> Callable[P, None]:
-    """Wrap a script's ``main``: an ``InputError`` is printed as one line on stderr and ends with exit code 2.
+    """Wrap a script's ``main``: an ``InputError``, a full disk or memory is one line on stderr and exit code 2.
 
-    So do errors of the operating system, such as a full disk, and running out of memory. Ctrl-C ends with exit code
-    130, and an output that is closed with 141, as in other programs. Other errors are faults of this package, and keep
-    their traceback. Characters that the terminal's encoding lacks are printed as ``\\u732b``.
+    Ctrl-C ends with exit code 130, and an output that is closed with 141, as in other programs. Other errors keep their
+    traceback. Characters that the terminal's encoding lacks are printed as ``\\u732b``.
     """
 
     @functools.wraps(main)

@@ -14,18 +14,15 @@ from typing import Any
 from captioning.errors import InputError, one_line
 
 FIGURES = (".png", ".pdf", ".svg")  # suffixes of the files that figures are written to
+PAGES, JSON = (".html", ".htm"), (".json", ".jsonl")
 
 
 @contextmanager
 def replacing(path: Path, option: str = "") -> Iterator[Path]:
-    """Yield a temporary name beside ``path``, which is renamed to ``path`` when the block ends without an error.
+    """Yield a temporary name beside ``path``, which takes its place when the block ends without an error.
 
-    After an error or a crash the file is unchanged. Folders are made as needed. A link stays one: its target is
-    replaced. Several processes may write the file at once; the last one wins. ``option`` is the option of the
-    command line that named it, for the message.
-
-    Raises:
-        InputError: The file cannot be written.
+    Folders are made as needed. Of a link, the target is replaced. An InputError says, with the ``option`` that named
+    the file, that it cannot be written.
     """
     path = path.expanduser()
     path = path.resolve() if path.is_symlink() else path
@@ -67,10 +64,7 @@ def read_json(path: Path, what_to_do: str = "") -> Any:
 
 
 def read_config(path: Path, option: str = "") -> dict[str, Any]:
-    """Read a YAML file of settings, which ``option`` named, as ``settings_loader`` does.
-
-    An InputError says that it cannot be read, is not a mapping of settings, or has a key twice.
-    """
+    """Read a YAML file of settings, which ``option`` named; an InputError if it is none, or has a key twice."""
     import yaml
 
     try:
@@ -98,8 +92,7 @@ def _with_named(settings: Any, folder: Path) -> Any:
 def settings_loader() -> Callable[[str], Any]:
     """Return what reads settings in YAML, here and from now on in jsonargparse, by whose rules 1e-3 is a number.
 
-    A path that begins with ``~`` is in the home folder, for all to whom it is passed on. A key that stands twice is an
-    InputError: PyYAML takes the last one.
+    ``~`` is the home folder. A key that stands twice is an InputError: PyYAML takes the last one.
     """
     import yaml
     from jsonargparse import get_loader, set_loader
@@ -152,10 +145,10 @@ def refuse_inputs(output: str | Path | None, inputs: Iterable[str | Path], optio
             raise InputError(f"{option} {output}: would replace {path}, which is an input; give another name")
 
 
-def check_figure(path: str | Path | None, option: str = "") -> None:
-    """Refuse, by an InputError, a file for a figure whose suffix is none of ``FIGURES``. None is no file."""
-    if path is not None and Path(path).suffix.lower() not in FIGURES:
-        raise InputError(f"{option} {path}: must end in {', '.join(FIGURES)}".lstrip())
+def check_suffix(path: str | Path, suffixes: Sequence[str] = FIGURES, option: str = "") -> None:
+    """Refuse, by an InputError, a file to write that does not end as its format does."""
+    if Path(path).suffix.lower() not in suffixes:
+        raise InputError(f"{option} {path}: must end in {', '.join(suffixes)}".lstrip())
 
 
 def is_lfs_pointer(path: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -48,6 +49,7 @@ class RunFolder:
 
     def claim(self) -> bool:
         """Take the folder for a run that starts; returns False if it is another's, which may have no checkpoint yet."""
+        self.is_new = not self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if not self.is_trained():
@@ -60,19 +62,17 @@ class RunFolder:
         return False
 
     def release(self) -> None:
-        """Let another run take the folder if this one has saved nothing."""
+        """Let another run take the folder if this one, which has claimed it, has saved nothing."""
         if not self.is_trained():
             self.config.unlink(missing_ok=True)
-            with suppress(OSError):  # it has other files, or is not there
-                self.path.rmdir()
+            if self.is_new:  # with what loggers wrote
+                shutil.rmtree(self.path, ignore_errors=True)
+            with suppress(OSError):  # it has other files
                 self.path.parent.rmdir()
 
 
 def checksum(checkpoint: str | Path) -> str:
-    """Return what tells the content of a checkpoint from that of all others; "" if there is no such file.
-
-    A copy has the same one. PyTorch stores a checksum with every tensor, so that no tensor is read.
-    """
+    """Return what tells a checkpoint's content from others', by the checksums of its tensors; "" without a file."""
     try:
         with zipfile.ZipFile(checkpoint) as archive:
             return hashlib.sha256(repr([part.CRC for part in archive.infolist()]).encode()).hexdigest()[:16]
@@ -81,20 +81,15 @@ def checksum(checkpoint: str | Path) -> str:
 
 
 def is_current(search: dict[str, Any], checkpoint: Path | None) -> bool:
-    """Return whether a test with these options is of the weights that a checkpoint has now, as far as that is known.
-
-    The checksum of the weights that were tested is taken out of the options.
-    """
+    """Take the checksum of tested weights out of options; return whether a checkpoint, if known, has these weights."""
     weights = search.pop("weights", "")
     return not weights or checkpoint is None or weights == checksum(checkpoint)
 
 
 def flat(settings: Mapping[str, Any], without: Iterable[str] = ()) -> dict[str, Any]:
-    """Return settings as {"model.decoder.dropout": 0.5}; "model.decoder.attention" has the class, by its short name
-    unless it is of a module of the user's, who may have two classes of one name.
+    """Return settings as {"model.decoder.dropout": 0.5}, but those in or beneath ``without``.
 
-    Components of a list, such as callbacks, are keyed by their class, not by their position. ``without`` are settings
-    to leave out, with all beneath them.
+    A class has its short name, unless it is the user's own. Components of a list are keyed by their class.
     """
     left_out = tuple(f"{name}." for name in without)
     return {key: value for key, value in _flat("", settings) if not f"{key}.".startswith(left_out)}

@@ -87,7 +87,7 @@ def test_an_unreadable_image_costs_a_line_and_the_exit_code(capsys, checkpoint, 
     assert run(capsys, none, "--model", checkpoint, code=2) == ([], first + "\n")
 
 
-@pytest.mark.parametrize("name", ["new/attention.png", "attention.pdf"])
+@pytest.mark.parametrize("name", ["attention.png", "attention.pdf"])
 def test_the_overlay_of_a_single_image_is_a_file(capsys, checkpoint, folder, tmp_path, name):
     target = tmp_path / "out" / name
     _, err = run(capsys, folder / "b.png", "--model", checkpoint, "--overlay", target)
@@ -142,7 +142,7 @@ def test_a_summed_outputs_evidence_is_drawn_and_explored(capsys, folder, tmp_pat
 
 
 def test_the_overlays_of_several_images_are_files_in_a_folder(capsys, checkpoint, folder, tmp_path):
-    target = tmp_path / "attention" / "2024.07.03"  # which is no suffix
+    target = tmp_path / "2024.07.03"  # which is no suffix
     run(capsys, folder, "--model", checkpoint, "--overlay", target, "--max_length", 2)
     names = sorted(path.name for path in target.iterdir())
     assert names == ["a.png", "b-2.png", "b.png"]

@@ -441,6 +441,22 @@ def test_a_slurm_job_that_saves_nothing_is_not_requeued_for_ever(tmp_path, resta
     assert ended.returncode == 143 and (tmp_path / "requeued").exists() == requeued
 
 
+def test_the_screen_of_a_run_has_no_line_in_vain_and_each_epochs_line_its_own_metrics(workdir, monkeypatch, capsys):
+    monkeypatch.setenv("WANDB_SILENT", "false")
+    options = ["--trainer.enable_progress_bar", "true", "--trainer.logger", "WandbLogger", "--trainer.max_epochs", "2"]
+    command("fit", "--config", "tiny.yaml", *options)
+    out, err = capsys.readouterr()
+    said = out + err
+    for words in ("anonymous", "already configured", "FLOPs", "v_num", "TPU", "to estimate", "Tip"):
+        assert words not in said
+    table = re.findall(r"^(\w+) +([\d,]+) +([\d,]+)  (\w+)$|^decoder\.attention ", said, re.MULTILINE)
+    assert [row[0] for row in table] == ["encoder", "decoder", "", "all"] and table[3][3] == "Captioner"
+    with next(Path("runs/tiny").rglob("metrics.csv")).open() as file:
+        logged = [f"val/nll {float(row['val/nll']):.2f} " for row in csv.DictReader(file) if row["val/nll"]]
+    lines = re.findall(r"^epoch (.), step .+: train/loss .+ (val/nll \S+ )val/bleu4", said, re.MULTILINE)
+    assert lines == [("1", logged[0]), ("2", logged[1])]
+
+
 def test_a_progress_bar_that_a_config_lists_can_be_turned_off(workdir):
     bar = {"class_path": "pytorch_lightning.callbacks.TQDMProgressBar"}
     Path("bar.yaml").write_text(yaml.safe_dump({"trainer": {"enable_progress_bar": True, "callbacks": [bar]}}))

@@ -50,7 +50,8 @@ FIT = "fit --config tiny.yaml "
 IN_RUNS = ": checkpoints and logs of a run are in RUNS/NAME; give --runs and --name"
 MISTAKES = {
     # commands and files; test_startup has those that are found before torch is imported
-    "fit": "the following arguments are required: model.encoder, model.decoder, data.source",
+    "fit": "are required: --config FILE.yaml, as in captioning fit --config configs/shapes_soft.yaml",
+    "fit --name new": "are required: --config FILE.yaml, as in captioning fit --config",
     "fit --config bad.yaml": "--config bad.yaml: not a YAML file (mapping values are not allowed",
     "fit --config list.yaml": "--config list.yaml: not a configuration",
     FIT + "--config twice.yaml": "--config twice.yaml: line 2: trainer is there twice, first in line 1",
@@ -63,6 +64,17 @@ MISTAKES = {
     # options, classes and their arguments
     FIT + "--data.batch_sise 3": "--data.batch_sise: no such option; did you mean --data.batch_size?",
     FIT + "stray": "stray: no such option",
+    FIT + "--lr 0.1": "--lr: no such option; did you mean --model.optimizer.lr?",
+    FIT + "--learning_rate=0.1": "did you mean --model.optimizer.lr?",
+    FIT + "--epochs 3": "did you mean --trainer.max_epochs?",
+    FIT + "--hidden_dim 3": "did you mean --model.decoder.hidden_dim?",
+    FIT + "--dropuot 0.1": "did you mean --model.decoder.dropout?",
+    FIT + "--optimizer.lr 0.1": "did you mean --model.optimizer.lr?",
+    FIT + "--beam 3": "did you mean --model.search.beam_size?",
+    FIT + "--seed 3": "did you mean --seed_everything?",
+    FIT + "--gpus 2": "did you mean --trainer.devices?",
+    FIT + "--resume last.ckpt": "did you mean --ckpt_path?",
+    FIT + "--model.decoder.attention Multi": "did you mean MultiHeadAttention?",
     FIT + "--trainer.max_epochs abc": 'option "trainer.max_epochs": - Expected a int',
     FIT + "--trainer.precision 17": "bf16-mixed",
     FIT + "--data.group imag": "Expected a one of ['length', 'image']. Got value: imag",
@@ -108,6 +120,7 @@ MISTAKES = {
     FIT + "--data.source.root nowhere --data.source KarpathySource --data.source.json_path no.json "
     "--data.source.image_dir .": "no.json: missing; see data/README.md",
     FIT + "--data.source.root holes": '1 of 2 image files are missing or empty: "holes/val/000002.png"; see data',
+    FIT + "--model.optimizer.lr -1": "model.optimizer or model.scheduler: Invalid learning rate: -1.0",
     # models
     "test": "captioning test: name a model with --ckpt_path",
     "test --ckpt_path runs/soft": "is a folder",
@@ -120,12 +133,28 @@ MISTAKES = {
     "caption photo.png --model runs/soft": "is a folder; give runs/soft/checkpoints/best.ckpt",
     "export --model foreign.ckpt --output out": "foreign.ckpt: not a checkpoint of this project",
     # the other commands
+    "caption": "are required: IMAGES, as in captioning caption photo.jpg --overlay photo.png (see",
+    "export": "are required: --model, --output, as in captioning export --model runs/",
+    "average": "are required: --model, --output, as in captioning average --model runs/",
+    "evaluate": "are required: --captions, --references, as in captioning evaluate --captions",
     "caption photo.png --style papre": "argument --style: invalid choice: 'papre'",
+    "caption photo.png --explorer out.png": "--explorer out.png: must end in .html, .htm",
+    "caption photo.png --json out.html": "--json out.html: must end in .json, .jsonl",
+    "caption photo.png --overlay out.html": "--overlay out.html: must end in .png, .pdf, .svg, or be a folder",
+    "caption photo.png --overlay rnus/maps": "--overlay rnus/maps: there is no folder rnus; did you mean runs?",
+    "caption photo.png --overlay rnus/maps/out.png": "rnus/maps/out.png: there is no folder rnus; did you mean runs?",
+    "caption photo.png --explorer home/pages/out.html": "there is no folder home; make it if it is meant",
+    "caption photo.png --json rnus/said/out.jsonl": "there is no folder rnus; did you mean runs?",
+    "caption photo.png --gpu": "--gpu: no such option; did you mean --device?",
+    "compare runs/soft runs/soft --output page.png": "--output page.png: must end in .html, .htm",
+    "compare runs/soft runs/soft --json page.html": "--json page.html: must end in .json, .jsonl",
+    "evaluate --captions notes.txt --references notes.txt --json rnus/a/b.json": "did you mean runs?",
     "caption photo.png --beam_size abc": "argument --beam_size: invalid int value: 'abc'",
     "compare runs/soft": "give two or more runs to compare, got runs/soft",
     "compare runs/soft runs/sofd": "runs/sofd: no such folder of a run; did you mean runs/soft?",
     "evaluate --captions notes.txt --references notes.txt": "notes.txt: cannot be read as JSON",
-    "extract --output out": "the following arguments are required: --config",
+    "extract --output out": "arguments are required: --config, as in captioning extract --config configs/flickr8k",
+    "extract --config tiny.yaml --output out --lr 0.1": "--lr: no such option; did you mean --model.optimizer.lr?",
     "extract --config tiny.yaml --output out --data.source.root holes": "val.json: 1 of 2 image files are missing",
     "extract --config tiny.yaml --output out --data.source.rot x": "Option 'rot' is not accepted; did you mean root?",
 }
@@ -137,6 +166,15 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(workdir, capsys, words)
     line = refused(capsys, *words.split())
     assert MISTAKES[words] in line and len(line) < 600
     assert {path for path in workdir.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "gpu", "mps", "cpu:1"])
+@pytest.mark.parametrize(("gpus", "usable"), [(0, "cpu"), (1, "cpu or cuda:0")])
+def test_advice_on_a_device_names_those_that_are_there(workdir, capsys, monkeypatch, device, gpus, usable):
+    if (device, gpus) != ("cuda", 1):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        line = refused(capsys, "caption", "photo.png", "--device", device)
+        assert line == f"error: device {device}: torch finds no such device here; use {usable}"
 
 
 def test_a_class_of_the_users_is_found_by_import(workdir, capsys):

@@ -133,13 +133,10 @@ def check_device(name: str | torch.device) -> torch.device:
     """Return a device that exists and can caption: Apple's mps has no float64, in which words are drawn."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise InputError(f"device {name!r} is not known; use cpu or cuda") from error
-    if device.type != "cpu" and (device.type != "cuda" or (device.index or 0) >= torch.cuda.device_count()):
-        raise InputError(f"device {name}: torch finds {torch.cuda.device_count()} CUDA devices; use cpu or cuda")
-    return device
+    usable = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    if str(name) not in (*usable, "cpu:0", *["cuda"] * (len(usable) > 1)):
+        raise InputError(f"device {name}: torch finds no such device here; use {' or '.join(usable)}")
+    return torch.device(name)
 
 
 def check_tokenizer(checkpoint: Tokenizer, data: Tokenizer) -> None:

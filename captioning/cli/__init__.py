@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from captioning.files import write_json
+from captioning.errors import InputError
+from captioning.files import check_suffix, write_json
 
 TRAINING = {
     "fit": "train a model; keeps the checkpoint whose captions have the best validation BLEU-4",
@@ -118,6 +119,20 @@ def near(path: str | Path) -> str:
         Path(path).name, [other.name for other in folder.glob("*") if other.exists()], 1, 0.75
     )
     return f"; did you mean {folder / names[0]}?" if names else ""
+
+
+def check_output(option: str, path: Path | None, suffixes: tuple[str, ...] = ()) -> None:
+    """Refuse, by an InputError, what is probably mistyped: an output that needs two new folders, or ends wrongly.
+
+    Without ``suffixes`` it is a folder itself. None and - are no file.
+    """
+    if path is not None and str(path) != "-":
+        if suffixes:
+            check_suffix(path, suffixes, option)
+        folder = path.parent if suffixes else path
+        if not (folder.exists() or folder.parent.exists()):
+            remedy = near(folder.parent) or "; make it if it is meant"
+            raise InputError(f"{option} {path}: there is no folder {folder.parent}{remedy}")
 
 
 def announce(command: str, what: str = "PyTorch") -> None:

@@ -29,16 +29,14 @@ class _Parser(OneLineErrors, ArgumentParser):
 
 
 def build(kinds: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], options: Sequence[str] = ()) -> list[Any]:
-    """Build the named parts of a training configuration, and ignore its other settings, or raise an InputError.
+    """Build the parts of training configurations that are named as in ``{"data.source": CaptionSource}``.
 
-    Args:
-        kinds: Class of each part by its place in the configuration, such as ``{"data.source": CaptionSource}``. A part
-            whose type admits None may be missing, and is None then.
-        configs: Configurations, merged in order as on the training command line; later ones win.
-        options: Options of the training command, ``["--data.source.root", "DIR"]``. They win over the configurations.
+    A part whose type admits None may be missing. Later configurations win over earlier ones, and options of the
+    training command, ``["--data.source.root", "DIR"]``, over both.
     """
     restrict_imports()
     parser = _Parser(prog="captioning fit", allow_abbrev=False)
+    parser.settings = configs = [*configs]
     parser.add_argument("--config", action=ActionConfigFile)
     for place, kind in kinds.items():
         parser.add_argument(f"--{place}", type=kind, required=type(None) not in get_args(kind))

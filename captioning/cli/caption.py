@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from captioning.cli import announce, near, say_written
+from captioning.cli import announce, check_output, near, say_written
 from captioning.errors import InputError, printable
-from captioning.files import FIGURES, refuse_inputs, replacing, write_text
+from captioning.files import FIGURES, JSON, PAGES, refuse_inputs, replacing, write_text
 from captioning.run_folder import RunFolder
 
 
@@ -95,6 +95,8 @@ def caption(
     paths = [path for path in named if path not in unread]
     for option, output in (("--overlay", overlay), ("--json", json), ("--explorer", explorer)):
         refuse_inputs(output, [*paths, *models], option)
+    check_output("--json", json, JSON)
+    check_output("--explorer", explorer, PAGES)
     overlays = _overlay_paths(overlay, paths, single) if overlay is not None else {}
     if not paths:
         raise SystemExit(2)
@@ -190,7 +192,9 @@ def _overlay_paths(target: Path, paths: Sequence[str], single: bool) -> dict[str
             raise InputError(f"--overlay {target}: there may be several images; give a folder")
         if not is_figure:
             raise InputError(f"--overlay {target}: must end in {', '.join(FIGURES)}, or be a folder")
+        check_output("--overlay", target, FIGURES)
         return dict.fromkeys(paths, target)
+    check_output("--overlay", target)
     counts: Counter[str] = Counter()
     folders = {Path(path).resolve().parent for path in paths}
     images: dict[str, tuple[str, Path]] = {}  # and overlays by their names, whose case some disks ignore

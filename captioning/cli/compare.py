@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from captioning.cli import IMPORTED, announce, near, say_written, tables
+from captioning.cli import IMPORTED, announce, check_output, near, say_written, tables
 from captioning.errors import InputError, check_whole
-from captioning.files import check_figure, refuse_inputs, write_text
+from captioning.files import FIGURES, JSON, PAGES, refuse_inputs, write_text
 
 
 def compare(
@@ -47,7 +47,8 @@ def compare(
     """
     if missing := next((run for run in runs if not Path(run).is_dir()), None):
         raise InputError(f"{missing}: no such folder of a run{near(missing)}")
-    check_figure(figure, "--figure")
+    for option, path, suffixes in (("--figure", figure, FIGURES), ("--output", output, PAGES), ("--json", json, JSON)):
+        check_output(option, path, suffixes)
     check_whole(1, resamples=resamples)
     check_whole(0, seed=seed, images=images)
     announce("compare")

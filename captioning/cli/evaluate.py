@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from captioning.cli import announce, tables
-from captioning.files import refuse_inputs
+from captioning.cli import announce, check_output, tables
+from captioning.files import JSON, refuse_inputs
 
 
 def evaluate(
@@ -31,6 +31,7 @@ def evaluate(
     Examples:
         captioning evaluate --captions mine.json --references captions_val2017.json
     """
+    check_output("--json", json, JSON)
     refuse_inputs(json, [captions, references], "--json")
     announce("evaluate")
     from captioning.evaluation.records import pair, read_references, read_results

@@ -50,6 +50,7 @@ from captioning.training import (
     ResumableStopping,
     StopOnRequest,
     Throughput,
+    TrainingBar,
     start_loggers,
 )
 
@@ -88,27 +89,36 @@ def _refused_by_library(error: Exception) -> bool:
 
 
 def _quieten() -> None:
-    """Silence warnings about choices that are made here on purpose, and let wandb log offline without an account."""
+    """Silence what libraries say of choices made here, or in vain, and let wandb log offline without an account."""
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # Lightning's own calls
     for message in (
         "LightningCLI's args parameter is intended",
         r"Found \d+ module\(s\) in eval mode",  # a frozen encoder
         ".*does not have many workers",
         r".*isinstance\(treespec, LeafSpec\)",
-        r"Precision \S+ is not supported by the model summary",  # of the size alone
         r"It is recommended to use .*sync_dist=True",  # all processes have the same numbers
         "You're resuming from a checkpoint that ended before the epoch ended",  # the sampler begins at its batch
         r"`ModelCheckpoint\(monitor=.* could not find the monitored key",  # a run of a few steps
         "You're using the WeightAveraging callback with a model that overrides",  # strategies that shard are not used
     ):
         warnings.filterwarnings("ignore", message=message)
-    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(
-        lambda record: not any(words in str(record.msg) for words in ("Tip:", "SIGTERMException was raised"))
-    )
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # type: ignore[assignment,misc]
+    logging.getLogger("pytorch_lightning").handlers = [_Said()]
     netrc = Path(os.environ.get("NETRC") or os.path.expanduser("~/.netrc"))
     if not os.environ.get("WANDB_API_KEY") and not (netrc.is_file() and "wandb" in netrc.read_text(errors="ignore")):
         os.environ.setdefault("WANDB_MODE", "offline")  # otherwise it would ask, or fail where it cannot
-        os.environ.setdefault("WANDB_QUIET", "true")  # how to upload is said once, by fit
+    if os.environ.get("WANDB_MODE") == "offline":
+        os.environ.setdefault("WANDB_SILENT", "true")  # how to upload is said once, by fit
+
+
+class _Said(logging.Handler):
+    """What Lightning logs, printed above the progress bar, without what it says in vain or our lines say."""
+
+    _IN_VAIN = "Tip:|SIGTERMException was|already configured|TPU av|LOCAL_RANK|`train_dataloader` to|Restor(ing|ed all)"
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not re.search(self._IN_VAIN, line := record.getMessage()):
+            print(line, file=sys.stderr, flush=True)
 
 
 class Parser(OneLineErrors, LightningArgumentParser):
@@ -132,7 +142,9 @@ class CommandLine(LightningCLI):
             args=list(args),
         )
 
-    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+    def parse_arguments(self, parser: Any, args: Any) -> None:
+        files = _parse_place(list(args))[0].config
+        parser.settings = [json.loads(file) if file[:1] == "{" else read_config(Path(file)) for file in files]
         super().parse_arguments(parser, args)
         check_range(0, 2**32 - 1, seed_everything=int(self.config.seed_everything or 0))
         if self.config.seed_everything is False:
@@ -163,14 +175,13 @@ class CommandLine(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Return the trainer with the callbacks of every run that the configuration neither has nor turns off."""
         trainer = self.config_init.trainer
-        given, bar, summary = trainer.callbacks or [], callbacks.ProgressBar, callbacks.ModelSummary
+        given, bar = trainer.callbacks or [], callbacks.ProgressBar
         chosen = [*given] if isinstance(given, list) else [given]
-        enabled = {bar: trainer.enable_progress_bar, summary: trainer.enable_model_summary}
         for callback in self.own_callbacks:
-            kind = next((kind for kind in enabled if isinstance(callback, kind)), type(callback))
+            kind = bar if isinstance(callback, bar) else type(callback)
             if not any(isinstance(other, kind) for other in chosen):
                 chosen.append(callback)
-        off = tuple(kind for kind, on in enabled.items() if on is False)
+        off = (bar,) if trainer.enable_progress_bar is False else ()
         trainer.callbacks = [callback for callback in chosen if not isinstance(callback, off)]
         return super().instantiate_trainer(**kwargs)
 
@@ -209,6 +220,8 @@ class Fit(CommandLine):
             yield
         except BaseException:
             if self.claimed is not None:
+                if "wandb" in sys.modules:  # its process writes into the folder
+                    sys.modules["wandb"].finish(1)
                 self.claimed.release()
             raise
 
@@ -244,6 +257,7 @@ class Fit(CommandLine):
                 "early_stopping.check_finite": False,  # NaN: no caption of this epoch names an object
                 "early_stopping.strict": False,  # a run of a few steps reaches no validation
                 "trainer.num_sanity_val_steps": 0,
+                "trainer.enable_model_summary": False,  # LogLines has a shorter one
             }
         )
 
@@ -279,8 +293,7 @@ class Fit(CommandLine):
             self.folder = Path(os.environ[_FOLDER])
         os.environ[_FOLDER] = str(self.folder)  # the processes that this one starts must not choose another
         super().before_instantiate_classes()
-        rich = callbacks.RichProgressBar(), callbacks.RichModelSummary(max_depth=3)
-        self.own_callbacks = [*rich, CaptionSamples(), Throughput(), LogLines(), self.stop]
+        self.own_callbacks = [TrainingBar(), CaptionSamples(), Throughput(), LogLines(), self.stop]
         if config.ckpt_path in _BY_NAME:
             config.ckpt_path = str(RunFolder(self.folder).checkpoint(config.ckpt_path))
         config.checkpoint.dirpath = config.last.dirpath = str(RunFolder(self.folder).checkpoints)

@@ -1,23 +1,20 @@
-"""Command lines of the commands: a typed function becomes a parser, and a mistake becomes one line.
-
-A command is a function that Python code can call, too. Its arguments have the names, types and defaults of its options,
-and its docstring is its help: what it does, ``Args:`` with a sentence on each option, and ``Examples:``. A command
-raises an InputError for what it cannot use.
-"""
+"""Command lines of the commands: a typed function becomes a parser, its docstring the help, and a mistake one line."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
 import pkgutil
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
+from captioning.cli import TRAINING, training_help
 from captioning.errors import InputError, did_you_mean
 
 Command = Callable[..., Any]
@@ -32,6 +29,7 @@ _WORDS = {
     r"typing.Literal(\[.+?\])": r"one of \1",
     r"<class '(?:\w+\.)*(\w+)'>": r"\1",
     "Parser key": "option",
+    "required: model.encoder, model.decoder, data.source": "required: --config FILE.yaml",
 }
 """What takes the place of argparse's and jsonargparse's words in a message."""
 
@@ -41,11 +39,16 @@ class OneLineErrors:
 
     prog: str
     _option_string_actions: dict[str, Any]
+    settings: Sequence[Mapping[str, Any]] = ()  # configurations, of whose classes the arguments are options, too
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if getattr(self, "_inner_parser", False):  # parses the arguments of one class; the outer parser adds the place
             super().error(message, ex)  # type: ignore[misc]
+        name = self.prog.rpartition(" ")[2]
+        text = training_help(name) if name in TRAINING else self.format_help()  # type: ignore[attr-defined]
         options = [name for name in self._option_string_actions if name.startswith("--")]
+        options += re.findall(r"--[\w.]+", text)
+        options += [f"--{place}" for each in self.settings for place in _places("", each)]
         meant: dict[str, Callable[[str], Collection[str]]] = {
             r"^unrecognized arguments: ()([^\s=]+)": lambda _: options,
             r"class_path '([\w.]+)':\s+Option '(\w+)' is not accepted": lambda place: (
@@ -59,6 +62,8 @@ class OneLineErrors:
         hint = next((did_you_mean(match[2], names(match[1])) for match, names in found if match), "")
         for pattern, words in _WORDS.items():
             message = re.sub(pattern, words, message, flags=re.DOTALL)
+        if "are required: " in message and (example := re.search(r"examples?:\n +(.+?)(?:   |\n|$)", text)):
+            hint = f", as in {example[1]}"
         line, see = " ".join(message.split()) + hint, f" (see {self.prog} --help)"
         raise InputError(line.replace(see, "") + see) from ex  # the error may be that of a configuration file
 
@@ -66,6 +71,17 @@ class OneLineErrors:
 def _class_names() -> set[str]:
     modules = [module for name, module in list(sys.modules.items()) if name.startswith(("captioning.", "torch.optim."))]
     return {name for module in modules for name, value in vars(module).items() if isinstance(value, type)}
+
+
+def _places(prefix: str, value: Any) -> Iterator[str]:
+    """Yield the arguments of the classes in a configuration, such as model.optimizer.lr."""
+    if isinstance(value, Mapping) and "class_path" in value:
+        with contextlib.suppress(ValueError, ImportError, AttributeError):  # a short name, or a mistyped one
+            names = inspect.signature(pkgutil.resolve_name(f"{value['class_path']}.__init__")).parameters
+            yield from (f"{prefix}.{name}" for name in names)
+        value = value.get("init_args")
+    for key, inner in value.items() if isinstance(value, Mapping) else ():
+        yield from _places(f"{prefix}.{key}".lstrip("."), inner)
 
 
 class Parser(OneLineErrors, argparse.ArgumentParser):

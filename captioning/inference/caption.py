@@ -15,7 +15,7 @@ from PIL import Image
 
 from captioning.cells import CellGrid
 from captioning.errors import InputError
-from captioning.files import check_figure, replacing
+from captioning.files import check_suffix, replacing
 from captioning.trace import AttentionTrace
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Caption:
 
         from captioning.views.overlays import save_figure
 
-        check_figure(path)
+        check_suffix(path)
         with rc_context({"pdf.fonttype": 42}), replacing(Path(path)) as part:  # TrueType: publishers refuse the default
             save_figure(self.figure(style, **options), part, format=Path(path).suffix[1:].lower())
 

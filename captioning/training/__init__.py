@@ -7,6 +7,7 @@ from captioning.training.callbacks import (
     ResumableStopping,
     StopOnRequest,
     Throughput,
+    TrainingBar,
     Unfreeze,
 )
 from captioning.training.datamodule import CaptionDataModule
@@ -23,6 +24,7 @@ __all__ = [
     "ResumableStopping",
     "StopOnRequest",
     "Throughput",
+    "TrainingBar",
     "Unfreeze",
     "WarmupCosine",
     "start_loggers",

@@ -73,11 +73,32 @@ class CaptionSamples(Callback):
     on_test_end = on_validation_end
 
 
-class LogLines(Callback):
-    """Prints where a resumed run goes on, and a line after every validation, which a log has in place of the bars."""
+class TrainingBar(callbacks.RichProgressBar):
+    """Lightning's, which counts epochs from 1, and goes at the end; the line of an epoch has the metrics."""
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def get_metrics(self, *args: Any) -> Any:
+        return {name: value for name, value in super().get_metrics(*args).items() if name != "v_num"}
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, *args: Any) -> None:
+        super().on_train_epoch_start(trainer, *args)
+        if self.progress is not None and self.train_progress_bar_id is not None:
+            self.progress.live.transient = True  # a log would have it once, at its end
+            of = f"/{trainer.max_epochs}" * ((trainer.max_epochs or 0) > 0)
+            self.progress.update(self.train_progress_bar_id, description=f"epoch {trainer.current_epoch + 1}{of}")
+
+
+class LogLines(Callback):
+    """Prints the model's parts, where a resumed run goes on, and after every validation a line with its metrics."""
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._started, self._first, self._trains = time.perf_counter(), True, False
+        if trainer.is_global_zero:
+            print(f"{'':17}{'parameters':>13}{'trained':>13}")
+            for name in ("encoder", "decoder", "decoder.attention", ""):
+                part = pl_module.captioner.get_submodule(name)
+                sizes = [(weights.numel(), weights.requires_grad) for weights in part.parameters()]
+                counts = sum(size for size, _ in sizes), sum(size for size, trains in sizes if trains)
+                print(f"{name or 'all':17}{counts[0]:>13,}{counts[1]:>13,}  {type(part).__name__}", flush=True)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._trains = True
@@ -214,13 +235,11 @@ _WAIT = 5  # seconds for a batch, after which a run that was asked to end goes w
 
 
 class StopOnRequest(Callback):
-    """Ends training after the step in progress on SIGTERM, SIGHUP (its terminal closed) or Ctrl-C.
+    """Ends training after the step in progress on SIGTERM, SIGHUP (its terminal closed) or Ctrl-C, and saves.
 
-    The trainer then saves, as after any exception, and the run resumes at the next batch. A step of several batches
-    (``accumulate_grad_batches``) is finished first: no checkpoint keeps gradients. All processes end at the same
-    batch, even if only one got the signal. A validation in progress is finished first, because a resumed run would lack
-    its metrics. A batch is waited for a few seconds, because it may never come. A second Ctrl-C ends at once, without
-    saving.
+    A step of several batches is finished first, because no checkpoint keeps gradients, and so is a validation, whose
+    metrics a resumed run would lack. All processes end at the same batch. A batch is waited for a few seconds, because
+    it may never come. A second Ctrl-C ends at once, without saving.
     """
 
     def __init__(self) -> None:

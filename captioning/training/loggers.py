@@ -18,6 +18,7 @@ def start_loggers(loggers: Iterable[Logger], settings: Mapping[str, Any]) -> Non
     """Start the loggers of a run with its settings; an InputError if one cannot start, as wandb with a wrong key."""
     os.environ.setdefault("WANDB_INIT_TIMEOUT", "15")  # seconds; wandb itself would wait for 90
     for logger in loggers:
+        getattr(logger, "_wandb_init", {}).pop("anonymous", None)  # Lightning passes it, and wandb warns of it
         _start(logger, dict(settings))
 
 

@@ -308,7 +308,7 @@ class CaptioningModule(pl.LightningModule):
         if command == "fit":  # what is monitored has a value also where references alone name objects
             metrics = {name.removeprefix("reference_"): math.nan for name in metrics} | metrics
         for name, value in metrics.items():
-            self.log(log_key(stage, name), value, prog_bar=name == "bleu4", sync_dist=False)
+            self.log(log_key(stage, name), value, sync_dist=False)
         if command == "fit":
             self.log("epoch", float(self.current_epoch + 1))
         if not (metrics and writes):

@@ -84,7 +84,7 @@ def filled(page: str, examples: list[dict[str, Any]]) -> str:
     lines = ["| photograph | caption | shown |", "|---|---|---|"]
     for one in examples:
         wrong = set(one["wrong"] or ())
-        caption = " ".join(f"~~{word}~~" if word in wrong else word for word in one["caption"].split())
+        caption = " ".join(f"<del>{word}</del>" if word in wrong else word for word in one["caption"].split())
         picture = f"![{Path(one['file']).stem}](../captioning/pretrained/examples/{one['file']})"
         lines.append(f"| {picture} | {caption} | {one['about']}. [{one['credit']}]({one['source']}) |")
     words, right = sum(len(one["caption"].split()) for one in examples), sum(one["wrong"] == [] for one in examples)

@@ -28,4 +28,4 @@ def test_the_page_of_the_gallery_is_made_of_the_examples_and_counts_wrong_words(
     assert filled(page, CONTENT) == page, "run python scripts/pictures.py --only gallery"
     two = [CONTENT[0] | {"caption": "a red cat", "wrong": ["red"]}, CONTENT[1] | {"caption": "a man", "wrong": []}]
     assert "Of these 2 captions, 1 are right. Of their 5 words, 1 are wrong." in filled(page, two)
-    assert "| a ~~red~~ cat |" in filled(page, two)
+    assert "| a <del>red</del> cat |" in filled(page, two)

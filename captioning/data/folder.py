@@ -41,7 +41,8 @@ class FolderSource(CaptionSource):
 
     Without a ``split`` column an image's split is that of its folder, if that is ``train``, ``validation`` (or ``val``)
     or ``test``. Others follow from the name alone: of ten images about eight are for training, one for validation and
-    one for the test, if these have no folder, and new images never move old ones to another split.
+    one for the test, if these have no folder, and new images never move old ones to another split. Only where that
+    leaves a split empty, as in a small set, it gets a tenth of the others, at least one (of three images or more).
 
     Also read are Hugging Face's ``metadata.jsonl`` or ``.csv`` with ``file_name`` and ``text``, ``Flickr8k.token.txt``
     and Flickr30k's ``results.csv`` or ``.token``, whose images may lie in a folder beside it; what is known to be wrong
@@ -75,26 +76,30 @@ class FolderSource(CaptionSource):
         self.prepare()
         entries: dict[str, ImageEntry] = {}
         split_of: dict[str, str] = {}
-        real = functools.cache(lambda name: os.path.realpath(self.root / name))  # of every spelling, and of a link
+        first: dict[str, str] = {}  # names of the files, each of which may have several spellings and links
+        real = functools.cache(lambda name: os.path.realpath(self.root / name))
         rows = [(file, *row) for file in self.files for row in self._named_rows(file)]
         of_name = {name: _split_named(name) for *_, name, _ in rows}
         named = {*of_name.values()}
         for captions, line, name, row in rows:
-            file, own, drawn = real(name), of_name[name] or "train", hashed_split(row.image)
-            here = row.split or split_of.get(file) or (drawn if own == "train" and drawn not in named else own)
-            if (above := split_of.setdefault(file, here)) != here:
+            image, own, drawn = first.setdefault(real(name), name), of_name[name] or "train", hashed_split(row.image)
+            here = row.split or split_of.get(image) or (drawn if own == "train" and drawn not in named else own)
+            if (above := split_of.setdefault(image, here)) != here:
                 both = f"is in the {here} split here, in {above} above"
                 raise InputError(f"{captions}: line {line}: {row.image} {both}")
-            entry = entries.setdefault(file, ImageEntry(len(entries), name, []))
-            if here == split:
-                entry.captions.append(" ".join(self.tokenizer.tokenize(row.caption)))
-        chosen = [entry for file, entry in entries.items() if split_of[file] == split]
+            entries.setdefault(image, ImageEntry(len(entries), name, [])).captions.append(row.caption)
+        written = {first[real(name)] for *_, name, row in rows if row.split or of_name[name] not in ("", "train")}
+        fill_splits(split_of, written)
         origin = self.root if self.files[1:] else self.files[0]
+        chosen = [entry for image, entry in entries.items() if split_of[image] == split]
         if not chosen:
-            raise InputError(
-                f"{origin}: none of {len(entries)} images is in the {split} split; write it in the split column "
-                "of some. Without that column, val and test take one in ten images by their names"
+            few = "add images, three or more are divided by themselves; or " * (
+                len(entries) < 3 and written < {*entries}
             )
+            remedy = f"{few}write it in the split column of some"
+            raise InputError(f"{origin}: none of {len(entries)} images is in the {split} split; {remedy}")
+        for entry in chosen:
+            entry.captions[:] = [" ".join(self.tokenizer.tokenize(caption)) for caption in entry.captions]
         return CaptionIndex.build(self.root, chosen, origin=origin)
 
     def _named_rows(self, captions: Path) -> Iterator[tuple[int, str, _Row]]:
@@ -128,7 +133,24 @@ def _split_named(image: str) -> str:
 
 def hashed_split(image: str) -> str:
     """Return the split of an image that no column assigns, a function of its name alone."""
-    return {0: "val", 1: "test"}.get(zlib.crc32(Path(image).as_posix().encode()) % 10, "train")
+    return {0: "val", 1: "test"}.get(_hash(image) % 10, "train")
+
+
+def fill_splits(split_of: dict[str, str], written: Collection[str] = ()) -> None:
+    """Let a split without images have a tenth of the largest's (train eight), in the order of hashes, at least one.
+
+    Fewer than three images, and those whose split is ``written``, stay where they are.
+    """
+    free = sorted(split_of.keys() - written, key=lambda image: (_hash(image), image))
+    for split in SPLITS if len(split_of) > 2 else ():
+        if split not in split_of.values():
+            largest = max(([image for image in free if split_of[image] == other] for other in SPLITS), key=len)
+            count = max(1, len(largest) * (8 if split == "train" else 1) // 10)
+            split_of |= dict.fromkeys(largest[:count] if largest[1:] else (), split)
+
+
+def _hash(image: str) -> int:
+    return zlib.crc32(Path(image).as_posix().encode())
 
 
 class _Row(msgspec.Struct):

@@ -161,6 +161,38 @@ def test_a_split_is_that_of_its_folder_as_hugging_face_names_it(tmp_path, name, 
         assert index.captions == [f"{folder} {i}".lower() for i in range(30)]
 
 
+@pytest.mark.parametrize("names", ["photo{:02d}.jpg", "{}.jpg", "val_{}.png", "a/{}.jpg", "train/{}.jpg"])
+@pytest.mark.parametrize("count", [3, 4, 5, 7, 10, 30])
+@pytest.mark.parametrize("form", [csv, jsonl])
+def test_a_small_set_is_divided_whatever_its_photographs_are_called_and_in_whatever_order(tmp_path, form, names, count):
+    images = [names.format(number) for number in range(1, count + 1)]
+
+    def divided(images: list[str]) -> dict[str, list[str]]:
+        rows = [{"image": image, "caption": "a dog"} for image in images]
+        source = form(tmp_path, "\n".join(["image,caption", *(f"{i},a dog" for i in images)]) if form is csv else rows)
+        return {split: sorted(source.index(split).paths) for split in ("train", "val", "test")}
+
+    splits = divided(images)
+    assert all(splits.values()) and sorted(image for split in splits.values() for image in split) == sorted(images)
+    assert count < 7 or len(splits["train"]) > count / 2
+    assert divided(images[::-1]) == splits == divided(images)
+
+
+def test_splits_that_are_not_empty_stay_as_they_were_when_another_is_filled(tmp_path):
+    names = [f"photo{number:02d}.jpg" for number in range(1, 31)]  # none of which a name puts into the test
+    source = jsonl(tmp_path, [{"image": name, "caption": "a dog"} for name in names])
+    assert source.index("val").paths == [name for name in names if hashed_split(name) == "val"]
+    assert len(source.index("test")) == 2 and len(source.index("train")) == 26
+
+
+def test_two_images_are_too_few_and_the_line_says_how_many_are_enough(tmp_path):
+    source = csv(tmp_path, "image,caption\n1.jpg,a dog\n2.jpg,a cat\n")
+    with pytest.raises(InputError, match=r"captions.csv: none of 2 images is in the val split; .* three or more"):
+        source.index("val")
+    with pytest.raises(InputError, match=r"none of 3 images is in the test split; write it in the split column"):
+        csv(tmp_path, "image,caption,split\n1.jpg,a,train\n2.jpg,a,val\n3.jpg,a,train\n").index("test")
+
+
 def test_a_split_without_a_folder_takes_one_in_ten_of_the_training_images(tmp_path):
     names = [f"{folder}/{i}.jpg" for folder in ("train", "test") for i in range(200)]
     source = csv(tmp_path, "image,caption\n" + "".join(f"{name},a\n" for name in names))
@@ -215,7 +247,7 @@ def test_a_split_without_a_folder_takes_one_in_ten_of_the_training_images(tmp_pa
         ),
         ({"captions.csv": "image,caption,split\na,a dog,train\na,a,val\n"}, "a is in the val split here, in train abo"),
         ({"captions.csv": "image,caption,split\na.png,a dog,val\n"}, "none of 1 images is in the train split; write"),
-        ({"captions.csv": "image,caption\n4.jpg,a dog\n"}, "is in the train split; .* take one in ten images by their"),
+        ({"captions.csv": "image,caption\n4.jpg,a dog\n"}, "1 images is in the train split; add images, three or more"),
         ({"captions.jsonl": "{"}, "line 1: Input data was truncated"),
         ({"captions.jsonl": "[1]"}, "line 1: Expected `object`, got `array`"),
         ({"captions.jsonl": '{"caption": "a"}'}, "line 1: Object missing required field `image`"),

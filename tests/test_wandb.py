@@ -15,6 +15,7 @@ import wandb
 import yaml
 from helpers_runs import tiny_config
 from helpers_training import command, enter
+from PIL import Image
 
 from captioning.metrics.table import METRICS
 
@@ -74,6 +75,9 @@ def runs(tmp_path_factory) -> Iterator[dict[str, Run]]:
             found[name] = Run(new)
         command("test", "--ckpt_path", "runs/tiny/checkpoints/best.ckpt", "--trainer.logger", "false")
         assert len(list(folder.glob("runs/*/wandb/offline-run-*"))) == 4
+        moved = folder.rename(folder.with_name("another machine")).resolve()  # from which it is uploaded
+        for run in found.values():
+            run.folder = moved / run.folder.relative_to(folder.resolve())
         yield found
 
 
@@ -107,19 +111,28 @@ def test_what_controls_a_metric_stands_apart(runs):
         {key.partition("/")[2] for key in keys if key.startswith(stage)} for stage in ("val_controls/", "val/")
     )
     assert controls >= {"brevity_penalty", "bleu4_no_penalty", "reference_pointing_chance"}
-    assert metrics >= {"bleu4", "nll", "reference_pointing_accuracy"} and len(metrics) <= 11
+    assert metrics >= {"bleu4", "nll", "reference_pointing_accuracy"} and len(metrics) <= 15
     assert all(METRICS[name].better is None for name in controls) and all(METRICS[name].better for name in metrics)
 
 
-def test_the_table_of_samples_is_there_after_every_validation_and_test(runs):
+def test_the_same_photographs_with_captions_are_there_after_every_validation_also_when_the_run_is_moved(runs):
     for run, stage, count in (("first", "val", EPOCHS), ("resumed", "val", 1), ("tested", "test", 1)):
-        files = runs[run].folder / "files/media"
-        tables = [json.loads(path.read_text()) for path in files.glob(f"table/{stage}/samples_*.json")]
-        assert len(tables) == count
-        assert all(table["columns"] == ["photograph", "caption", "map"] for table in tables)
-        contents = [artifact["manifest"]["contents"] for artifact in runs[run].of("artifact")]
-        pictures = [Path(item["local_path"]) for of_table in contents for item in of_table if "images/" in item["path"]]
-        assert len(pictures) == 2 * sum(len(table["data"]) for table in tables) and all(map(Path.is_file, pictures))
+        panel = f"{stage}/samples"
+        logged = [item for item in (entry["item"] for entry in runs[run].of("history")) if f"{panel}.count" in item]
+        assert len(logged) == count
+        for item in logged:
+            names = item[f"{panel}.filenames"]
+            assert len(names) == len(item[f"{panel}.captions"]) == {"val": 3, "test": 1}[stage]
+            for name in names:
+                with Image.open(runs[run].folder / "files" / name) as picture:
+                    assert min(picture.size) > 50
+    steps = [step for step, _ in runs["first"].history("val/samples.count")]
+    assert steps == [step for step, _ in runs["first"].history("val/nll")]  # one slider moves both
+
+
+def test_the_best_value_of_the_monitored_metric_is_in_the_summary_and_the_last_one_beside_it(runs):
+    values = [value for _, value in runs["first"].history("val/bleu4")]
+    assert runs["first"].end["summary"]["val/bleu4"] == {"max": max(values), "last": values[-1]}
 
 
 def test_a_resumed_run_and_its_test_continue_the_run_and_another_of_its_config_does_not(runs):

@@ -345,6 +345,11 @@ class Fit(CommandLine):
             "provenance": self.provenance(),
         }
         start_loggers(trainer.loggers, self.config_dump | labels)
+        best: Any = trainer.checkpoint_callbacks[0]
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger) and best.monitor:  # its table of runs has the best value, too
+                step, both = "trainer/global_step", f"{best.mode},last"
+                logger.experiment.define_metric(best.monitor, step_metric=step, step_sync=True, summary=both)
         code = 0
         try:
             trainer.fit(self.model, self.datamodule, ckpt_path=self.config.ckpt_path, weights_only=True)
@@ -360,7 +365,6 @@ class Fit(CommandLine):
             words += [word for module in IMPORTED for word in ("--import", module)]
             print(f"to go on: captioning fit {shlex.join(words)}", file=sys.stderr, flush=True)
             raise SystemExit(code)
-        best: Any = trainer.checkpoint_callbacks[0]
         if not trainer.is_global_zero:
             return
         if best.best_model_score is not None:

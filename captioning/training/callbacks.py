@@ -32,8 +32,9 @@ def accumulates(trainer: pl.Trainer) -> bool:
 class CaptionSamples(Callback):
     """Captions and attention overlays of the first images of the validation split, after every validation.
 
-    They are written to ``samples/`` in the run's folder, and logged as a table if wandb is a logger of the run. An
-    image without an image file, whose features are cached, is left out.
+    They are written to ``samples/`` in the run's folder. If wandb is a logger of the run, its panel ``val/samples``
+    shows the same photographs at every validation. An image without an image file, whose features are cached, is left
+    out.
 
     Args:
         images: Number of images.
@@ -60,15 +61,14 @@ class CaptionSamples(Callback):
                 continue
             look = Look(hypothesis.trace, encoder.cells, encoder.preprocessing.region(photo.size))
             figure = attention_figure(photo, image.words, {"": look}, text=image.text)
-            samples.append((photo, image.text, folder / f"{image.image_id}_{suffix}.png"))
-            with replacing(samples[-1][2]) as part:
+            samples.append((str(folder / f"{image.image_id}_{suffix}.png"), image.text))
+            with replacing(Path(samples[-1][0])) as part:
                 save_figure(figure, part, dpi=80, format="png", pil_kwargs={"compress_level": 1})  # in half the time
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger) and samples:
-                from wandb import Image
-
-                rows = [[Image(photo), text, Image(str(path))] for photo, text, path in samples]
-                logger.log_table(f"{stage}/samples", ["photograph", "caption", "map"], rows)
+                # Not in a table, whose images an offline run leaves outside its own folder.
+                paths, texts = map(list, zip(*samples, strict=True))
+                logger.log_image(f"{stage}/samples", paths, caption=texts)
 
     on_test_end = on_validation_end
 

@@ -14,6 +14,7 @@ from measurements import read_scores
 from pytorch_lightning.callbacks import EMAWeightAveraging
 from study import read_study
 
+from captioning.checkpoint.load import read_model
 from captioning.cli.lightning import Fit
 from captioning.vocabulary import Vocabulary
 
@@ -61,6 +62,15 @@ def test_experiment_is_instantiated_and_its_model_assembled(config, monkeypatch)
     if cli.model.scheduler is not None:
         assert cli.model.scheduler(optimizer, 100).get_last_lr()[0] > 0
     assert captioner.decoder.annotation_dim == cli.model.encoder.annotation_dim
+
+
+def test_own_photos_goes_on_from_the_captioner_in_the_package(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["captioning"])
+    packaged = read_model("pretrained").captioner
+    captioner = instantiate(CONFIGS / "own_photos.yaml").model.assemble(Vocabulary(["a"]))
+    assert captioner.decoder.to_config() == packaged.decoder.to_config()
+    assert captioner.encoder.grid_size == packaged.encoder.grid_size
+    assert captioner.decoder.annotation_dim == packaged.decoder.annotation_dim
 
 
 @pytest.mark.parametrize(("study", "name"), VARIANTS, ids=lambda value: value if isinstance(value, str) else value.name)

@@ -13,7 +13,7 @@ from abc import ABCMeta
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from captioning.errors import InputError, check_range
 
@@ -26,11 +26,25 @@ def check_size(**values: int | None) -> None:
     check_range(1, 65_536, **values)
 
 
+def check_shape(owner: object, what: str, value: Any, *shape: int) -> None:
+    """Refuse, by an InputError with the class's name, a result of a user's class; ``what`` is "logits (B, R, L)"."""
+    if getattr(value, "shape", None) != shape:
+        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise InputError(f"{type(owner).__name__}: {what} must have the shape {shape}, got {got}")
+
+
 class _RecordsInitArgs(ABCMeta):
     """Stores the arguments of the constructor call on the instance."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        component = super().__call__(*args, **kwargs)
+        component: Any = cls.__new__(cls)
+        try:
+            component.__init__(*args, **kwargs)
+        except AttributeError:
+            if "_modules" in vars(component):
+                raise
+        if "_modules" not in vars(component):  # of nn.Module, which says it where the first layer is made, or later
+            raise InputError(f"{cls.__name__}: its __init__ must begin with super().__init__()")
         bound = inspect.signature(cls.__init__).bind(component, *args, **kwargs)  # type: ignore[misc]
         bound.apply_defaults()
         component._init_args = dict(list(bound.arguments.items())[1:])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from captioning.attention.memory import Memory, repeat_rows
 from captioning.attention.normalisers import Normaliser, Softmax
-from captioning.component import Component
+from captioning.component import Component, check_shape
 from captioning.errors import InputError
 from captioning.trace import EXPECTATION, AttentionTrace, State
 
@@ -63,14 +63,7 @@ class Score(Component):
 
     @abstractmethod
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
-        """Create the parameters for annotations of size D and queries of size H.
-
-        Args:
-            grid_size: As in ``Attention.build``.
-
-        Raises:
-            InputError: A size does not fit.
-        """
+        """Create the parameters; arguments as of ``Attention.build``. An InputError says that a size does not fit."""
 
     @abstractmethod
     def project(self, annotations: Tensor) -> Tensor:
@@ -164,9 +157,6 @@ class Attention(Component):
 
         Args:
             grid_size: (height, width) of the grid of locations, which attention that knows where they lie needs.
-
-        Raises:
-            InputError: The score needs a softmax, and the normaliser is another.
         """
         if self.score.needs_softmax and not isinstance(self.normaliser, Softmax):
             raise InputError(
@@ -185,19 +175,18 @@ class Attention(Component):
         return self.score.init_state(memory.exists)
 
     def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> tuple[AttentionOutput, State]:
-        """Attend with queries (N, H), N = B * R, and the previous step's state, None at the first step.
-
-        Returns:
-            What N rows see, and the state of the next step.
-        """
-        B = memory.annotations.shape[0]
+        """Return what queries (N, H), N = B * R, see, and the next state; ``state`` is None at the first step."""
+        B, L, D = memory.annotations.shape
         if state is None:
             state = tuple(repeat_rows(tensor, len(query) // B) for tensor in self.init_state(memory))
         queries, *carried = (x.unflatten(0, (B, -1)) for x in (query, *state))  # (B, R, ..)
         logits = self.score(queries, memory.projected, *carried)  # (B, R, L), Eq. 4
+        check_shape(self.score, "logits (B, R, L)", logits, B, queries.shape[1], L)
         mask = None if memory.mask is None else memory.mask.unsqueeze(1)
         alphas, log_alphas = self.normaliser(logits, mask)  # Eq. 5
         attended = self.select(alphas, log_alphas, memory)  # Eq. 6
+        check_shape(self, "the context (B, R, D)", getattr(attended, "context", attended), *alphas.shape[:2], D)
+        check_shape(self, "alphas (B, R, L)", attended.alphas, *alphas.shape)
         if attended.locations is None:
             attended = attended._replace(locations=torch.full(alphas.shape[:2], EXPECTATION, device=alphas.device))
         next_state = self.score.update(alphas, *carried)

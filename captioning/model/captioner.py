@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from captioning.attention import Memory
 from captioning.attention.memory import repeat_rows
+from captioning.component import check_shape
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.transforms import Preprocessing
 from captioning.decoding import BeamOptions, Hypothesis, Step, StepFunction, decode
@@ -32,6 +33,7 @@ class _DecoderStep:
 
     def __call__(self, tokens: Tensor, state: State) -> Step:
         logits, state, trace = self.decoder.step(tokens, state, self.memory)
+        check_shape(self.decoder, "logits (N, V)", logits, len(tokens), self.decoder.embedding.num_embeddings)
         return Step(torch.log_softmax(logits.float(), dim=-1), state, trace)
 
     def select(self, images: Tensor) -> _DecoderStep:
@@ -153,14 +155,14 @@ class Captioner(CaptionModel):
     ) -> Memory:
         """Return the decoder's memory of images (B, 3, height, width) or of their annotations (B, L, D).
 
-        A ValueError says that neither is given, or annotations have another size than the encoder's.
+        A ValueError says that neither is given, an InputError that annotations have another size than the encoder's.
         """
         if annotations is None:
             if images is None:
                 raise ValueError("a batch needs images or annotations, it has neither")
             annotations = self.encoder(images)
-        if annotations.shape[-1] != self.encoder.annotation_dim:
-            raise ValueError(f"annotations must have size {self.encoder.annotation_dim}, got {annotations.shape[-1]}")
+        D = self.encoder.annotation_dim
+        check_shape(self.encoder, "annotations (B, L, D)", annotations, *annotations.shape[:2], D)
         return self.decoder.encode(annotations, mask)
 
     def encode_batch(self, batch: CaptionBatch) -> Memory:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from captioning.attention import AnnotationLayer, Attention, AttentionOutput, Memory
-from captioning.component import Component
+from captioning.component import Component, check_shape
 from captioning.kernels.linear import to_autocast
 from captioning.kernels.packed import Packed
 from captioning.model.output import LSTMStep
@@ -82,6 +83,11 @@ class Decoder(Component):
         self.attention = attention
         self.standardize_annotations = standardize_annotations
         self.annotation_layer = annotation_layer
+
+    def __call__(self, *args: Any, **kwargs: Any) -> DecoderOutput:
+        output = super().__call__(*args, **kwargs)
+        check_shape(self, "logits (M, V)", output.logits, len(output.targets), self.embedding.num_embeddings)
+        return output
 
     def evidence(self, captions: Tensor, lengths: Tensor, memory: Memory) -> Tensor | None:
         """Return the evidence of captions' words, (N, T, L), in evaluation; arguments as of ``forward``.

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from captioning.attention import Attention, GumbelAttention, StochasticAttention
 from captioning.checkpoint.format import describe
 from captioning.checkpoint.load import SavedModel, check_tokenizer, check_vocabulary
+from captioning.component import check_shape
 from captioning.data.batch import CaptionBatch
 from captioning.data.loading import load_images
 from captioning.data.regions import RegionsInView
@@ -163,6 +164,7 @@ class CaptioningModule(pl.LightningModule):
     def training_step(self, batch: CaptionBatch, batch_idx: int) -> Tensor:
         self.captioner.begin_batch()
         loss, terms, output = self.objective(self.captioner, batch)
+        check_shape(self.objective, "the loss ()", loss)
         statistics = attention_statistics(output.trace, output.mask, sparse=self.attention.normaliser.sparse)
         mask = batch.annotation_mask
         self._watch.update(statistics, output.trace.alphas.shape[-1] if mask is None else mask.sum(dim=1))

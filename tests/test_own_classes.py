@@ -1,0 +1,121 @@
+"""Mistakes in a class of one's own: one line with the class, the shape that was expected, and the one that came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers_faults import refused
+from helpers_runs import tiny_config
+
+from captioning.cli import IMPORTED
+from captioning.data.shapes import ShapesSource
+
+OWN = """
+import dataclasses
+
+from torch import nn
+
+from captioning.attention import DotScore, SoftAttention, Score
+from captioning.encoders import ConvEncoder
+from captioning.model import AttentionDecoder
+from captioning.objective import Likelihood
+
+
+class Plain(Score):
+    def __init__(self, size: int = 4) -> None:
+        self.size = size
+
+    def build(self, annotation_dim, query_dim, grid_size=None):
+        self.place = nn.Linear(annotation_dim, query_dim)
+
+    def project(self, annotations):
+        return self.place(annotations)
+
+    def forward(self, query, projected):
+        return query @ projected.mT
+
+
+class Column(Plain):
+    def __init__(self) -> None:
+        Score.__init__(self)
+
+    def forward(self, query, projected):
+        return super().forward(query, projected).unsqueeze(-1)
+
+
+class Silent(Column):
+    def forward(self, query, projected):
+        super().forward(query, projected)
+
+
+class Bare(SoftAttention):
+    def __init__(self, score: Score) -> None:
+        self.score = score
+
+
+class Narrow(SoftAttention):
+    def select(self, alphas, log_alphas, memory):
+        attended = super().select(alphas, log_alphas, memory)
+        return attended._replace(context=attended.context[..., 1:])
+
+
+class Untyped(SoftAttention):
+    def select(self, alphas, log_alphas, memory):
+        return tuple(super().select(alphas, log_alphas, memory))
+
+
+class Flat(ConvEncoder):
+    def forward(self, images):
+        return super().forward(images).flatten(1)
+
+
+class Wide(AttentionDecoder):
+    def forward(self, *args):
+        output = super().forward(*args)
+        return dataclasses.replace(output, logits=output.logits.T)
+
+
+class PerWord(Likelihood):
+    def forward(self, captioner, batch):
+        loss = super().forward(captioner, batch)
+        return loss._replace(loss=loss.loss.expand(3))
+"""
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("own")
+    ShapesSource(str(folder / "shapes"), train=4, val=2, test=2, image_size=48).prepare()
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(tiny_config(folder / "shapes")))
+    (folder / "own_classes.py").write_text(OWN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(str(folder))
+        yield folder
+    IMPORTED.clear()
+
+
+SCORE = "model.decoder.init_args.attention.init_args.score"
+ATTENTION = "model.decoder.init_args.attention"
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "line"),
+    [
+        (SCORE, "Plain", "Plain: its __init__ must begin with super().__init__()"),
+        (SCORE, "Column", "Column: logits (B, R, L) must have the shape (10, 1, 36), got (10, 1, 36, 1)"),
+        (SCORE, "Silent", "Silent: logits (B, R, L) must have the shape (10, 1, 36), got NoneType"),
+        (ATTENTION, "Bare", "Bare: its __init__ must begin with super().__init__()"),
+        (ATTENTION, "Narrow", "Narrow: the context (B, R, D) must have the shape (10, 1, 8), got (10, 1, 7)"),
+        (ATTENTION, "Untyped", "Untyped: the context (B, R, D) must have the shape (10, 1, 8), got tuple"),
+        ("model.encoder", "Flat", "Flat: annotations (B, L, D) must have the shape (4, 288, 8), got (4, 288)"),
+        ("model.decoder", "Wide", "Wide: logits (M, V) must have the shape"),
+        ("model.objective", "PerWord", "PerWord: the loss () must have the shape (), got (3,)"),
+    ],
+)
+def test_what_a_class_returns_is_told_by_its_name_and_the_two_shapes(workdir, capsys, place, name, line):
+    words = [f"--{place}", f"own_classes.{name}"]
+    assert line in refused(capsys, "fit", "--config", "tiny.yaml", "--import", "own_classes", *words)

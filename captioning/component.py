@@ -37,7 +37,7 @@ class _RecordsInitArgs(ABCMeta):
     """Stores the arguments of the constructor call on the instance."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        component: Any = cls.__new__(cls)
+        component: Any = cls.__new__(cls)  # type: ignore[call-arg, arg-type]
         try:
             component.__init__(*args, **kwargs)
         except AttributeError:

@@ -180,4 +180,4 @@ def test_what_is_written_reads_back(split, tmp_path):
     assert any(image.hits for image in images) or any(image.reference_hits for image in images)
     entry = json.loads((tmp_path / "test_captions.json").read_text())[0]
     judged = ["hits", "reference_hits", "evidence_hits", "reference_evidence_hits"]
-    assert list(entry) == ["image_id", "caption", "log_prob", "finished", "references", *judged]
+    assert list(entry) == ["image_id", "file", "caption", "log_prob", "finished", "references", *judged]

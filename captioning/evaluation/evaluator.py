@@ -116,6 +116,7 @@ class Evaluator:
             caption, written = " ".join(words), self.vocabulary.tokenizer.join(words)
             image = CaptionedImage(
                 image_id=image_id,
+                file=str(self.index.image_path(row)),
                 caption=caption,
                 written=None if written == caption else written,
                 log_prob=best.log_prob,
@@ -184,9 +185,6 @@ def evaluate(
 
     Returns:
         The metrics, named as in ``METRICS``, and a record of every image in the order of the split.
-
-    Raises:
-        InputError: The data cannot be read.
     """
     source.tokenizer = vocabulary.tokenizer
     source.prepare()

@@ -38,6 +38,7 @@ class CaptionedImage:
     """One evaluated image, an entry of STAGE_captions.json. Captions and references are words joined by spaces."""
 
     image_id: int  # the data set's number
+    file: str | None = None  # the image's; None in files of an earlier version
     caption: str
     log_prob: float | None = None  # what the search ranks by: the sum over words in nats, divided by its normalisation
     finished: bool | None = None  # False if the maximum length cut the caption off

@@ -102,9 +102,6 @@ class Caption:
             style: "color": the map's colours on the image. "paper": white on the grey image, as in Fig. 2.
             heads: Also show each head of multi-head attention.
             details: Also write beta and the greatest attention of each word, and show the evidence below the alphas.
-
-        Raises:
-            InputError: The attention has no heads.
         """
         from captioning.views.overlays import WHOLE, Look, attention_figure  # imports matplotlib
 

@@ -38,9 +38,6 @@ def load(path: _Place | Sequence[_Place] = PRETRAINED, device: str | torch.devic
             captioner that is installed with the package; or several of them, whose word distributions are averaged at
             every step. Views, settings and default options are then the first one's.
         device: "cpu", "cuda", "cuda:1" ...
-
-    Raises:
-        InputError: A model cannot be loaded (see ``read_model``), or the vocabularies of several differ.
     """
     paths = [path] if isinstance(path, (str, os.PathLike)) else path
     if not paths:
@@ -95,9 +92,6 @@ class ImageCaptioner(Generic[Model]):
             batch_size: Number of images that go through the model together.
             options: Fields of ``DecodingOptions`` such as ``beam_size=5``. Others keep their values in
                 ``self.options``, as does an option that is None.
-
-        Raises:
-            InputError: An image cannot be read, or an option is out of its range.
         """
         given = {name: value for name, value in options.items() if value is not None}
         one = is_one(images)
@@ -167,9 +161,6 @@ class ImageCaptioner(Generic[Model]):
             captions: The words of one caption for each image. A word outside the vocabulary is read as <unk>, and
                 shown as given.
             inference, seed: How hard attention forms its contexts; see ``DecodingOptions``.
-
-        Raises:
-            InputError: An image cannot be read, or the captions are not one list of words for each image.
         """
         options = dataclasses.replace(self.options, inference=inference, seed=seed)
         if len(images) != len(captions) or any(isinstance(caption, str) for caption in captions):

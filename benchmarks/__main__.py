@@ -5,6 +5,7 @@ port works as the most used PyTorch implementation does (docs/performance.md).
 
 subjects:
   train     training steps: soft, hard, two samples, the summed likelihood, the transformer
+  guidance  training steps of soft attention that is taught where to look, beside one that is not
   decode    captions from cached features in batches: greedy, beam 3, beam 5
   alone     the same, one image at a time
   kernels   every kernel beside its plain formula, forward and backward
@@ -34,6 +35,7 @@ from captioning.provenance import provenance
 
 SUBJECTS = {
     "train": training.measure,
+    "guidance": training.measure_guidance,
     "decode": decoding.measure,
     "alone": decoding.measure_alone,
     "kernels": kernels.measure,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from captioning.component import Component
 from captioning.data.batch import CaptionBatch
 from captioning.encoders import ConvEncoder
 from captioning.model import AttentionDecoder, Decoder, Output, TransformerDecoder
-from captioning.objective import Estimator, Likelihood
+from captioning.objective import Estimator, Guidance, Likelihood
 from captioning.training.module import CaptioningModule
 from captioning.vocabulary import END, PAD, SPECIALS, START, Vocabulary
 
@@ -117,9 +118,22 @@ class Data(NamedTuple):
         image_index = torch.arange(captions, device=self.captions.device) * images // captions
         return CaptionBatch(self.captions, self.lengths, image_index, numbers, numbers, annotations=self.annotations)
 
+    def batch_with_regions(self) -> CaptionBatch:
+        """Return the batch with a region for four words in ten, each of about a quarter of the locations."""
+        generator = torch.Generator().manual_seed(3)
+        steps = torch.arange(self.captions.shape[1] - 1) < self.lengths.cpu().unsqueeze(1)
+        steps &= torch.rand(steps.shape, generator=generator) < 0.4
+        regions = (torch.rand(int(steps.sum()), self.annotations.shape[1], generator=generator) < 0.25).float()
+        device = self.captions.device
+        return replace(self.batch(), regions=regions.to(device), region_steps=steps.nonzero().to(device))
+
 
 def lstm(
-    sizes: Sizes, attention: type[SoftAttention | HardAttention] = SoftAttention, output: Output | None = None
+    sizes: Sizes,
+    attention: type[SoftAttention | HardAttention] = SoftAttention,
+    output: Output | None = None,
+    *,
+    query_previous_word: bool = False,
 ) -> AttentionDecoder:
     """Return the paper's decoder of the given sizes."""
     return AttentionDecoder(
@@ -127,6 +141,7 @@ def lstm(
         embedding_dim=sizes.embedding_dim,
         hidden_dim=sizes.hidden_dim,
         output=output,
+        query_previous_word=query_previous_word,
     )
 
 
@@ -139,15 +154,24 @@ def transformer(sizes: Sizes) -> TransformerDecoder:
 
 
 def our_module(
-    sizes: Sizes, device: torch.device, *, decoder: Decoder | None = None, samples: int = 1
+    sizes: Sizes,
+    device: torch.device,
+    *,
+    decoder: Decoder | None = None,
+    samples: int = 1,
+    guidance: list[Guidance] | None = None,
 ) -> CaptioningModule:
     """Return what ``captioning fit`` trains, for annotations of the given sizes; by default soft attention."""
     torch.manual_seed(2)
     decoder = decoder or lstm(sizes)
     source: Any = FeatureSource(sizes.locations, sizes.annotation_dim)
     optimizer = partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.01, fused=True)  # of the shipped configs for CPUs
-    module = CaptioningModule(source, decoder, optimizer=optimizer, objective=Likelihood(samples=samples))
-    module.assemble(Vocabulary([f"w{i}" for i in range(sizes.vocabulary - _FIRST_WORD)]))
+    objective = Likelihood(samples=samples, guidance=guidance)
+    module = CaptioningModule(source, decoder, optimizer=optimizer, objective=objective)
+    vocabulary = Vocabulary([f"w{i}" for i in range(sizes.vocabulary - _FIRST_WORD)])
+    module.assemble(vocabulary)
+    for term in objective.guidance:
+        term.on_train_start(vocabulary)
     module.log = lambda *args, **kwargs: None  # type: ignore[method-assign] # there is no trainer to log to
     return module.to(device).train()
 

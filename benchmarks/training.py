@@ -16,6 +16,7 @@ from captioning.attention import HardAttention
 from captioning.data.batch import CaptionBatch
 from captioning.kernels.machine import has_bfloat16_products
 from captioning.model import Decoder, SummedOutput
+from captioning.objective import EvidenceGuidance, Guidance, RegionGuidance
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -70,9 +71,10 @@ def our_step(
     precision: torch.dtype = torch.float32,
     decoder: Decoder | None = None,
     samples: int = 1,
+    guidance: list[Guidance] | None = None,
 ) -> Callable[[CaptionBatch], None]:
     """Return a function that trains on a batch as ``captioning fit`` does."""
-    module = our_module(sizes, device, decoder=decoder, samples=samples)
+    module = our_module(sizes, device, decoder=decoder, samples=samples, guidance=guidance)
     optimizer = module.configure_optimizers()
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
@@ -100,6 +102,36 @@ def measure(setup: Setup) -> Report:
     report = Report()
     for name, sizes in cases(setup.quick).items():
         report.extend(_measure_case(name, sizes, setup))
+    return report
+
+
+def measure_guidance(setup: Setup) -> Report:
+    """Time the training step of soft attention that is taught where to look, beside one that is not."""
+    sizes, device = cases(setup.quick)["512"], setup.device
+    data = Data.make(sizes, device)
+    taught: dict[str, tuple[bool, list[Guidance]]] = {
+        "not taught": (False, []),
+        "previous word": (True, []),
+        "evidence": (False, [EvidenceGuidance()]),
+        "regions": (False, [RegionGuidance()]),
+        "all three": (True, [EvidenceGuidance(), RegionGuidance()]),
+    }
+    subjects: dict[str, Callable[[], Any]] = {}
+    for name, (previous, guidance) in taught.items():
+        decoder = lstm(sizes, query_previous_word=previous)
+        subjects[name] = partial(our_step(sizes, device, decoder=decoder, guidance=guidance), data.batch_with_regions())
+    timings, report = interleave(subjects, setup), Report()
+    for name in [*taught][1:]:
+        row = Row(
+            f"train_step_taught_{name.replace(' ', '_')}_fp32",
+            f"{name}, fp32; {sizes}",
+            timings[name],
+            timings["not taught"],
+            items=len(sizes.lengths),
+            unit="captions",
+            other_name="soft_attention",
+        )
+        report.rows.append(row)
     return report
 
 

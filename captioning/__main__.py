@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from captioning import __version__
-from captioning.cli import COMMANDS, HELP, IMPORTED, TRAINING, announce, near, training_help
+from captioning.cli import COMMANDS, FIT_HELP, HELP, IMPORTED, TRAINING, announce, near
 from captioning.cli.parser import Parser, call
 from captioning.errors import InputError, did_you_mean, exits_on_input_error
 from captioning.files import command_line, read_config
@@ -31,8 +31,8 @@ def main(args: Sequence[str] | None = None) -> None:
         print(HELP)
     elif name == "--version":
         print(f"captioning {__version__}")
-    elif name in TRAINING and {"-h", "--help"} & set(words):
-        print(training_help(name))
+    elif name == "fit" and {"-h", "--help"} & set(words):
+        print(FIT_HELP)
     elif name in TRAINING or name in COMMANDS:
         _run(name, words)
     else:
@@ -61,10 +61,14 @@ def _run(name: str, words: list[str]) -> None:
     except Exception as error:  # a user's module may fail in any way
         hint = f"; give {module[:-3]}, without .py" if module.endswith(".py") else ""
         raise InputError(f"--import {module}: {type(error).__name__}: {error}{hint}") from error
-    if name in TRAINING:
+    if name == "fit":
         announce(name, "PyTorch and Lightning")
         words = ["--help" if word == "--help_all" else word for word in words]
-        importlib.import_module("captioning.cli.lightning").run(name, words)
+        importlib.import_module("captioning.cli.fit").fit(words)
+    elif name in TRAINING:
+        from captioning.cli.score import score
+
+        call(f"captioning {name}", score, words, task=name)
     else:
         call(f"captioning {name}", getattr(importlib.import_module(f"captioning.cli.{name}"), name), words)
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from captioning.errors import InputError, one_line
+from captioning.errors import InputError, one_line, warn_once
 
 FIGURES = (".png", ".pdf", ".svg")  # suffixes of the files that figures are written to
 PAGES, JSON = (".html", ".htm"), (".json", ".jsonl")
@@ -102,10 +102,25 @@ def settings_loader() -> Callable[[str], Any]:
     def load(text: str) -> Any:
         if twice := [*_twice(yaml.compose(text, yaml.SafeLoader))]:
             raise InputError("; ".join(twice))
-        return _at_home(rules(text))
+        return _without_moved(_at_home(rules(text)))
 
     set_loader("yaml", load, (yaml.YAMLError,))
     return load
+
+
+_MOVED = {  # settings of earlier versions: their defaults, and the options of today
+    ("data", "test_split"): ("test", "captioning test --split"),
+    ("model", "bound_samples"): (8, "captioning test --bound_samples"),
+}
+
+
+def _without_moved(settings: Any) -> Any:
+    """Return settings without those that are options of a command now, and say so if they were set to something."""
+    for (part, name), (default, option) in _MOVED.items():
+        inside = settings.get(part) if isinstance(settings, dict) else None
+        if isinstance(inside, dict) and inside.pop(name, default) != default:
+            warn_once(f"{part}.{name} is ignored; it is an option now: {option}")
+    return settings
 
 
 def _twice(node: Any) -> Iterator[str]:

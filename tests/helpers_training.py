@@ -15,7 +15,9 @@ import yaml
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from captioning.attention import AdditiveScore, Attention, SoftAttention
-from captioning.cli.lightning import run
+from captioning.cli.fit import fit
+from captioning.cli.parser import call
+from captioning.cli.score import score
 from captioning.data.shapes import ShapesSource
 from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
@@ -94,8 +96,10 @@ class Signal(pl.Callback):
 
 
 def command(*words: str) -> Any:
-    """Run `captioning fit`, `validate`, `test` or `predict`; returns the command line with trainer and module."""
-    return run(words[0], list(words[1:]))
+    """Run `captioning fit`, `validate`, `test` or `predict`; returns fit's command line with trainer and module."""
+    if words[0] != "fit":
+        return call(f"captioning {words[0]}", score, words[1:], task=words[0])
+    return fit(list(words[1:]))
 
 
 def enter(folder: Path, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -26,7 +26,7 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from captioning.__main__ import main
 from captioning.cli.export import export
-from captioning.cli.lightning import Fit, run
+from captioning.cli.fit import Fit, fit
 from captioning.errors import InputError
 from captioning.inference import load
 from captioning.run_folder import checksum
@@ -34,7 +34,7 @@ from captioning.tokenizers import PennTreebank
 from captioning.vocabulary import UNK
 
 ROOT = Path(__file__).parent.parent
-EXACT = ["--trainer.precision", "32-true"]  # `load` computes in float32, too
+EXACT = ["--precision", "32-true"]  # `load` computes in float32, too
 BEST, LAST = (f"runs/tiny/checkpoints/{name}.ckpt" for name in ("best", "last"))
 
 
@@ -64,6 +64,18 @@ def trained(run_folder, tmp_path, monkeypatch) -> Path:
 
 def metrics_of(folder: str, stage: str = "test") -> dict[str, Any]:
     return json.loads(Path(folder, f"{stage}_metrics.json").read_text())
+
+
+def captions_of(folder: str) -> list[dict[str, Any]]:
+    return json.loads(Path(folder, "test_captions.json").read_text())
+
+
+def shapes_folder() -> Path:
+    return Path(yaml.safe_load(Path("tiny.yaml").read_text())["data"]["source"]["init_args"]["root"])
+
+
+def images_of_test() -> list[Path]:
+    return sorted(shapes_folder().rglob("test*/*.png"))
 
 
 def step_of(checkpoint: str) -> int:
@@ -312,15 +324,15 @@ def test_the_best_is_the_best_by_the_metric_that_the_last_file_monitors(workdir)
         Path(name).write_text(yaml.safe_dump(monitored[name]))
     for files, mode in ((["nll.yaml"], "min"), (["nll.yaml", "cider_d.yaml"], "max")):
         words = ["--config", "tiny.yaml", *(word for file in files for word in ("--config", file))]
-        trainer = run("fit", [*words, "--name", mode, "--trainer.max_epochs", "0"]).trainer
+        trainer = fit([*words, "--name", mode, "--trainer.max_epochs", "0"]).trainer
         assert [trainer.checkpoint_callback.mode, trainer.early_stopping_callback.mode] == [mode, mode]
         settings = yaml.safe_load(Path(f"runs/{mode}/config.yaml").read_text())
         assert [settings["checkpoint"]["mode"], settings["early_stopping"]["mode"]] == [mode, mode]
     # The mode that an earlier file gives its own monitor, as a run's own settings do, is no contradiction.
     again = ["--config", "runs/max/config.yaml", "--checkpoint.monitor", "val/nll", "--name", "again"]
-    assert run("fit", again).trainer.checkpoint_callback.mode == "min"
+    assert fit(again).trainer.checkpoint_callback.mode == "min"
     with pytest.raises(InputError, match=r"--checkpoint\.mode max: val/nll is best at its minimum; set it to min"):
-        run("fit", [*again, "--checkpoint.mode", "max"])
+        fit([*again, "--checkpoint.mode", "max"])
 
 
 def test_while_bleu_is_zero_the_lowest_nll_is_the_best_and_training_goes_on(workdir):
@@ -478,9 +490,12 @@ def test_any_form_of_a_model_is_scored_alike_and_data_are_read_from_its_run_or_a
         assert {key: other[key] for key in other if key.startswith("test/")} == {
             key: own[key] for key in own if key.startswith("test/")
         }
-    entries = json.loads(Path("runs/tiny/test_captions.json").read_text())  # which name each image's file
-    captions = load("exported")([entry["file"] for entry in entries], beam_size=1)
-    assert [caption.text for caption in captions] == [entry["caption"] for entry in entries]
+    written = captions_of("runs/tiny")  # which names each image's file
+    found = [caption.text for caption in load("exported")([entry["file"] for entry in written], beam_size=1)]
+    assert found == [entry["caption"] for entry in written]
+    references = json.loads(Path(shapes_folder(), "annotations/captions_test.json").read_text())["annotations"]
+    of_second = [entry["caption"] for entry in references if entry["image_id"] == written[1]["image_id"]]
+    assert written[1]["references"] == of_second
     with pytest.raises(InputError, match=r"exported: is in no run's folder; name a configuration with its data"):
         command("test", "--ckpt_path", "exported")
 
@@ -489,16 +504,15 @@ def test_other_data_and_other_options_than_the_runs(trained):
     config = yaml.safe_load(Path("tiny.yaml").read_text())
     config["data"]["limit_images"] = 1
     Path("other.yaml").write_text(yaml.safe_dump({"data": config["data"]}))
-    cli = command("test", "--ckpt_path", BEST, "--config", "other.yaml", "--model.search.beam_size", "2")
-    assert cli.folder == Path("runs/tiny/other") and len(cli.model.results) == 1
-    assert metrics_of("runs/tiny/other")["search"]["beam_size"] == 2
+    command("test", "--ckpt_path", BEST, "--config", "other.yaml", "--model.search.beam_size", "2")
+    assert metrics_of("runs/tiny/other")["search"]["beam_size"] == 2 and len(captions_of("runs/tiny/other")) == 1
     assert not Path("runs/tiny/test_metrics.json").exists()
-    cli = command("test", "--ckpt_path", BEST, "--data.limit_images", "1", "--results", "here")
-    assert len(cli.model.results) == 1 and metrics_of("here")["search"]["beam_size"] == 1
+    command("test", "--ckpt_path", BEST, "--data.limit_images", "1", "--results", "here")
+    assert metrics_of("here")["search"]["beam_size"] == 1 and len(captions_of("here")) == 1
 
 
 def test_test_images_of_the_coco_server_are_captioned_and_not_scored(trained):
-    shapes = Path(yaml.safe_load(Path("tiny.yaml").read_text())["data"]["source"]["init_args"]["root"])
+    shapes = shapes_folder()
     shutil.copytree(shapes / "test", "server/test2014")
     images = json.loads((shapes / "annotations/captions_test.json").read_text())["images"]
     Path("server/annotations").mkdir()
@@ -511,6 +525,9 @@ def test_test_images_of_the_coco_server_are_captioned_and_not_scored(trained):
     command("predict", "--ckpt_path", BEST, "--config", "server.yaml", "--results", "out")
     results = json.loads(Path("out/predict_results.json").read_text())
     assert [entry["image_id"] for entry in results] == [image["id"] for image in images] and results[0]["caption"]
+    lines = [json.loads(line) for line in Path("out/predictions.jsonl").read_text().splitlines()]
+    assert {line["image_id"]: line["caption"] for line in lines} == {e["image_id"]: e["caption"] for e in results}
+    assert all(Path(line["image"]).is_file() for line in lines)
     with pytest.raises(
         InputError, match=r"image_info_test2014\.json: has no captions to compare with; use captioning pre"
     ):
@@ -521,11 +538,10 @@ def test_an_ensemble_is_scored_beside_the_files_of_its_first_model(trained, caps
     other = ["--seed_everything", "5", "--model.encoder.init_args.image_size", "64", "--name", "other"]
     command("fit", "--config", "tiny.yaml", *other)
     both = [BEST, "runs/other/checkpoints/best.ckpt"]
-    cli = command("test", "--ckpt_path", both[0], "--model.ensemble", json.dumps(both[1:]), *EXACT)
+    command("test", "--ckpt_path", both[0], "--ensemble", *both[1:], *EXACT)
     assert "2 models; beam 1" in capsys.readouterr().out
-    written = json.loads(Path("runs/tiny/ensemble/test_captions.json").read_text())
-    images = [cli.datamodule.evaluated.image_path(row) for row in range(2)]
-    found = load(both)(images, beam_size=1)
+    written = captions_of("runs/tiny/ensemble")
+    found = load(both)(images_of_test(), beam_size=1)
     assert [entry["caption"] for entry in written] == [caption.text for caption in found]
     nll = []
     for model in both:
@@ -534,7 +550,7 @@ def test_an_ensemble_is_scored_beside_the_files_of_its_first_model(trained, caps
     mean = metrics_of("runs/tiny/ensemble")["test/nll"]
     assert mean < sum(nll) / 2  # Jensen: the mean of probabilities beats the mean of logarithms
     with pytest.raises(InputError, match=r"nowhere\.ckpt: "):
-        command("test", "--ckpt_path", BEST, "--model.ensemble", '["nowhere.ckpt"]')
+        command("test", "--ckpt_path", BEST, "--ensemble", "nowhere.ckpt")
 
 
 def test_a_strangers_settings_choose_no_code(trained):
@@ -578,10 +594,11 @@ def test_a_strangers_settings_choose_no_code(trained):
             ["fit", "--config", "tiny.yaml", "--init_from", BEST, "--model.decoder.init_args.hidden_dim", "9"],
             "its weights do not fit the model of the config",
         ),
-        (["test"], "name a model with --ckpt_path"),
+        (["test"], "the following arguments are required: --ckpt_path"),
         (["test", "--ckpt_path", "runs/tiny"], r"runs/tiny: is a folder; give runs/tiny/checkpoints/best\.ckpt"),
         (["test", "--ckpt_path", "tiny.yaml"], r"tiny\.yaml: .*not a checkpoint"),
-        (["test", "--ckpt_path", BEST, "--model.inference", "sample"], "sample"),
+        (["test", "--ckpt_path", BEST, "--inference", "sample"], "sample"),
+        (["test", "--ckpt_path", BEST, "--data.test_split", "val"], "is now --split"),
         (["test", "--ckpt_path", BEST, "--model.search.beam_size", "0"], "beam_size"),
     ],
 )

@@ -15,7 +15,7 @@ from pytorch_lightning.callbacks import EMAWeightAveraging
 from study import read_study
 
 from captioning.checkpoint.load import read_model
-from captioning.cli.lightning import Fit
+from captioning.cli.fit import Fit
 from captioning.vocabulary import Vocabulary
 
 CONFIGS = Path(__file__).parent.parent / "configs"

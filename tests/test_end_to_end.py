@@ -84,7 +84,7 @@ def test_demo_trains_scores_captions_and_draws_then_goes_on_where_it_is(demo, ca
 
 
 def test_a_checkpoint_is_tested_on_another_split_and_the_metrics_say_where_they_come_from(demo, capsys):
-    options = ["--data.test_split", "val", "--model.search.beam_size", 2, "--results", demo / "val"]
+    options = ["--split", "val", "--model.search.beam_size", 2, "--results", demo / "val"]
     command("test", "--ckpt_path", demo / "soft/checkpoints/best.ckpt", *options)
     assert "val split, 2 images" in (printed := capsys.readouterr().out) and "BLEU-4" in printed
     written = json.loads((demo / "val/test_metrics.json").read_text())

@@ -19,7 +19,7 @@ from captioning.inference import load
 
 CHECKPOINT = "runs/tiny/checkpoints/last.ckpt"
 OTHER = "runs/other/checkpoints/last.ckpt"
-VAL = ["--data.test_split", "val", "--trainer.precision", "32-true"]  # `load` computes in float32
+VAL = ["--split", "val", "--precision", "32-true"]  # `load` computes in float32
 # (file, (top, bottom, left, right) of a dog, captions)
 PICTURES = [
     ("a.png", (0, 24, 0, 12), ["a dog and a puppy", "two dogs eat a hot dog"]),
@@ -87,7 +87,7 @@ def test_a_checkpoint_is_tested_on_another_data_set_with_its_own_vocabulary(work
 
 def test_several_models_are_tested_as_an_ensemble(workdir, capsys):
     """The second model's encoder sees the images otherwise, so its views are loaded beside the batches."""
-    both = measured("--ckpt_path", CHECKPOINT, "--model.ensemble", json.dumps([OTHER]))
+    both = measured("--ckpt_path", CHECKPOINT, "--ensemble", OTHER)
     assert "1 images; 2 models; beam 1" in capsys.readouterr().out
     (caption,) = json.loads(read("scored/test_captions.json"))
     (image,) = sorted(Path("shapes").rglob("val*/*.png"))[:1]
@@ -106,5 +106,5 @@ def test_an_exported_model_is_tested_as_its_checkpoint_is_and_its_folder_stays_a
 
 
 def test_an_ensemble_that_cannot_be_is_refused(workdir, capsys):
-    options = ["--ckpt_path", CHECKPOINT, "--model.ensemble", '["nowhere.ckpt"]']
+    options = ["--ckpt_path", CHECKPOINT, "--ensemble", "nowhere.ckpt"]
     assert "nowhere.ckpt: the checkpoint cannot be read" in refused(capsys, "test", *options)

@@ -26,7 +26,7 @@ def workdir(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     ShapesSource("shapes", image_size=48, **COUNTS).prepare()
     source = {"class_path": "captioning.data.ShapesSource", "init_args": {"root": "x", "image_size": 48, **COUNTS}}
-    parts = {"encoder": {"class_path": "TorchvisionEncoder", "init_args": ENCODER}, "bound_samples": 7}
+    parts = {"encoder": {"class_path": "TorchvisionEncoder", "init_args": ENCODER}, "search": {"beam_size": 7}}
     Path("config.yaml").write_text(yaml.safe_dump({"model": parts, "data": {"source": source}, "trainer": {}}))
     return tmp_path
 

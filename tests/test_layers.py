@@ -43,7 +43,7 @@ ROOMS = {
 
 # Library -> the only places that may import it: modules or folders, named from captioning/, or scripts.<name>.
 LIBRARIES = {
-    "pytorch_lightning lightning_fabric": "training cli.lightning",
+    "pytorch_lightning lightning_fabric": "training cli.fit",
     "lightning": "",  # the same library under its other name: an object of one fails isinstance checks of the other
     "urllib.request urllib.error urllib3 http.client requests httpx aiohttp ftplib socket": "cli.app data.download",
     "huggingface_hub": "checkpoint.load",

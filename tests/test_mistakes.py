@@ -31,7 +31,7 @@ def workdir(tmp_path_factory) -> Iterator[Path]:
     (folder / "seed.yaml").write_text("seed_everything: -1\n")
     (folder / "places.yaml").write_text("checkpoint: {dirpath: big_disk}\n")
     (folder / "names.yaml").write_text("data: gone.yaml\n")
-    (folder / "section.yaml").write_text("modle: {bound_samples: 3}\n")
+    (folder / "section.yaml").write_text("modle: {search: {beam_size: 3}}\n")
     (folder / "argument.yaml").write_text("model: {encoder: {class_path: ConvEncoder, init_args: {chanels: [4]}}}\n")
     (folder / "notes.txt").write_text("not a model\n")
     save_image(folder / "photo.png")
@@ -56,7 +56,7 @@ MISTAKES = {
     "fit --config list.yaml": "--config list.yaml: not a configuration",
     FIT + "--config twice.yaml": "--config twice.yaml: line 2: trainer is there twice, first in line 1",
     FIT + "--model.encoder encoder.yaml": "line 2: class_path is there twice, first in line 1",
-    FIT + "--config section.yaml": "Option 'modle.bound_samples' is not accepted; did you mean model.bound_samples?",
+    FIT + "--config section.yaml": "is not accepted; did you mean model.search.beam_size?",
     FIT + "--config argument.yaml": "Option 'chanels' is not accepted; did you mean channels?",
     FIT + "--seed_everything false": "--seed_everything false: every run has a seed, so that it can be repeated",
     FIT + "--trainer.use_distributed_sampler true": ".use_distributed_sampler: the samplers know the processes",

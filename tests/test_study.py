@@ -443,7 +443,7 @@ def test_a_study_from_nothing_to_its_table(place, capsys):
     overlay = tiny_config(place / "shapes")
     overlay["model"] = {"encoder": {"init_args": overlay["model"]["encoder"]["init_args"]}}
     Path("overlay.yaml").write_text(yaml.safe_dump(overlay))
-    content = {"name": "tiny", "seeds": [1], "fit": ["--config=overlay.yaml"], "evaluate": ["--data.test_split=val"]}
+    content = {"name": "tiny", "seeds": [1], "fit": ["--config=overlay.yaml"], "evaluate": ["--split=val"]}
     write(content | {"variants": {"soft": {"config": "shapes_soft"}}})
     main()
     main("--dry_run")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +16,6 @@ from pytorch_lightning.callbacks import EarlyStopping
 from captioning.attention import AdditiveScore, HardAttention
 from captioning.data.shapes import ShapesSource
 from captioning.errors import InputError
-from captioning.evaluation.records import read_results
 from captioning.model import SummedOutput
 from captioning.objective import Likelihood
 from captioning.training import BestCheckpoint, CaptionSamples, Throughput, Unfreeze, WarmupCosine
@@ -90,33 +87,6 @@ def test_a_schedule_needs_an_end(shapes, tmp_path):
         InputError, match=r"the ramp of attention: needs the length of training; give --trainer\.max_epochs"
     ):
         make_trainer(tmp_path, max_epochs=-1).fit(module, make_data(shapes))
-
-
-def test_test_writes_metrics_and_every_caption(shapes, tmp_path):
-    module, data = make_module(), make_data(shapes)
-    trainer = make_trainer(tmp_path, limit_test_batches=None)
-    trainer.fit(module, data)
-    (metrics,) = trainer.test(module, data, verbose=False)
-    written = json.loads((tmp_path / "test_metrics.json").read_text())
-    captions = json.loads((tmp_path / "test_captions.json").read_text())
-    assert written["test/bleu1"] == pytest.approx(metrics["test/bleu1"], abs=1e-4)
-    assert (written["search"]["beam_size"], written["search"]["split"]) == (2, "test")
-    index = shapes.index("test")
-    assert [c["image_id"] for c in captions] == index.image_ids.tolist()
-    assert captions[2]["references"] == index.references(2)
-
-
-def test_predict_captions_every_image_of_the_test_split(shapes, tmp_path):
-    module, data = make_module(), make_data(shapes)
-    trainer = make_trainer(tmp_path)
-    trainer.fit(module, data)
-    captions = [caption for batch in trainer.predict(module, data) for caption in batch]
-    ids = shapes.index("test").image_ids.tolist()
-    lines = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
-    assert [line["image_id"] for line in lines] == ids
-    assert [line["caption"] for line in lines] == captions
-    assert all(Path(line["image"]).is_file() for line in lines)
-    assert read_results(tmp_path / "predict_results.json") == {line["image_id"]: line["caption"] for line in lines}
 
 
 def test_bleu_is_scored_against_words_the_vocabulary_lacks(shapes, tmp_path):

@@ -1,4 +1,4 @@
-"""The commands: each is a function in the module of its name; `fit`, `validate`, `test` and `predict` are in lightning.
+"""The commands: each is a function in the module of its name; `validate`, `test` and `predict` are in ``score``.
 
 This module imports nothing that is slow, because help is answered from it at once.
 """
@@ -22,7 +22,7 @@ TRAINING = {
     "test": "score any model on the test split of its data or of others, or an ensemble",
     "predict": "write captions of the test split to files, for the COCO evaluation server",
 }
-"""Commands of the LightningCLI, which share their options, with what each does."""
+"""The commands around a run, with what each does."""
 
 COMMANDS = {
     "caption": "caption images of your own, and draw where the model looked",
@@ -61,7 +61,7 @@ examples:
 `captioning COMMAND --help` lists the options of a command; docs/commands.md compares the commands.
 Every command takes --import MODULE, a Python module of yours whose classes a config or a model names."""
 
-_FIT = """usage: captioning fit --config CONFIG.yaml [--config OVERLAY.yaml ...] [options]
+FIT_HELP = """usage: captioning fit --config CONFIG.yaml [--config OVERLAY.yaml ...] [options]
 
   --config FILE.yaml            a configuration; of several, the later ones win
   --ckpt_path FILE.ckpt         checkpoint to resume
@@ -88,28 +88,6 @@ examples:
   captioning fit --config configs/shapes_soft.yaml --trainer.max_epochs 12
   captioning fit --config configs/shapes_hard.yaml --seed_everything 2
   captioning fit --ckpt_path runs/shapes_soft/checkpoints/last.ckpt     (resume)"""
-
-_SCORE = """usage: captioning {command} --ckpt_path MODEL [--config DATA.yaml] [options]
-
-  --ckpt_path MODEL             a FILE.ckpt, exported folder, hf:owner/name or pretrained
-  --config FILE.yaml            a configuration with other data; default: that of the checkpoint's run
-  --results DIR                 folder for metrics and captions (default: the run's)
-  --data.test_split SPLIT       split that test and predict use (default: test); validate uses val
-  --data.source.root DIR        set an option of the data source
-  --data.limit_images N         use only the first images of the split
-  --model.search.beam_size K    partial captions kept at each step of beam search
-  --model.inference HOW         what hard attention looks at: expected (all), argmax (the best) or sample
-  --model.ensemble '["b.ckpt"]' average the word probabilities with those of these models
-  --trainer.accelerator NAME    auto, cpu or gpu
-  --help_all                    every option with its meaning and default; give --ckpt_path, too
-
-example:
-  captioning {command} --ckpt_path runs/shapes_soft/checkpoints/best.ckpt --model.search.beam_size 3"""
-
-
-def training_help(command: str) -> str:
-    """Return the short help of a command of ``TRAINING``; the full one takes seconds of imports."""
-    return _FIT if command == "fit" else _SCORE.format(command=command)
 
 
 def near(path: str | Path) -> str:

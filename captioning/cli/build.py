@@ -28,18 +28,27 @@ class _Parser(OneLineErrors, ArgumentParser):
     pass
 
 
-def build(kinds: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], options: Sequence[str] = ()) -> list[Any]:
+def build(
+    kinds: Mapping[str, Any],
+    configs: Iterable[Mapping[str, Any]],
+    options: Sequence[str] = (),
+    grouped: Sequence[str] = (),
+) -> list[Any]:
     """Build the parts of training configurations that are named as in ``{"data.source": CaptionSource}``.
 
     A part whose type admits None may be missing. Later configurations win over earlier ones, and options of the
-    training command, ``["--data.source.root", "DIR"]``, over both.
+    training command, ``["--data.source.root", "DIR"]``, over both. The settings of a ``grouped`` part are the arguments
+    of that one class, without ``class_path``.
     """
     restrict_imports()
     parser = _Parser(prog="captioning fit", allow_abbrev=False)
     parser.settings = configs = [*configs]
     parser.add_argument("--config", action=ActionConfigFile)
     for place, kind in kinds.items():
-        parser.add_argument(f"--{place}", type=kind, required=type(None) not in get_args(kind))
+        if place in grouped:
+            parser.add_class_arguments(kind, place)
+        else:
+            parser.add_argument(f"--{place}", type=kind, required=type(None) not in get_args(kind))
     arguments = []
     for config in configs:
         parts = {place: part for place in kinds if (part := _at(place, config)) is not None}

@@ -137,8 +137,11 @@ def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def call(prog: str, command: Command | Mapping[str, Command], args: Sequence[str]) -> None:
-    """Call a command, or that of several which the first word names, with the words after ``prog``."""
+def call(prog: str, command: Command | Mapping[str, Command], args: Sequence[str], **fixed: Any) -> None:
+    """Call a command, or that of several which the first word names, with the words after ``prog``.
+
+    ``fixed`` are arguments that no option gives.
+    """
     if isinstance(command, Mapping):
         if not args or args[0] in ("-h", "--help"):
             print(f"usage: {prog} {'|'.join(command)} [options]\n")
@@ -162,4 +165,4 @@ def call(prog: str, command: Command | Mapping[str, Command], args: Sequence[str
         parser.error(f"unrecognized arguments: {others[0]}")
     given = vars(values) | ({OVERRIDES: others} if others else {})
     words = next((given.pop(name) for name, each in parameters.items() if each.kind is each.VAR_POSITIONAL), ())
-    command(*words, **given)
+    command(*words, **given, **fixed)

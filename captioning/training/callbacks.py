@@ -14,14 +14,13 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning import callbacks
 from pytorch_lightning.callbacks import Callback
-from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from captioning.data.batch import CaptionBatch
 from captioning.data.loading import BatchLoader
 from captioning.errors import check_range
-from captioning.files import replacing
 from captioning.metrics.table import few
+from captioning.training.loggers import draw_samples, log_samples
 
 
 def accumulates(trainer: pl.Trainer) -> bool:
@@ -48,29 +47,9 @@ class CaptionSamples(Callback):
         pl_module.samples = self.images  # type: ignore[assignment]
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        fitting, tests = trainer.state.fn == "fit" and not trainer.sanity_checking, trainer.state.fn == "test"
-        if not trainer.is_global_zero or not (fitting or tests):
-            return
-        from captioning.views.overlays import Look, attention_figure, save_figure  # matplotlib is slow to import
-
-        stage, suffix = ("test", "test") if tests else ("val", f"{trainer.current_epoch + 1:03d}")
-        encoder, folder = pl_module.encoder, Path(trainer.default_root_dir) / "samples"
-        samples = []
-        for row, (image, hypothesis) in sorted(pl_module.evaluator.kept.items()):
-            if (photo := pl_module.data.photo(row)) is None:
-                continue
-            look = Look(hypothesis.trace, encoder.cells, encoder.preprocessing.region(photo.size))
-            figure = attention_figure(photo, image.words, {"": look}, text=image.text)
-            samples.append((str(folder / f"{image.image_id}_{suffix}.png"), image.text))
-            with replacing(Path(samples[-1][0])) as part:
-                save_figure(figure, part, dpi=80, format="png", pil_kwargs={"compress_level": 1})  # in half the time
-        for logger in trainer.loggers:
-            if isinstance(logger, WandbLogger) and samples:
-                # Not in a table, whose images an offline run leaves outside its own folder.
-                paths, texts = map(list, zip(*samples, strict=True))
-                logger.log_image(f"{stage}/samples", paths, caption=texts)
-
-    on_test_end = on_validation_end
+        if trainer.is_global_zero and trainer.state.fn == "fit" and not trainer.sanity_checking:
+            folder, epoch = Path(trainer.default_root_dir), f"{trainer.current_epoch + 1:03d}"
+            log_samples(trainer.loggers, "val", draw_samples(folder, epoch, pl_module.evaluator, pl_module.data))
 
 
 class TrainingBar(callbacks.RichProgressBar):

@@ -85,7 +85,6 @@ class CaptionDataModule(pl.LightningDataModule):
         vocabulary: Which words the captions are made of.
         features: Folder written by ``captioning extract``; training reads annotations from it.
         augmentation: Random changes of training images.
-        test_split: Split that ``test`` and ``predict`` use.
         limit_images: Use only the first images of every split, to try something out.
     """
 
@@ -105,7 +104,6 @@ class CaptionDataModule(pl.LightningDataModule):
         vocabulary: VocabularyOptions = VocabularyOptions(),
         features: str | None = None,
         augmentation: Augmentation = Augmentation(),
-        test_split: Literal["train", "val", "test"] = "test",
         limit_images: int | None = None,
     ) -> None:
         super().__init__()
@@ -117,9 +115,9 @@ class CaptionDataModule(pl.LightningDataModule):
         self.batch_size, self.group, self.captions_per_image = batch_size, group, captions_per_image
         self.eval_batch_size, self.num_workers = eval_batch_size, num_workers
         self.features, self.augmentation = features, augmentation
-        self.test_split, self.limit_images = test_split, limit_images
+        self.limit_images = limit_images
         self._indices: dict[str, CaptionIndex] = {}
-        self.evaluated_split = "val"
+        self.evaluated_split = "val"  # or what is scored
 
     def use(self, vocabulary: Vocabulary) -> None:
         """Use a trained model's vocabulary and its tokenizer in place of the words of the training captions."""
@@ -129,12 +127,11 @@ class CaptionDataModule(pl.LightningDataModule):
         self.source.prepare()
 
     def setup(self, stage: str) -> None:
-        """Read the splits that ``stage`` (fit, validate, test, predict) needs, and the vocabulary."""
+        """Read the splits that ``stage`` (fit or validate) needs."""
         if self.trainer is not None:
             module: Any = self.trainer.lightning_module
             self.encoder, self.needs_regions = module.encoder, module.objective.needs_regions
-        self.evaluated_split = self.test_split if stage in ("test", "predict") else "val"
-        for split in ["train", "val"] if stage == "fit" else [self.evaluated_split]:
+        for split in ("train", "val") if stage == "fit" else ("val",):
             self.index(split)
 
     def index(self, split: str) -> CaptionIndex:
@@ -165,7 +162,7 @@ class CaptionDataModule(pl.LightningDataModule):
 
     @property
     def evaluated(self) -> CaptionIndex:
-        """The records of the split that the current stage evaluates."""
+        """The records of the split that is evaluated."""
         return self.index(self.evaluated_split)
 
     @functools.cached_property
@@ -260,5 +257,3 @@ class CaptionDataModule(pl.LightningDataModule):
     def val_dataloader(self) -> DataLoader[CaptionBatch]:
         batches = image_batches(len(self.evaluated), self.eval_batch_size, **self._processes)
         return self._loader(self.evaluated_split, batches, by_image=True)
-
-    test_dataloader = predict_dataloader = val_dataloader

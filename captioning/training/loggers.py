@@ -1,15 +1,21 @@
-"""The start of a run's loggers: what they refuse is one line, and wandb logs offline where it reaches no server."""
+"""The loggers of a run: their start, samples of captions, and a test in the run of wandb that its training has."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from pytorch_lightning.loggers import Logger, WandbLogger
 
 from captioning.errors import InputError, one_line
+from captioning.evaluation.evaluator import Evaluator
+from captioning.files import read_config, replacing
+from captioning.metrics.table import log_key
+from captioning.run_folder import RunFolder
+from captioning.training.datamodule import CaptionDataModule
 
 _log = logging.getLogger("captioning")
 
@@ -37,3 +43,40 @@ def _start(logger: Logger, settings: dict[str, Any]) -> None:
         if isinstance(logger, WandbLogger) and os.environ.get("WANDB_MODE") != "offline":
             instead = f"WANDB_MODE=offline logs without an account, {instead}"
         raise InputError(f"trainer.logger: {type(logger).__name__}: {one_line(error)}; {instead}") from error
+
+
+def draw_samples(folder: Path, suffix: str, evaluator: Evaluator, data: CaptionDataModule) -> dict[str, str]:
+    """Write figures of the images that an evaluator kept to ``samples/``; returns their captions by file."""
+    from captioning.views.overlays import Look, attention_figure, save_figure  # matplotlib is slow to import
+
+    encoder, captions = evaluator.captioner.encoder, dict[str, str]()
+    for row, (image, hypothesis) in sorted(evaluator.kept.items()):
+        if (photo := data.photo(row)) is None:
+            continue
+        look = Look(hypothesis.trace, encoder.cells, encoder.preprocessing.region(photo.size))
+        figure = attention_figure(photo, image.words, {"": look}, text=image.text)
+        path = folder / "samples" / f"{image.image_id}_{suffix}.png"
+        with replacing(path) as part:
+            save_figure(figure, part, dpi=80, format="png", pil_kwargs={"compress_level": 1})  # in half the time
+        captions[str(path)] = image.text
+    return captions
+
+
+def log_samples(loggers: Iterable[Logger], stage: str, captions: Mapping[str, str]) -> None:
+    """Log figures, captions by file, to wandb as the panel STAGE/samples."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger) and captions:
+            # Not in a table, whose images an offline run leaves outside its own folder.
+            logger.log_image(f"{stage}/samples", [*captions], caption=[*captions.values()])
+
+
+def log_test(run: RunFolder, metrics: Mapping[str, float], evaluator: Evaluator, data: CaptionDataModule) -> None:
+    """Log a test to the runs of wandb that the training of ``run`` has, by its configuration."""
+    captions = draw_samples(run.path, "test", evaluator, data)
+    for entry in read_config(run.config).get("trainer", {}).get("logger") or []:
+        if entry["class_path"].endswith("WandbLogger"):
+            logger = WandbLogger(**entry["init_args"])
+            start_loggers([logger], {})
+            logger.log_metrics({log_key("test", name): value for name, value in metrics.items()})
+            log_samples([logger], "test", captions)
+            logger.experiment.finish()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -22,22 +21,18 @@ from captioning.checkpoint.format import describe
 from captioning.checkpoint.load import SavedModel, check_tokenizer, check_vocabulary
 from captioning.component import check_shape
 from captioning.data.batch import CaptionBatch
-from captioning.data.loading import load_images
 from captioning.data.regions import RegionsInView
 from captioning.decoding import BeamOptions
 from captioning.encoders import Encoder
-from captioning.errors import InputError, check_range, one_line
+from captioning.errors import InputError, one_line
 from captioning.evaluation.evaluator import Evaluated, Evaluator
-from captioning.evaluation.records import CaptionedImage, write_evaluation, write_predictions
+from captioning.evaluation.records import CaptionedImage
 from captioning.metrics.table import log_key
 from captioning.model import Captioner, Decoder
-from captioning.model.captioner import CaptionModel
-from captioning.model.ensemble import Ensemble
 from captioning.objective import Likelihood, Objective
 from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.processes import process_count, sum_over_processes
 from captioning.run_folder import PLACES, flat
-from captioning.tokenizers import PennTreebank
 from captioning.training.callbacks import accumulates
 from captioning.training.datamodule import CaptionDataModule
 from captioning.vocabulary import Vocabulary, tokenizer_from
@@ -60,9 +55,7 @@ class CaptioningModule(pl.LightningModule):
         objective: The objective to minimise; by default the likelihood with the doubly stochastic penalty (Eq. 14).
         optimizer: Called with the parameter groups; a fine-tuned encoder is a group with its own learning rate.
         scheduler: Called with the optimizer and the number of optimizer steps of the whole run; none by default.
-        search: Options of the search that makes captions for ``val/*`` and ``test/*``.
-        bound_samples: Number of draws per caption with which ``test`` and ``validate`` estimate the bounds of
-            stochastic attention; 0 leaves the bounds out.
+        search: Options of the search of the validations.
     """
 
     captioner: Captioner
@@ -77,19 +70,14 @@ class CaptioningModule(pl.LightningModule):
         optimizer: OptimizerCallable = torch.optim.Adam,
         scheduler: Callable[[torch.optim.Optimizer, int], LRScheduler] | None = None,
         search: BeamOptions = BeamOptions(),  # noqa: B008 - frozen
-        bound_samples: int = 8,
     ) -> None:
         super().__init__()
-        check_range(0, 100_000, bound_samples=bound_samples)
         self._parts = (encoder, decoder)  # a tuple, so that they are registered once, inside the captioner
         self.objective = (objective or Likelihood()).bind(decoder)
         self.optimizer, self.scheduler = optimizer, scheduler
-        self.search, self.bound_samples = search, bound_samples
-        self.others: tuple[Captioner, ...] = ()  # of the ensemble; a tuple keeps them out of this module's state
+        self.search = search
         self.settings: dict[str, Any] = {}  # the full configuration of the run, which checkpoints keep
         self.start: SavedModel | None = None  # the model whose weights the captioner begins with
-        self.scored: dict[str, Any] = {}  # what the record of a test says about the models
-        self.provenance: dict[str, Any] = {}  # what a test's file of metrics says about where they come from
         self.samples = 4  # images of a split whose hypotheses an evaluation keeps
         self.results: list[CaptionedImage] = []  # the images of the last evaluation, in the order of the split
         self._watch = CollapseWatch()
@@ -256,80 +244,35 @@ class CaptioningModule(pl.LightningModule):
         self.log("train/learning_rate", float(optimizer.param_groups[0]["lr"]))  # of the decoder
 
     def on_validation_epoch_start(self) -> None:
-        captioner: CaptionModel = self.captioner
         index = self.data.evaluated
-        if self.others:
-            others = [other.to(self.captioner.decoder.embedding.weight) for other in self.others]
-            captioner = Ensemble([self.captioner, *others], load=functools.partial(load_images, index)).eval()
         if self._regions is None or self._regions.index is not index:  # laid out once for all validations
             self._regions = self.data.regions(self.data.evaluated_split)
         self.evaluator = Evaluator(
-            captioner,
+            self.captioner,
             self.data.vocabulary,
             index,
             self._regions,
             search=self.search,
-            bound_samples=0 if self.trainer.state.fn in ("fit", "predict") else self.bound_samples,
             seed=self.data.seed,
             keep=self.samples,
-            references=self.trainer.state.fn != "predict",
         )
 
     def validation_step(self, batch: CaptionBatch, batch_idx: int) -> None:
         self.evaluator.update(batch)
 
-    def predict_step(self, batch: CaptionBatch, batch_idx: int) -> list[str]:
-        self.evaluator.update(batch)
-        return [self.evaluator.evaluated.images[row].text for row in batch.rows.tolist()]
-
-    def _gathered(self) -> Evaluated:
-        """Return what all processes have evaluated; all of them must call this."""
-        evaluated = self.evaluator.evaluated
-        if self.trainer.world_size == 1:
-            return evaluated
-        parts: list[Any] = [None] * self.trainer.world_size
-        torch.distributed.all_gather_object(parts, evaluated)
-        return Evaluated.merge(parts)
-
-    def on_predict_epoch_end(self) -> None:
-        images = dict(sorted(self._gathered().images.items()))
-        if self.trainer.is_global_zero:
-            paths = [self.data.evaluated.image_path(row) for row in images]
-            for path in write_predictions(Path(self.trainer.default_root_dir), paths, list(images.values())):
-                print(f"written to {path}", flush=True)
-
     def on_validation_epoch_end(self) -> None:
-        """Log the metrics of what all processes have evaluated, and write the files of a validation or a test."""
-        evaluated, data, command = self._gathered(), self.data, self.trainer.state.fn
-        writes = command != "fit" and self.trainer.is_global_zero
-        tokenizer, stage = data.vocabulary.tokenizer, "test" if command == "test" else "val"
-        # METEOR alone takes seconds: not after every epoch, and not on every process.
-        if writes:
-            rank_zero_info(f"computing the metrics of {len(evaluated.images)} captions ...")
-        metrics, self.results = evaluated.finish(java=writes and tokenizer.english)
-        if command == "fit":  # what is monitored has a value also where references alone name objects
-            metrics = {name.removeprefix("reference_"): math.nan for name in metrics} | metrics
+        """Log the metrics of what all processes have evaluated."""
+        evaluated = self.evaluator.evaluated
+        if self.trainer.world_size > 1:
+            parts: list[Any] = [None] * self.trainer.world_size
+            torch.distributed.all_gather_object(parts, evaluated)
+            evaluated = Evaluated.merge(parts)
+        metrics, self.results = evaluated.finish()  # without METEOR, which takes seconds
+        # What is monitored has a value also where references alone name objects.
+        metrics = {name.removeprefix("reference_"): math.nan for name in metrics} | metrics
         for name, value in metrics.items():
-            self.log(log_key(stage, name), value, sync_dist=False)
-        if command == "fit":
-            self.log("epoch", float(self.current_epoch + 1))
-        if not (metrics and writes):
-            return
-        search = (
-            vars(self.search) | {"inference": self.attention.inference, "split": data.evaluated_split} | self.scored
-        )
-        if "bound" in metrics:
-            search["bound_samples"] = self.bound_samples
-        if not isinstance(tokenizer, PennTreebank):
-            search["tokenizer"] = type(tokenizer).__name__
-        pointed = any(image.hits or image.reference_hits for image in self.results)
-        about: dict[str, Any] = {"search": search, "tokens": tokenizer.description, "provenance": self.provenance}
-        about["cells"] = vars(self.encoder.cells) if pointed else None
-        write_evaluation(Path(self.trainer.default_root_dir), stage, metrics, self.results, **about)
-
-    on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
-    on_test_epoch_end = on_validation_epoch_end
-    test_step = validation_step
+            self.log(log_key("val", name), value, prog_bar=name == "bleu4", sync_dist=False)
+        self.log("epoch", float(self.current_epoch + 1))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the entry that rebuilds the captioner without a config, a vocabulary file or a data set."""

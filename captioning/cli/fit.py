@@ -1,12 +1,10 @@
-"""``captioning fit``, ``validate``, ``test`` and ``predict``: Lightning's command line around module and data."""
+"""The command ``fit``: Lightning's command line around module and data module."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import logging
-import math
 import os
 import re
 import secrets
@@ -15,7 +13,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +25,19 @@ from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from captioning.checkpoint.io import read_checkpoint
-from captioning.checkpoint.load import read_members, read_model
+from captioning.checkpoint.load import read_model
 from captioning.cli import IMPORTED
 from captioning.cli.build import build, restrict_imports
 from captioning.cli.parser import OneLineErrors
 from captioning.comparison.conditions import attention_kind
 from captioning.data import CaptionSource
-from captioning.decoding import BeamOptions
 from captioning.encoders.base import without_weights
 from captioning.errors import InputError, check_range, did_you_mean, one_line
 from captioning.files import read_config, write_text
 from captioning.kernels.machine import best_precision
 from captioning.metrics.table import METRICS, better, few, log_key
 from captioning.provenance import provenance
-from captioning.run_folder import RunFolder, checksum, flat
+from captioning.run_folder import RunFolder, flat
 from captioning.training import (
     BestCheckpoint,
     CaptionDataModule,
@@ -58,8 +55,8 @@ _FOLDER = "CAPTIONING_RUN_FOLDER"  # an environment variable, by which the first
 _BY_NAME = ("best", "last")  # checkpoints that are named by their run
 
 
-def run(name: str, args: list[str]) -> LightningCLI:
-    """Run fit, validate, test or predict, and return the command line with its trainer, module and data module.
+def fit(args: list[str]) -> Fit:
+    """Run ``captioning fit``, and return the command line with its trainer, module and data module.
 
     Raises:
         InputError: Something in the command line, a configuration or the data cannot be used.
@@ -68,13 +65,13 @@ def run(name: str, args: list[str]) -> LightningCLI:
     restrict_imports()
     _quieten()
     try:
-        cli = Fit(args) if name == "fit" else ScoreCommand(name, args)
-        cli.start()
+        command = Fit(args)
+        command.start()
     except Exception as error:
         if not _refused_by_library(error):
             raise
         raise InputError(one_line(error, 400)) from error
-    return cli
+    return command
 
 
 def _refused_by_library(error: Exception) -> bool:
@@ -125,75 +122,7 @@ class Parser(OneLineErrors, LightningArgumentParser):
     """Lightning's parser, whose errors are one line."""
 
 
-class CommandLine(LightningCLI):
-    """What the four commands share: the parser, the precision, and the callbacks that every run has."""
-
-    def __init__(self, name: str, model: Any, args: Sequence[str]) -> None:
-        super().__init__(
-            model,
-            CaptionDataModule,
-            seed_everything_default=1,
-            save_config_callback=None,  # saved when training starts
-            auto_configure_optimizers=False,  # the module takes its own
-            load_from_checkpoint_support=False,
-            run=False,
-            parser_class=Parser,
-            parser_kwargs={"prog": f"captioning {name}", "allow_abbrev": False},
-            args=list(args),
-        )
-
-    def parse_arguments(self, parser: Any, args: Any) -> None:
-        files = _parse_place(list(args))[0].config
-        parser.settings = [json.loads(file) if file[:1] == "{" else read_config(Path(file)) for file in files]
-        super().parse_arguments(parser, args)
-        check_range(0, 2**32 - 1, seed_everything=int(self.config.seed_everything or 0))
-        if self.config.seed_everything is False:
-            raise InputError("--seed_everything false: every run has a seed, so that it can be repeated; give a number")
-
-    folder: Path  # where the command writes
-    own_callbacks: list[Any]  # of every run, which the configuration may replace by others of their kind
-
-    def before_instantiate_classes(self) -> None:
-        trainer = self.config.trainer
-        trainer.default_root_dir = str(self.folder)
-        trainer.use_distributed_sampler = False  # the samplers know the processes
-        if trainer.precision is None:  # the best of this machine
-            trainer.precision = best_precision(str(trainer.accelerator))
-
-    def instantiate_classes(self) -> None:
-        try:
-            super().instantiate_classes()
-        except InputError:
-            raise
-        except (ValueError, TypeError, ImportError) as error:  # an argument that a class refuses, an unknown strategy
-            text = str(error).partition("\n  - Expected a")[0]  # jsonargparse lists all that a value could have been
-            text = text[max(text.rfind("Problem with given class_path"), 0) :]
-            raise InputError(" ".join(text.split())[:400]) from error
-        self.datamodule.seed = int(self.config.seed_everything or 0)
-        self._dump_config()
-
-    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        """Return the trainer with the callbacks of every run that the configuration neither has nor turns off."""
-        trainer = self.config_init.trainer
-        given, bar = trainer.callbacks or [], callbacks.ProgressBar
-        chosen = [*given] if isinstance(given, list) else [given]
-        for callback in self.own_callbacks:
-            kind = bar if isinstance(callback, bar) else type(callback)
-            if not any(isinstance(other, kind) for other in chosen):
-                chosen.append(callback)
-        off = (bar,) if trainer.enable_progress_bar is False else ()
-        trainer.callbacks = [callback for callback in chosen if not isinstance(callback, off)]
-        return super().instantiate_trainer(**kwargs)
-
-    def provenance(self) -> dict[str, Any]:
-        """Return where this command's results come from, with what was used where the configuration leaves it open."""
-        trainer, data = self.trainer, self.datamodule
-        used = {"device": trainer.strategy.root_device.type, "processes": trainer.world_size}
-        used |= {"precision": trainer.precision, "num_workers": data.workers}
-        return provenance(command=shlex.join(sys.argv), seed=data.seed) | {"used": used}
-
-
-class Fit(CommandLine):
+class Fit(LightningCLI):
     """``captioning fit``. One folder per run: config, checkpoints, metrics and samples are all in RUNS/NAME."""
 
     def __init__(self, args: list[str]) -> None:
@@ -211,7 +140,18 @@ class Fit(CommandLine):
         self.options = {arg.partition("=")[0] for arg in args}
         self.claimed: RunFolder | None = None
         with self._claiming():
-            super().__init__("fit", CaptioningModule, args)
+            super().__init__(
+                CaptioningModule,
+                CaptionDataModule,
+                seed_everything_default=1,
+                save_config_callback=None,  # saved when training starts
+                auto_configure_optimizers=False,  # the module takes its own
+                load_from_checkpoint_support=False,
+                run=False,
+                parser_class=Parser,
+                parser_kwargs={"prog": "captioning fit", "allow_abbrev": False},
+                args=args,
+            )
 
     @contextlib.contextmanager
     def _claiming(self) -> Iterator[None]:
@@ -224,6 +164,14 @@ class Fit(CommandLine):
                     sys.modules["wandb"].finish(1)
                 self.claimed.release()
             raise
+
+    def parse_arguments(self, parser: Any, args: Any) -> None:
+        files = _parse_place(list(args))[0].config
+        parser.settings = [read_config(Path(file)) for file in files]
+        super().parse_arguments(parser, args)
+        check_range(0, 2**32 - 1, seed_everything=int(self.config.seed_everything or 0))
+        if self.config.seed_everything is False:
+            raise InputError("--seed_everything false: every run has a seed, so that it can be repeated; give a number")
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--name", type=str | None, help="The run's name; default: the config's.")
@@ -292,7 +240,10 @@ class Fit(CommandLine):
         elif _FOLDER in os.environ:  # which torchrun does not set: there the trainer tells where checkpoints go
             self.folder = Path(os.environ[_FOLDER])
         os.environ[_FOLDER] = str(self.folder)  # the processes that this one starts must not choose another
-        super().before_instantiate_classes()
+        config.trainer.default_root_dir = str(self.folder)
+        config.trainer.use_distributed_sampler = False  # the samplers know the processes
+        if config.trainer.precision is None:
+            config.trainer.precision = best_precision(str(config.trainer.accelerator))
         self.own_callbacks = [TrainingBar(), CaptionSamples(), Throughput(), LogLines(), self.stop]
         if config.ckpt_path in _BY_NAME:
             config.ckpt_path = str(RunFolder(self.folder).checkpoint(config.ckpt_path))
@@ -310,8 +261,37 @@ class Fit(CommandLine):
             source.prepare()
         start = read_model(config.init_from) if config.init_from and config.ckpt_path is None else None
         with without_weights() if start or config.ckpt_path else contextlib.nullcontext():
-            super().instantiate_classes()
+            try:
+                super().instantiate_classes()
+            except InputError:
+                raise
+            except (ValueError, TypeError, ImportError) as error:  # an argument that a class refuses, a strategy
+                text = str(error).partition("\n  - Expected a")[0]  # jsonargparse lists all kinds of values
+                text = text[max(text.rfind("Problem with given class_path"), 0) :]
+                raise InputError(" ".join(text.split())[:400]) from error
+        self.datamodule.seed = int(config.seed_everything or 0)
+        self._dump_config()
         self.model.start, self.model.settings = start, self.config_dump
+
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        """Return the trainer with the callbacks of every run that the configuration neither has nor turns off."""
+        trainer = self.config_init.trainer
+        given, bar = trainer.callbacks or [], callbacks.ProgressBar
+        chosen = [*given] if isinstance(given, list) else [given]
+        for callback in self.own_callbacks:
+            kind = bar if isinstance(callback, bar) else type(callback)
+            if not any(isinstance(other, kind) for other in chosen):
+                chosen.append(callback)
+        off = (bar,) if trainer.enable_progress_bar is False else ()
+        trainer.callbacks = [callback for callback in chosen if not isinstance(callback, off)]
+        return super().instantiate_trainer(**kwargs)
+
+    def provenance(self) -> dict[str, Any]:
+        """Return where this command's results come from, with what was used where the configuration leaves it open."""
+        trainer, data = self.trainer, self.datamodule
+        used = {"device": trainer.strategy.root_device.type, "processes": trainer.world_size}
+        used |= {"precision": trainer.precision, "num_workers": data.workers}
+        return provenance(command=shlex.join(sys.argv), seed=data.seed) | {"used": used}
 
     def start(self) -> None:
         with self._claiming():
@@ -463,123 +443,3 @@ def _loggers(config: Any, folder: Path) -> list[Namespace]:
             arguments.resume = "allow"  # jsonargparse passes None for options that are not set
     csv = Namespace(save_dir=str(folder), name="metrics")
     return [*loggers, Namespace(class_path="pytorch_lightning.loggers.CSVLogger", init_args=csv)]
-
-
-class ScoreCommand(CommandLine):
-    """``captioning validate``, ``test`` and ``predict`` of any model: a checkpoint, an exported folder, or of the hub.
-
-    The model comes from the file that ``--ckpt_path`` names, and brings its vocabulary and its search. The data come
-    from ``--config``, or else from the configuration of the run that the checkpoint lies in.
-    """
-
-    def __init__(self, stage: str, args: list[str]) -> None:
-        self.stage = stage
-        self.words, args = _parse_place(args)
-        self.run = _run_of(self.words)
-        path = self.words.ckpt_path
-        if path is None:
-            raise InputError(f"captioning {stage}: name a model with --ckpt_path")
-        if path in _BY_NAME and self.run is not None:
-            path = str(self.run.checkpoint(path))
-        configs = [Path(config) for config in self.words.config] or ([self.run.config] if self.run else [])
-        self.saved = saved = read_model(path)
-        if not configs and not any(arg.startswith("--data.source") for arg in args):
-            raise InputError(f"{path}: is in no run's folder; name a configuration with its data by --config")
-
-        def scored_model(
-            search: BeamOptions = BeamOptions(),  # noqa: B008 - frozen
-            bound_samples: int = 8,
-            inference: str | None = None,
-            ensemble: list[str] | None = None,
-        ) -> CaptioningModule:
-            """Return the module that scores the model.
-
-            Args:
-                search: Options of the search; by default those of the model's training.
-                bound_samples: Draws per caption that estimate the bounds of stochastic attention; 0 for none.
-                inference: How stochastic attention forms contexts: "expected", "argmax" or "sample".
-                ensemble: Further models of the same vocabulary, whose word probabilities are averaged with this one's.
-            """
-            model = saved.captioner
-            if inference is not None:
-                model.decoder.attention.inference = inference  # refuses a mode that it does not have
-            module = CaptioningModule(model.encoder, model.decoder, search=search, bound_samples=bound_samples)
-            module.captioner, module.scored = model, {"checkpoint": Path(path).name, "weights": checksum(path)}
-            for other in read_members(saved, ensemble or ()):
-                module.others += (other.captioner,)
-                module.scored["ensemble"] = 1 + len(module.others)
-            return module
-
-        scored_model.__qualname__ += secrets.token_hex(4)  # jsonargparse keeps a function of a name for the process
-        settings = [{"model": {"search": vars(BeamOptions.of_settings(saved.settings))}}, *map(_data_of, configs)]
-        options = [f"--config={json.dumps(content)}" for content in settings]
-        super().__init__(stage, scored_model, [*options, *args])
-
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument("--results", type=str | None, default=None, help="Folder to write to; default: the run's.")
-
-    def before_instantiate_classes(self) -> None:
-        """Choose the folder for the results: the run's, or one in it for another context, an ensemble, other data."""
-        words, run = self.words, self.run
-        stem = Path(self.saved.path.rpartition("/")[2] or "model").stem
-        if self.config.trainer.default_root_dir is not None:
-            raise InputError("--trainer.default_root_dir: the folder of what is scored is given by --results")
-        folder = run.path if run is not None else Path(words.runs or "runs", "scored", stem)
-        if self.config.model.inference not in (None, self.saved.captioner.decoder.attention.inference):
-            folder /= self.config.model.inference
-        if self.config.model.ensemble:
-            folder /= "ensemble"
-        if words.config:
-            folder /= Path(words.config[-1]).stem
-        self.folder = Path(self.config.results or folder)
-        super().before_instantiate_classes()
-        logger = self.config.trainer.logger
-        if logger is None and self.stage == "test" and run is not None and self.folder == run.path:
-            logger = [  # the test of a run is logged to the run of wandb that it has
-                Namespace(class_path=entry["class_path"], init_args=Namespace(**entry["init_args"]))
-                for entry in read_config(run.config).get("trainer", {}).get("logger") or []
-                if entry["class_path"].endswith("WandbLogger")
-            ]
-        self.config.trainer.logger = logger or False
-        # Nothing is to be saved, so SIGTERM ends the process at once; Lightning would note it and go on.
-        at_once = dict.fromkeys(
-            ("on_validation_start", "on_test_start", "on_predict_start"),
-            lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL),
-        )
-        bar = callbacks.RichProgressBar()
-        self.own_callbacks = [bar, callbacks.LambdaCallback(**at_once), *([CaptionSamples()] if logger else [])]
-
-    def start(self) -> None:
-        """Score the model, or predict, and print the metrics."""
-        model, trainer, data = self.model, self.trainer, self.datamodule
-        data.use(self.saved.vocabulary)
-        model.provenance = self.provenance() | {
-            "settings": self.saved.settings | {"data": self.config_dump["data"]},
-        }
-        if self.stage == "predict":
-            trainer.predict(model, datamodule=data, return_predictions=False)
-            return
-        getattr(trainer, self.stage)(model, datamodule=data, verbose=False)
-        if trainer.is_global_zero:
-            models, images = f"; {1 + len(model.others)} models" * bool(model.others), len(model.results)
-            context = f"beam {model.search.beam_size}, {model.attention.inference} context; in percent{few(images)}"
-            print(f"\n{data.evaluated_split} split, {images} images{models}; {context}")
-            values = {name.partition("/")[2]: float(value) for name, value in trainer.callback_metrics.items()}
-            for name, metric in METRICS.items():
-                # The files have all; a reader needs no metric that says nothing here, or again.
-                if not (math.isnan(values.get(name, math.nan)) or name.endswith("_no_penalty")):
-                    print(f"{metric.title:45}{values[name]:8.2f}" + f" {metric.unit}" * (metric.unit != "percent"))
-            print(f"tokens: {data.source.tokenizer.description}\nwritten to {self.folder}")
-
-
-def _data_of(path: Path) -> dict[str, Any]:
-    """Return what a configuration says about data, seed, device and search, and nothing of how a model is trained."""
-    settings = read_config(path, "--config")
-    scoring = {
-        "model": ("search", "bound_samples"),
-        "trainer": ("accelerator", "devices", "strategy", "num_nodes", "limit_val_batches", "limit_test_batches"),
-    }
-    chosen: dict[str, Any] = {name: settings[name] for name in ("data", "seed_everything") if settings.get(name)}
-    for part, names in scoring.items():
-        chosen[part] = {name: value for name, value in (settings.get(part) or {}).items() if name in names}
-    return chosen

@@ -32,6 +32,7 @@ class Instantiated(Fit):
 
     def instantiate_classes(self) -> None:
         super(Fit, self).instantiate_classes()
+        self._dump_config()
 
 
 def instantiate(*configs: Path, options: Sequence[str] = ()) -> Fit:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import json
 import os
 import signal
 import socket
@@ -18,51 +16,8 @@ import pytest
 import torch
 import yaml
 from helpers_runs import tiny_config
-from helpers_training import command
 
 ROOT = Path(__file__).parent.parent
-HARD = {
-    "class_path": "captioning.attention.HardAttention",
-    "init_args": {
-        "score": {"class_path": "captioning.attention.AdditiveScore"},
-        "sample_probability": 0.5,
-        "inference": "sample",
-    },
-}
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> Path:
-    """A folder with a run of hard attention that draws in testing too, tested in one process: 5 images, 2 a batch."""
-    folder = tmp_path_factory.mktemp("ddp")
-    config = copy.deepcopy(tiny_config(folder / "shapes", test=5, eval_batch_size=2))
-    config["model"]["decoder"]["init_args"]["attention"] = HARD
-    (folder / "tiny.yaml").write_text(yaml.safe_dump(config))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "argv", ["captioning"])
-        patch.delenv("CAPTIONING_RUN_FOLDER", raising=False)
-        command("fit", "--config", "tiny.yaml")
-        command("test", "--ckpt_path", "runs/tiny/checkpoints/best.ckpt", "--trainer.precision", "32-true")
-    return folder
-
-
-@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_processes_that_share_a_test_split_leave_the_files_of_one(trained, processes):
-    """To the last digit: BLEU and the rest, NLL, bounds, and captions that were drawn."""
-    words = "test --ckpt_path runs/tiny/checkpoints/best.ckpt --results several --trainer.precision 32-true"
-    words += f" --trainer.accelerator cpu --trainer.strategy ddp --trainer.devices {processes}"
-    done = start(trained, "log", *words.split())
-    assert done.wait(timeout=300) == 0, (trained / "log").read_text()
-    for name in ("test_captions.json", "test_results.json"):
-        assert (trained / "several" / name).read_bytes() == (trained / "runs/tiny" / name).read_bytes(), name
-    several, one = (
-        json.loads((trained / folder / "test_metrics.json").read_text()) for folder in ("several", "runs/tiny")
-    )
-    assert {name: value for name, value in several.items() if name != "provenance"} == {
-        name: value for name, value in one.items() if name != "provenance"
-    }
-    assert {"test/bleu4", "test/cider_d", "test/nll", "test/bound"} <= several.keys()
 
 
 def start(folder: Path, log: str, *words: str, **environment: str) -> subprocess.Popen[str]:

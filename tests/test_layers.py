@@ -34,10 +34,10 @@ ROOMS = {
     "evaluation": "cells data decoding errors files metrics model objective tokenizers vocabulary",
     "inference": "cells checkpoint data decoding encoders errors files model trace views vocabulary",
     "comparison": "component data errors evaluation files inference metrics progress run_folder views",
-    "training": "attention checkpoint data decoding encoders errors evaluation files metrics model objective "
+    "training": "attention checkpoint component data decoding encoders errors evaluation files metrics model objective "
     "run_folder tokenizers views vocabulary",
     "cli": "checkpoint comparison data decoding encoders errors evaluation files inference kernels metrics "
-    "provenance run_folder tokenizers training views vocabulary",
+    "model progress provenance run_folder tokenizers training views vocabulary",
     "__main__": "cli errors files",
 }
 

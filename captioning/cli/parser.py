@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-from captioning.cli import TRAINING, training_help
+from captioning.cli import FIT_HELP
 from captioning.errors import InputError, did_you_mean
 
 Command = Callable[..., Any]
@@ -45,7 +45,7 @@ class OneLineErrors:
         if getattr(self, "_inner_parser", False):  # parses the arguments of one class; the outer parser adds the place
             super().error(message, ex)  # type: ignore[misc]
         name = self.prog.rpartition(" ")[2]
-        text = training_help(name) if name in TRAINING else self.format_help()  # type: ignore[attr-defined]
+        text = FIT_HELP if name == "fit" else self.format_help()  # type: ignore[attr-defined]
         options = [name for name in self._option_string_actions if name.startswith("--")]
         options += re.findall(r"--[\w.]+", text)
         options += [f"--{place}" for each in self.settings for place in _places("", each)]

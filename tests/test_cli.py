@@ -133,7 +133,8 @@ def test_files_that_a_configuration_names_are_beside_it_and_what_was_used_is_rec
     log = yaml.safe_load(Path("runs/main/metrics/version_0/hparams.yaml").read_text())
     for provenance in (log["provenance"], metrics_of("runs/main/main")["provenance"]):
         assert provenance["used"].pop("device") in ("cpu", "cuda")
-        assert provenance["used"] == {"processes": 1, "precision": "32-true", "num_workers": 0}
+        assert provenance["used"].pop("processes", 1) == 1  # of a training
+        assert provenance["used"] == {"precision": "32-true", "num_workers": 0}
 
 
 def test_runs_that_start_together_have_folders_of_their_own(workdir, capsys):
@@ -571,7 +572,7 @@ def test_a_strangers_settings_choose_no_code(trained):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["fit"], "model.encoder, model.decoder, data.source"),
+        (["fit"], "the following arguments are required: --config FILE.yaml, as in captioning fit"),
         (["fit", "--config", "tiny.yaml", "--data.batch_sise", "3"], "did you mean --data.batch_size"),
         (["fit", "--config", "tiny.yaml", "--trainer.max_epochs", "abc"], r"trainer\.max_epochs.*abc"),
         (["fit", "--config", "tiny.yaml", "--model.decoder.attention", "SoftAtention"], "did you mean SoftAttention"),

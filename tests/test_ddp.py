@@ -18,6 +18,14 @@ import yaml
 from helpers_runs import tiny_config
 
 ROOT = Path(__file__).parent.parent
+HARD = {
+    "class_path": "captioning.attention.HardAttention",
+    "init_args": {
+        "score": {"class_path": "captioning.attention.AdditiveScore"},
+        "sample_probability": 0.5,
+        "inference": "sample",
+    },
+}
 
 
 def start(folder: Path, log: str, *words: str, **environment: str) -> subprocess.Popen[str]:

@@ -80,9 +80,7 @@ def test_a_checkpoint_is_tested_on_another_data_set_with_its_own_vocabulary(work
     assert read("runs/tiny/test_metrics.json") == own
     captions = json.loads(read("runs/tiny/pets/test_captions.json"))
     assert [caption["references"] for caption in captions] == [texts for _, _, texts in PICTURES]
-    assert (
-        sum(len(caption["reference_hits"]) for caption in captions) == 4
-    )  # of dog, dogs and puppy, and not of the hot dog
+    assert sum(len(caption["reference_hits"]) for caption in captions) == 4  # of dog, dogs, puppy; not of the hot dog
     known = set(load(CHECKPOINT).vocabulary.words)
     assert all(set(caption["caption"].split()) <= known for caption in captions)
 

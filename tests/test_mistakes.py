@@ -122,9 +122,9 @@ MISTAKES = {
     FIT + "--data.source.root holes": '1 of 2 image files are missing or empty: "holes/val/000002.png"; see data',
     FIT + "--model.optimizer.lr -1": "model.optimizer or model.scheduler: Invalid learning rate: -1.0",
     # models
-    "test": "captioning test: name a model with --ckpt_path",
+    "test": "required: --ckpt_path, as in captioning test --ckpt_path",
     "test --ckpt_path runs/soft": "is a folder",
-    "test --ckpt_path runs/soft/checkpoints/best.ckpt --config tiny.yaml --trainer.default_root_dir x": "by --results",
+    "test --ckpt_path runs/soft/checkpoints/best.ckpt --config tiny.yaml --trainer.default_root_dir x": "is now --results",
     "test --ckpt_path notes.txt --config tiny.yaml": "notes.txt: ",
     "test --ckpt_path foreign.ckpt --config tiny.yaml": "foreign.ckpt: not a checkpoint of this project",
     "caption photo.png --model runs/soft/checkpoints/best.ckpt --json notes.txt/x": "notes.txt/x",

@@ -22,6 +22,8 @@ PLACES = (
 class RunFolder:
     """RUNS/NAME, the folder of a training run. Any of its files may be missing."""
 
+    is_new = False  # whether a claim has made it
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = path / "config.yaml"  # the full configuration
@@ -68,6 +70,8 @@ class RunFolder:
             if self.is_new:  # with what loggers wrote
                 shutil.rmtree(self.path, ignore_errors=True)
             with suppress(OSError):  # it has other files
+                if not self.is_new:
+                    self.path.rmdir()
                 self.path.parent.rmdir()
 
 

@@ -124,7 +124,7 @@ MISTAKES = {
     # models
     "test": "required: --ckpt_path, as in captioning test --ckpt_path",
     "test --ckpt_path runs/soft": "is a folder",
-    "test --ckpt_path runs/soft/checkpoints/best.ckpt --config tiny.yaml --trainer.default_root_dir x": "is now --results",
+    "test --ckpt_path runs/soft/checkpoints/best.ckpt --trainer.default_root_dir x": "is now --results",
     "test --ckpt_path notes.txt --config tiny.yaml": "notes.txt: ",
     "test --ckpt_path foreign.ckpt --config tiny.yaml": "foreign.ckpt: not a checkpoint of this project",
     "caption photo.png --model runs/soft/checkpoints/best.ckpt --json notes.txt/x": "notes.txt/x",

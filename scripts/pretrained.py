@@ -40,11 +40,18 @@ JOINED, COCO = DATA / "pretrained/dataset.json", DATA / "pretrained/coco.json"
 TIMED = 50
 """Images that are captioned one after the other to measure the time."""
 
-_FIRST, _TUNED, _TAUGHT, _CRITICAL, _MEAN, _BEST = (
-    f"pretrained{suffix}" for suffix in ("_first", "_tuned", "_taught", "_self_critical", "_mean", "")
-)
+_STAGES = ("first", "tuned", "taught", "self_critical", "mean", "guided", "guided_longer", "guided_mean")
+_FIRST, _TUNED, _TAUGHT, _CRITICAL, _MEAN, _GUIDED, _LONGER, _GUIDED_MEAN = (f"pretrained_{stage}" for stage in _STAGES)
+_BEST = "pretrained"
 FRACTIONS = (0.15, 0.35, 0.5)
 """Of the tuned, the taught and the self-critical stage in the mean of weights, chosen on the validation images."""
+
+_LOOK_MORE = json.dumps(
+    [
+        {"class_path": "captioning.objective.EvidenceGuidance", "init_args": {"weight": 0.5}},
+        {"class_path": "captioning.objective.RegionGuidance", "init_args": {"weight": 20.0}},
+    ]
+)
 
 
 @exits_on_input_error
@@ -78,7 +85,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def recipe(runs: Path) -> dict[str, list[str]]:
     """Return the commands that make the captioner, in their order; those of this program's own stages are empty."""
-    names = (_FIRST, _TUNED, _TAUGHT, _CRITICAL, _MEAN, _BEST)
+    names = (*(f"pretrained_{stage}" for stage in _STAGES), _BEST)
     best = {name: str(RunFolder(runs / name).checkpoint("best")) for name in names}
     first, features, tuned_features = str(RECIPE / "first.yaml"), "data/pretrained/features", "data/pretrained/tuned"
     extract = ["extract", "--config", first, "--split", "train", "--split", "val", "--flipped"]
@@ -106,6 +113,13 @@ def recipe(runs: Path) -> dict[str, list[str]]:
             *("average", "--output", best[_MEAN], "--model", best[_TUNED], best[_TAUGHT], best[_CRITICAL]),
             *("--fraction", *map(str, FRACTIONS)),
         ],
+        "guided": fit(_GUIDED, *after(_MEAN, "guided"), "--data.features", tuned_features),
+        "guided_longer": fit(
+            _LONGER,
+            *(*after(_GUIDED, "guided"), "--data.features", tuned_features, "--seed_everything", "3"),
+            *("--model.objective.init_args.likelihood.init_args.guidance", _LOOK_MORE),
+        ),
+        "average_guided": ["average", "--output", best[_GUIDED_MEAN], "--model", best[_GUIDED], best[_LONGER]],
         "score": [],
         "export": [
             *("export", "--model", best[_BEST], "--output", str(EXPORTED), "--dtype", "float16"),
@@ -154,7 +168,7 @@ def score(runs: Path) -> None:
 
     training = KarpathySource(str(JOINED), str(DATA)).index("train").captions
     sentences, measured = Sentences(caption.split() for caption in training), {}
-    stages = {name: RunFolder(runs / name).checkpoint("best") for name in (_FIRST, _TUNED, _TAUGHT, _CRITICAL, _MEAN)}
+    stages = {name: RunFolder(runs / name).checkpoint("best") for name in (f"pretrained_{stage}" for stage in _STAGES)}
     for name, checkpoint in stages.items():
         if not checkpoint.is_file():
             print(f"{name}: has no checkpoint, and is left out")

@@ -73,7 +73,7 @@ def runs(tmp_path_factory) -> Iterator[dict[str, Run]]:
                 path.resolve() for path in folder.glob("runs/*/wandb/offline-run-*") if path.resolve() not in seen
             ]
             found[name] = Run(new)
-        command("test", "--ckpt_path", "runs/tiny/checkpoints/best.ckpt", "--trainer.logger", "false")
+        command("test", "--ckpt_path", "runs/tiny/checkpoints/best.ckpt", "--no_logger")
         assert len(list(folder.glob("runs/*/wandb/offline-run-*"))) == 4
         moved = folder.rename(folder.with_name("another machine")).resolve()  # from which it is uploaded
         for run in found.values():

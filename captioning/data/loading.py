@@ -39,7 +39,7 @@ def _obey_the_main_process(worker: int) -> None:
 
 def _end_with_the_main_process() -> None:
     parent = os.getppid()
-    while os.getppid() == parent:  # another one's, where it was killed while this process waits for a disk
+    while os.getppid() == parent:  # a process whose parent was killed gets another parent
         sent = signal.sigtimedwait({signal.SIGTERM}, 5)
         if sent is not None and sent.si_pid == parent:
             break
@@ -47,7 +47,7 @@ def _end_with_the_main_process() -> None:
 
 
 class BatchLoader(DataLoader[Any]):
-    """A ``DataLoader`` that others can ask whether this process waits for a batch, and whose waits end."""
+    """A ``DataLoader`` that tells since when this process has waited for a batch, and that does not wait for ever."""
 
     waits_since: ClassVar[float | None] = None  # time.monotonic() at the beginning of the wait in progress
     workers: tuple[Any, ...] = ()
@@ -59,8 +59,8 @@ class BatchLoader(DataLoader[Any]):
                 multiprocessing.Lock()  # as the queues of workers have
             batches = super().__iter__()
         except OSError as error:
-            what = f"processes that load images cannot start ({error.strerror}), perhaps for lack of a /dev/shm"
-            raise InputError(f"{what}; to do without: --data.num_workers 0") from error
+            failed = f"processes that load images cannot start ({error.strerror}), perhaps for lack of a /dev/shm"
+            raise InputError(f"{failed}; to do without: --data.num_workers 0") from error
         self.workers += tuple(child for child in multiprocessing.active_children() if child not in others)
         while (batch := self._next(batches)) is not None:
             yield batch
@@ -75,11 +75,11 @@ class BatchLoader(DataLoader[Any]):
                 if "timed out" not in str(error):
                     raise
                 warn_once(f"no batch has come for {self.timeout} seconds; does a disk or the network hang?")
-                return next(batches, None)  # the time may be that of a process that was stopped
-            except (ConnectionError, EOFError) as error:  # in what a worker had sent before it died
+                return next(batches, None)  # a process that was stopped for a while also times out
+            except (ConnectionError, EOFError) as error:  # a worker died while it sent a batch
                 raise RuntimeError(f"DataLoader worker (pid unknown) is gone: {error}") from error
         except BaseException:
-            for worker in self.workers:  # PyTorch would wait for each
+            for worker in self.workers:  # PyTorch would wait for each worker
                 if worker.is_alive():
                     worker.terminate()
                     os.kill(worker.pid, getattr(signal, "SIGCONT", signal.SIGTERM))
@@ -91,13 +91,13 @@ class BatchLoader(DataLoader[Any]):
 def batch_loader(
     dataset: Dataset[Any], batches: Iterable[list[int]], num_workers: int = 0, **options: Any
 ) -> BatchLoader:
-    """Return a loader of whole batches, which have these numbers."""
+    """Return a loader that asks the data set for each list of numbers in ``batches``."""
     if num_workers:
-        # Where a worker itself puts its batch into shared memory, its errors are raised in the main process. PyTorch's
-        # default is a thread of the worker's, whose errors nobody hears of.
+        # A worker itself puts its batch into shared memory, so the main process raises its errors. By default a thread
+        # of the worker does, whose errors are lost.
         options = {"timeout": 300, "collate_fn": operator.methodcaller("share_memory_")} | options
-    init = _obey_the_main_process
-    return BatchLoader(dataset, None, sampler=batches, num_workers=num_workers, worker_init_fn=init, **options)
+    options |= {"num_workers": num_workers, "worker_init_fn": _obey_the_main_process}
+    return BatchLoader(dataset, None, sampler=batches, **options)
 
 
 class CaptionDataset(Dataset[CaptionBatch]):
@@ -105,8 +105,8 @@ class CaptionDataset(Dataset[CaptionBatch]):
 
     Args:
         transform: Preprocessing with random changes, for training; None for evaluation.
-        seed: Seed of these changes. They depend on the seed, the batch's place in training and the image alone, not on
-            the process or worker that loads the image, nor on where a run was resumed.
+        seed: Seed of the random changes. They depend only on the seed, the batch's place in training and the image:
+            not on the worker that loads the image, nor on where a run was resumed.
         features: Cached annotations of the index's images, read instead of the images.
         flipped: Cached annotations of the mirrored images, for training.
         flip: Probability that an epoch takes an image's annotations from ``flipped``, for all its captions.
@@ -133,7 +133,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
         self.features, self.flipped, self.flip = features, flipped, flip
         self.regions = regions
         self._regions: dict[tuple[int, bool], list[list[Region]]] = {}
-        # One array of word ids, which forked workers share.
+        # Forked workers share one array of all word ids.
         ids = [np.array(vocabulary.encode(caption.split()), dtype=np.int32) for caption in index.captions]
         self._words, self._first_word = np.concatenate([np.empty(0, np.int32), *ids]), np.cumsum([0, *map(len, ids)])
 
@@ -162,18 +162,18 @@ class CaptionDataset(Dataset[CaptionBatch]):
                 mirrored = drawn[rows] < self.flip
                 annotations[torch.from_numpy(mirrored)] = self.flipped.gather(rows[mirrored])
                 views = [self._mirrored if one else self.preprocessing.geometry for one in mirrored]
-        of_captions, image_ids, image_rows = map(torch.from_numpy, (image_index, index.image_ids[rows], rows))
-        batch = CaptionBatch(ids, lengths, of_captions, image_ids, image_rows, images, annotations)
+        numbers_of_images = map(torch.from_numpy, (image_index, index.image_ids[rows], rows))
+        batch = CaptionBatch(ids, lengths, *numbers_of_images, images, annotations)
         return batch if self.regions is None else self._with_regions(batch, captions, views)
 
     def _image(self, row: int, place: tuple[int, int]) -> tuple[Tensor, Callable[[tuple[int, int]], View]]:
-        """Return the input (3, height, width) of an image for the batch at ``place``, and its view by size."""
+        """Return an image's input (3, height, width) for the batch at ``place``, and a function: image size to view."""
         image = self.index.image(row, self.preprocessing)
         if self.transform is None:
             return self.preprocessing(image), self.preprocessing.geometry
         stream = np.random.SeedSequence((self.seed, *place, row)).generate_state(1, np.uint64)
         view = self.transform.draw(image.size, torch.Generator().manual_seed(int(stream[0])))
-        return self.transform.input(image, view), lambda _: view
+        return self.preprocessing(image, view), lambda _: view
 
     def _mirrored(self, size: tuple[int, int]) -> View:
         return self.preprocessing.geometry(size)._replace(mirrored=True)
@@ -181,7 +181,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
     def _with_regions(
         self, batch: CaptionBatch, captions: np.ndarray, views: Sequence[Callable[[tuple[int, int]], View]]
     ) -> CaptionBatch:
-        """Return the batch with the regions of its captions' phrases, except those that are most of the view."""
+        """Return the batch with the regions of its captions' phrases, without regions that fill most of the view."""
         assert self.regions is not None
         in_view = [self._regions_of(row, view) for row, view in zip(batch.rows.tolist(), views, strict=True)]
         covered, steps = [], []
@@ -196,12 +196,11 @@ class CaptionDataset(Dataset[CaptionBatch]):
         return dataclasses.replace(batch, regions=regions, region_steps=torch.tensor(steps))
 
     def _regions_of(self, row: int, view: Callable[[tuple[int, int]], View]) -> list[list[Region]]:
-        """Return the regions of an image's captions; those of cached features, whose views are two, are kept."""
+        """Return the regions of an image's captions. Cached features have two views, whose regions are kept."""
         assert self.regions is not None
         if self.features is None:
             return self.regions.phrases_in(row, view)
-        key = row, view == self._mirrored
-        if key not in self._regions:
+        if (key := (row, view == self._mirrored)) not in self._regions:
             self._regions[key] = self.regions.phrases_in(row, view)
         return self._regions[key]
 
@@ -212,5 +211,5 @@ def load_images(index: CaptionIndex, rows: Tensor, preprocessing: Preprocessing)
 
 
 def processors() -> int:
-    """Return how many this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

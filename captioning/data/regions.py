@@ -1,4 +1,4 @@
-"""Where in an image a caption's words are: named objects, phrases with regions, and both on an encoder's cells."""
+"""Regions of an image that a caption's words name: objects and phrases, laid out on an encoder's cells."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from captioning.data.transforms import Preprocessing, View
 Floats = NDArray[np.float64]
 
 LARGEST_REGION = 0.5
-"""Regions of phrases above this fraction of the view are left out: they are the scene."""
+"""A larger fraction of the view is the scene, not the region of a phrase."""
 
 # The adjectives of a noun phrase stand between one of these and the noun.
 _DETERMINERS = frozenset("a an the one two three four another some this that these those its his her their".split())
 
 
 class Region(NamedTuple):
-    """The region of a phrase: words start .. end - 1 of a caption, of which noun .. end - 1 name what is there."""
+    """The region of a phrase, words start .. end - 1 of a caption. Words noun .. end - 1 are the phrase's noun."""
 
     start: int
     noun: int
@@ -35,7 +35,7 @@ class Region(NamedTuple):
 
 @dataclass(frozen=True)
 class ObjectCells:
-    """Objects that share noun and attributes, which captions cannot tell apart: some hundred bytes, not masks."""
+    """Objects that share noun and attributes, so that no caption tells them apart."""
 
     names: frozenset[str]  # the noun and its synonyms
     attributes: frozenset[str]
@@ -44,23 +44,23 @@ class ObjectCells:
 
 
 def object_cells(objects: Sequence[GroundedObject], cells: CellGrid) -> list[ObjectCells]:
-    """Lay the encoder's cells over an image's objects, once for all captions of the image."""
+    """Return an image's objects on the encoder's cells."""
     alike: dict[tuple[str, frozenset[str]], list[GroundedObject]] = {}
     for item in objects:
         alike.setdefault((item.noun, item.attributes), []).append(item)
-    laid_out = []
+    on_cells = []
     for (noun, attributes), items in alike.items():
         covered = cells.coverage(np.logical_or.reduce([item.mask for item in items]))
         names = frozenset({noun}).union(*(item.synonyms for item in items))
-        laid_out.append(ObjectCells(names, attributes, covered, cells))
-    return laid_out
+        on_cells.append(ObjectCells(names, attributes, covered, cells))
+    return on_cells
 
 
 def named_regions(words: Sequence[str], objects: Sequence[ObjectCells]) -> list[Region]:
     """Return the regions of the objects that a caption names, in caption order.
 
-    If several objects have the name, those that share most adjectives with the noun phrase count, together. A noun that
-    names no object with a pixel in view has no region.
+    Among several objects of one name, the objects that share most adjectives with the noun phrase form one region. A
+    noun that names no object with a pixel in view has no region.
     """
     regions: list[Region] = []
     elsewhere, longest = long_names()
@@ -70,7 +70,7 @@ def named_regions(words: Sequence[str], objects: Sequence[ObjectCells]) -> list[
         for end in range(min(noun + longest, len(words)), noun, -1):  # the longest name wins
             name, adjectives = " ".join(words[noun:end]), frozenset(words[phrase:noun])
             named = [item for item in objects if name in item.names]
-            if not named and name not in elsewhere:  # "a hot dog" where there is but a dog names nothing
+            if not named and name not in elsewhere:  # "a hot dog" does not name a dog
                 continue
             if shared := [(len(adjectives & item.attributes), item.covered) for item in named if item.covered.any()]:
                 most = max(number for number, _ in shared)
@@ -88,14 +88,12 @@ def named_regions(words: Sequence[str], objects: Sequence[ObjectCells]) -> list[
 
 @dataclass
 class RegionsInView:
-    """Objects and phrases of a split's images on the encoder's cells, laid out once for the view of evaluation.
+    """Objects and phrases of a split's images on the encoder's cells. Regions in the view of evaluation are kept.
 
     Args:
-        source: The data set.
-        split: "train", "val" or "test".
         index: The split's records.
-        preprocessing: That of the encoder.
-        cells: Returns the encoder's cells; they may move while the encoder is trained.
+        preprocessing: The encoder's preprocessing.
+        cells: Returns the encoder's cells, which may move while the encoder is trained.
     """
 
     source: CaptionSource
@@ -116,39 +114,20 @@ class RegionsInView:
         return self._lookups != (None, None)
 
     def objects(self, row: int) -> list[ObjectCells]:
-        """Return the objects of the image in a row of the split."""
         self._follow_cells()
         if row not in self._objects:
             self._objects[row] = self._objects_in(row, self.preprocessing.geometry)
         return self._objects[row]
 
     def phrases(self, row: int) -> list[list[Region]]:
-        """Return the regions of each caption of an image: those of its phrases, else of the objects that it names."""
+        """Return the regions of each caption of an image: of the caption's phrases, or of the objects that it names."""
         self._follow_cells()
         if row not in self._phrases:
-            in_phrases = self._phrases_in(row, self.preprocessing.geometry)
-            captions = (caption.split() for caption in self.index.references(row))
-            self._phrases[row] = in_phrases or [named_regions(words, self.objects(row)) for words in captions]
+            self._phrases[row] = self.phrases_in(row, self.preprocessing.geometry)
         return self._phrases[row]
 
     def phrases_in(self, row: int, view: Callable[[tuple[int, int]], View]) -> list[list[Region]]:
-        """Return ``phrases`` in another view, which a function returns for a (width, height); nothing is kept."""
-        objects = self._objects_in(row, view)
-        captions = (caption.split() for caption in self.index.references(row))
-        return self._phrases_in(row, view) or [named_regions(words, objects) for words in captions]
-
-    def _follow_cells(self) -> None:
-        if self._cells != (cells := self.cells()):
-            self._objects, self._phrases, self._cells = {}, {}, cells
-
-    def _objects_in(self, row: int, view: Callable[[tuple[int, int]], View]) -> list[ObjectCells]:
-        lookup, _ = self._lookups
-        objects = [] if lookup is None else lookup(int(self.index.image_ids[row]))
-        seen = [dataclasses.replace(item, mask=view(item.mask.shape[::-1]).mask(item.mask)) for item in objects]
-        return object_cells(seen, self.cells())
-
-    def _phrases_in(self, row: int, view: Callable[[tuple[int, int]], View]) -> list[list[Region]]:
-        """Return the regions of each caption's phrases that are not the scene; [] if the image has no phrases."""
+        """Return ``phrases`` in the view that a function returns for a (width, height). They are not kept."""
         _, lookup = self._lookups
         captions = [] if lookup is None else lookup(int(self.index.image_ids[row]), self.index.references(row))
         covered: dict[int, Floats] = {}  # captions share masks
@@ -160,6 +139,17 @@ class RegionsInView:
             return Region(phrase.start, phrase.start, phrase.end, covered[key])
 
         regions = [[region(phrase) for phrase in phrases] for phrases in captions]
-        if not any(regions):
-            return []
-        return [[one for one in caption if 0 < one.covered.mean() <= LARGEST_REGION] for caption in regions]
+        if any(regions):
+            return [[one for one in caption if 0 < one.covered.mean() <= LARGEST_REGION] for caption in regions]
+        in_view = self.objects(row) if view == self.preprocessing.geometry else self._objects_in(row, view)
+        return [named_regions(caption.split(), in_view) for caption in self.index.references(row)]
+
+    def _follow_cells(self) -> None:
+        if self._cells != (cells := self.cells()):
+            self._objects, self._phrases, self._cells = {}, {}, cells
+
+    def _objects_in(self, row: int, view: Callable[[tuple[int, int]], View]) -> list[ObjectCells]:
+        lookup, _ = self._lookups
+        objects = [] if lookup is None else lookup(int(self.index.image_ids[row]))
+        seen = [dataclasses.replace(item, mask=view(item.mask.shape[::-1]).mask(item.mask)) for item in objects]
+        return object_cells(seen, self.cells())

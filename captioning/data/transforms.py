@@ -20,31 +20,30 @@ _FILTERS = {name: Image.Resampling[name.upper()] for name in ("nearest", "biline
 
 
 class View(NamedTuple):
-    """How a model sees an image: resized, cut, and perhaps mirrored."""
+    """The part of an image that a model sees: the image is resized, cut, and perhaps mirrored."""
 
     size: tuple[int, int]  # (width, height) after resizing, in pixels
-    box: tuple[int, int, int, int]  # left, top, right, bottom of what is cut out then
+    box: tuple[int, int, int, int]  # left, top, right, bottom of the cut in the resized image
     mirrored: bool = False
 
     def image(self, image: Image.Image, resampling: Image.Resampling) -> Image.Image:
-        """Return the view of an image."""
         view = image.resize(self.size, resampling).crop(self.box)
         return view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if self.mirrored else view
 
     def mask(self, mask: np.ndarray) -> np.ndarray:
-        """Return the view of a mask of the whole image, of any resolution: (height, width) bool."""
+        """Return the view (height, width) bool of a mask of the whole image, in any resolution."""
         image = Image.fromarray(np.asarray(mask, dtype=np.uint8) * 255)
         return np.asarray(self.image(image, Image.Resampling.NEAREST)) > 127
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Resizes, crops and normalises an image for the encoder; an InputError if a value is out of range.
+    """Resizes, crops and normalises an image for the encoder. Raises InputError if a value is out of range.
 
     Attributes:
-        resize: Pixels. With ``crop`` the short side after resizing, with the aspect ratio kept; without ``crop`` both
-            sides, so that the whole image is squashed into a square.
-        crop: Side in pixels of the square cut from the centre; None cuts nothing off.
+        resize: Side after resizing, in pixels. With ``crop`` it is the short side, and the aspect ratio stays. Without
+            ``crop`` the whole image is squashed into a square of this side.
+        crop: Side in pixels of the square that is cut from the centre; None cuts nothing off.
         mean, std: Mean and standard deviation of RGB values in 0 .. 1, by which an image is normalised.
         interpolation: Pillow's nearest, bilinear, bicubic or lanczos, antialiased.
     """
@@ -72,53 +71,46 @@ class Preprocessing:
         return (self.crop or self.resize,) * 2
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, as in JSON, that ``from_dict`` takes back."""
+        """Return plain data for JSON, which ``from_dict`` reads."""
         return dataclasses.asdict(self) | {"mean": list(self.mean), "std": list(self.std)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Preprocessing:
-        """Rebuild what ``to_dict`` described; an InputError if a value is missing, unknown or out of range."""
+        """Return the preprocessing of ``to_dict``. Raises InputError if a value is missing, unknown or out of range."""
         try:
             return cls(**values)
         except TypeError as error:
             raise InputError(f"preprocessing: {error}") from error
 
     def load(self, path: str | Path) -> Image.Image:
-        """Read an image file for this preprocessing by ``load_image``, at a size that suffices."""
+        """Read an image file by ``load_image``, at a size that suffices for this preprocessing."""
         return load_image(path, minimum_side=self.resize)
 
-    def view(self, image: Image.Image) -> Image.Image:
-        """Return the pixels that the model sees, RGB uint8 before normalisation. Overlays are drawn on them."""
-        return self.cut(image, self.geometry(image.size))
-
-    def cut(self, image: Image.Image, view: View) -> Image.Image:
-        """Return a view of an image, RGB uint8."""
+    def view(self, image: Image.Image, view: View | None = None) -> Image.Image:
+        """Return the pixels of a view, by default the view of evaluation: RGB uint8 before normalisation."""
+        view = view or self.geometry(image.size)
         return view.image(image if image.mode == "RGB" else rgb(image), _FILTERS[self.interpolation])
 
     def region(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
-        """Return the part (left, top, right, bottom) of an image in its view, in fractions of width and height."""
+        """Return the (left, top, right, bottom) of the view in an image, as fractions of its width and height."""
         (width, height), (left, top, right, bottom), _ = self.geometry(size)
         return left / width, top / height, right / width, bottom / height
 
-    def mask(self, mask: np.ndarray) -> np.ndarray:
-        """Return a mask of the image's pixels in the model's view: (height, width) bool, nearest neighbour."""
-        return self.geometry(mask.shape[::-1]).mask(mask)
-
-    def __call__(self, image: Image.Image) -> Tensor:
-        """Return the evaluation input, (3, height, width) float32."""
-        return self.normalise_all([self.view(image)])[0].contiguous()
+    def __call__(self, image: Image.Image, view: View | None = None) -> Tensor:
+        """Return the encoder's input, (3, height, width) float32, from a view: by default the view of evaluation."""
+        return self.normalise_all([self.view(image, view)])[0].contiguous()
 
     def normalise_all(self, views: Sequence[Image.Image] | Tensor, device: torch.device | None = None) -> Tensor:
-        """Return (B, 3, height, width) float32, channels last in memory, of RGB images that already have their size."""
+        """Return the input (B, 3, height, width) float32, channels last in memory, from the views of B images."""
         pixels = torch.from_numpy(np.stack([np.asarray(view, dtype=np.uint8) for view in views]))
         B, height, width, channels = pixels.shape
-        # Of whole rows of pixels: the loop over the last dimension is the one that is vectorised.
+        # Rows of pixels are normalised as a whole: PyTorch vectorises the loop over the last dimension.
         mean, std = (torch.tensor(values, device=device).mul_(255).repeat(width) for values in (self.mean, self.std))
         rows = pixels.view(B, height, width * channels).to(device).float().sub_(mean).div_(std)
         return rows.view(B, height, width, channels).permute(0, 3, 1, 2)
 
     def geometry(self, size: tuple[int, int]) -> View:
-        """Return the view in evaluation of an image of ``size`` (width, height), rounded like torchvision's."""
+        """Return the view of evaluation of an image of ``size`` (width, height). Torchvision rounds the same way."""
         if self.crop is None:
             return View((self.resize, self.resize), (0, 0, self.resize, self.resize))
         long = int(self.resize * max(size) / min(size))
@@ -141,7 +133,7 @@ class TrainingTransform:
     flip: float = 0.0
 
     def draw(self, size: tuple[int, int], random: torch.Generator | None = None) -> View:
-        """Return a view of an image of ``size`` (width, height), by this generator or torch's own."""
+        """Draw a view of an image of ``size`` (width, height) by this generator, or by torch's own."""
         view, crop = self.preprocessing.geometry(size), self.preprocessing.crop
         if crop is not None and self.random_crop:
             left, top = (int(torch.randint(side - crop + 1, (), generator=random)) for side in view.size)
@@ -149,9 +141,5 @@ class TrainingTransform:
         return view._replace(mirrored=self.flip > 0 and float(torch.rand((), generator=random)) < self.flip)
 
     def __call__(self, image: Image.Image, random: torch.Generator | None = None) -> Tensor:
-        """Return the training input, (3, height, width) float32, of a view that is drawn."""
-        return self.input(image, self.draw(image.size, random))
-
-    def input(self, image: Image.Image, view: View) -> Tensor:
-        """Return the training input of a view, (3, height, width) float32."""
-        return self.preprocessing.normalise_all([self.preprocessing.cut(image, view)])[0].contiguous()
+        """Return the training input, (3, height, width) float32: a view that is drawn."""
+        return self.preprocessing(image, self.draw(image.size, random))

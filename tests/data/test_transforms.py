@@ -63,7 +63,7 @@ def test_a_mask_keeps_to_the_object_it_covers(preprocessing, size):
     mask[height // 3 : 2 * height // 3, width // 2 : 3 * width // 4] = True
     white_where_masked = Image.fromarray(mask.astype(np.uint8) * 255).convert("RGB")
     view = np.asarray(preprocessing.view(white_where_masked))[:, :, 0]
-    moved = preprocessing.mask(mask)
+    moved = preprocessing.geometry((width, height)).mask(mask)
     assert moved.dtype == bool and moved.shape == preprocessing.size and moved.any()
     assert view[moved].min() > 100 and view[~moved].max() < 156
 

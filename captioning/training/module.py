@@ -271,7 +271,7 @@ class CaptioningModule(pl.LightningModule):
         # What is monitored has a value also where references alone name objects.
         metrics = {name.removeprefix("reference_"): math.nan for name in metrics} | metrics
         for name, value in metrics.items():
-            self.log(log_key("val", name), value, prog_bar=name == "bleu4", sync_dist=False)
+            self.log(log_key("val", name), value, sync_dist=False)
         self.log("epoch", float(self.current_epoch + 1))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

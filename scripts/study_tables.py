@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from measurements import Scores, read_scores, score_name, write_measurements
-from study import TRAINING, Study
+from study_file import TRAINING, Study
 
 from captioning.comparison.measures import Measure
 from captioning.comparison.result import Group, change_text

@@ -12,7 +12,7 @@ import torch
 import yaml
 from measurements import read_scores
 from pytorch_lightning.callbacks import EMAWeightAveraging
-from study import read_study
+from study_file import read_study
 
 from captioning.checkpoint.load import read_model
 from captioning.cli.fit import Fit

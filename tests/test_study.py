@@ -14,7 +14,7 @@ import yaml
 from commands import Commands
 from helpers_runs import edit_checkpoint, make_captions, make_run, save_checkpoint, tiny_config
 from measurements import read_scores, score_name, write_measurements
-from study import read_study
+from study_file import read_study
 
 from captioning.comparison.compare import compare
 from captioning.comparison.runs import read_run

@@ -1,0 +1,114 @@
+"""The file of a study, such as those in configs/studies: what is trained, scored and compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from captioning.errors import InputError, did_you_mean
+from captioning.files import read_config
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+TRAINING = {  # logged as train/.. -> what the table of the training calls it
+    "attention_entropy": "entropy of alpha (nats)",
+    "support_size": "locations in the support",
+    "beta": "beta",
+    "reward": "return",
+    "baseline": "baseline",
+    "advantage_std": "deviation of the advantage",
+}
+
+
+class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of the things that are compared: either a configuration to train, or an average of other variants.
+
+    Attributes:
+        config: A file of configs/, without its ending.
+        label: The variant's name in tables. Defaults to its key.
+        fit: Further options of ``captioning fit``, each --name=value.
+        after: A variant above this one, whose best checkpoint of the same seed training starts from (--init_from).
+        average: Two or more variants above this one, whose best checkpoints of the same seed are averaged.
+        evaluations: By name, options of ``captioning test`` for one more score.
+    """
+
+    config: str | None = None
+    label: str = ""
+    fit: list[str] = []
+    after: str | None = None
+    average: list[str] = []
+    evaluations: dict[str, list[str]] = {}
+
+    @property
+    def begins_with(self) -> list[str]:
+        """The variants whose checkpoints are needed before this one."""
+        return self.average or ([] if self.after is None else [self.after])
+
+
+class Features(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The features that ``captioning extract`` computes before any training: of these splits, into this folder."""
+
+    config: str
+    splits: list[str]
+    output: str
+    flipped: bool = False
+
+
+class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A study.
+
+    Attributes:
+        name: The study's name. Run folders are NAME_VARIANT_SEED, and the scores stand in docs/measurements/NAME.json.
+        seeds: Seeds of every variant.
+        variants: By name, what is compared.
+        fit: Options of ``captioning fit`` for all variants, such as --config=overlay.yaml.
+        evaluate: Options of ``captioning test`` for all variants.
+        features: Features to extract first.
+        references: The variants that all others are compared with.
+    """
+
+    name: str
+    seeds: list[int]
+    variants: dict[str, Variant]
+    fit: list[str] = []
+    evaluate: list[str] = []
+    features: Features | None = None
+    references: list[str] = []
+
+    def starts_from(self, variant: str, earlier: str) -> bool:
+        """Return whether runs of ``variant`` start from, or are averages of, those of ``earlier``, in any stage."""
+        before = self.variants[variant].begins_with
+        return earlier in before or any(self.starts_from(name, earlier) for name in before)
+
+    def label(self, variant: str) -> str:
+        return self.variants[variant].label or variant
+
+
+def read_study(path: Path) -> Study:
+    """Read a study.
+
+    Raises:
+        InputError: A value is missing, unknown or of the wrong type, or a name stands for nothing.
+    """
+    try:
+        study = msgspec.convert(read_config(path), Study)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{path}: {error}") from error
+    if study.name != path.stem:  # a copy of another study, whose runs would be taken for its own
+        raise InputError(f"{path}: name is {study.name}, and names folders of runs; give it the file's, {path.stem}")
+    above: list[str] = []
+    for name, variant in study.variants.items():
+        if (variant.config is None) == (not variant.average):
+            raise InputError(f"{path}: variants.{name}: needs either a config or an average")
+        if variant.config is not None and not config_of(variant.config).is_file():
+            raise InputError(f"{path}: variants.{name}: there is no {config_of(variant.config)}")
+        if unknown := [earlier for earlier in variant.begins_with if earlier not in above]:
+            raise InputError(f"{path}: variants.{name}: {unknown[0]} is no variant above it")
+        above.append(name)
+    if unknown := [name for name in study.references if name not in study.variants]:
+        raise InputError(f"{path}: references: {unknown[0]} is no variant{did_you_mean(unknown[0], study.variants)}")
+    return study
+
+
+def config_of(name: str) -> Path:
+    return REPOSITORY / "configs" / f"{name}.yaml"

@@ -166,8 +166,8 @@ def port_beam_search(
             log_probs[:, END] = 0.0 if t >= ends_after else float("-inf")
         scores = total + log_probs  # (K, V)
         V = scores.shape[1]
-        best, place = (scores[0] if t == 0 else scores.view(-1)).topk(K - len(finished))
-        parent, word = place // V, place % V
+        best, position = (scores[0] if t == 0 else scores.view(-1)).topk(K - len(finished))
+        parent, word = position // V, position % V
         words = torch.cat([words[parent], word.unsqueeze(1)], dim=1)
         seen = torch.cat([seen[parent], alphas[parent].unsqueeze(1)], dim=1)
         ended = [beam for beam, last in enumerate(word.tolist()) if last == END]

@@ -79,7 +79,7 @@ class FixedLengths:
 def decode(captioner: Captioner, annotations: Tensor, words: Tensor, *, beam_size: int) -> list[list[Hypothesis]]:
     """Return captions of annotations (B, L, D) that have the given numbers of words (B,)."""
     memory = captioner.encode(annotations=annotations)
-    step, state = FixedLengths(captioner.stepper(memory), words), tuple(captioner.decoder.init_state(memory))
+    step, state = FixedLengths(captioner.step_function(memory), words), tuple(captioner.decoder.init_state(memory))
     if beam_size == 1:
         return [[best] for best in decoding.greedy(step, state, max_length=_MAX_LENGTH)]
     return decoding.beam_search(step, state, beam_size=beam_size, max_length=_MAX_LENGTH)

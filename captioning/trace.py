@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 State: TypeAlias = "tuple[Tensor, ...]"
 """What a decoder, an attention or a search carries from step to step: as many tensors at every step, N rows each."""
 
-EXPECTATION = -1
+NO_LOCATION = -1
 """In place of a location: the context is the expectation over all locations."""
 
 
@@ -23,7 +23,7 @@ class AttentionTrace(NamedTuple):
     Attributes:
         alphas: (.., L), the probabilities of the locations.
         betas: (..), beta of Sec. 4.2.1 in [0, 1]; None if the decoder has no such gate.
-        locations: (..) integers, the location that the context was taken from; ``EXPECTATION`` where the context is the
+        locations: (..) integers, the location that the context was taken from; ``NO_LOCATION`` where the context is the
             expectation over the alphas.
         evidence: (.., L), where the word came from: the fractions of locations in what the image says for the word
             (``Output.evidence``). None for a decoder without it, in training, and during a search.
@@ -43,4 +43,4 @@ class AttentionTrace(NamedTuple):
 
     def chosen(self) -> list[int | None]:
         """Return the T locations of a caption, None where the context is the expectation."""
-        return [None if location == EXPECTATION else location for location in self.locations.tolist()]
+        return [None if location == NO_LOCATION else location for location in self.locations.tolist()]

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from captioning.cells import CellGrid
-from captioning.trace import EXPECTATION, AttentionTrace
+from captioning.trace import NO_LOCATION, AttentionTrace
 from captioning.views.explorer import Shown, shown_image, shown_run
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
@@ -51,7 +51,7 @@ def trace_of(alphas: ArrayLike, betas: ArrayLike | None = None, locations: Array
     """The trace of a caption with alphas (T, L); contexts are expectations where no locations are given."""
     alphas = np.asarray(alphas, dtype=np.float32)
     alphas = alphas if alphas.size else alphas.reshape(0, CELLS)
-    chosen: Any = np.full(len(alphas), EXPECTATION) if locations is None else np.asarray(locations)
+    chosen: Any = np.full(len(alphas), NO_LOCATION) if locations is None else np.asarray(locations)
     return AttentionTrace(alphas, None if betas is None else np.asarray(betas, dtype=np.float32), chosen)
 
 

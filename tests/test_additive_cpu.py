@@ -13,7 +13,7 @@ import torch
 from captioning.kernels import additive_cpu
 from captioning.kernels.additive import additive_logits, plain_additive_logits
 from captioning.kernels.additive_cpu import library
-from captioning.kernels.unroll import collected, leading
+from captioning.kernels.unroll import deferred, leading
 
 # In bfloat16 the largest error of the rational function of 5/4 degrees that these kernels replaced; in float32, where
 # that of 13/6 had 2.9e-7 at most, a little more.
@@ -101,7 +101,7 @@ def test_score_and_gradients_equal_the_formula(processor, A, L, size, dtype, thr
 def test_steps_of_the_first_images_get_the_formulas_gradients(processor, A, dtype):
     steps = [(torch.randn(n, 2, A, requires_grad=True), torch.randn(n, 2, 9)) for n in (3, 3, 2, 1)]
     P, v = torch.randn(3, 9, A).to(dtype).requires_grad_(), torch.randn(A)
-    projections = collected(P)
+    projections = deferred(P)
     sum((additive_logits(leading(projections, len(q)), q, v) * g).sum() for q, g in steps).backward()
     plain, queries = P.detach().double().requires_grad_(), [q.detach().double().requires_grad_() for q, _ in steps]
     total = 0.0
@@ -118,11 +118,11 @@ def test_steps_of_the_first_images_get_the_formulas_gradients(processor, A, dtyp
 @pytest.mark.parametrize("width", [3, 16, 40])  # less than a vector, one, and several with a rest
 def test_nan_stays_nan(processor, width, dtype):
     """So that a run that diverges shows it, also on the fast path."""
-    for place in range(2):
+    for position in range(2):
         P, q = torch.randn(1, 5, width).to(dtype), torch.randn(1, 1, width)
-        (P[0, 3], q[0, 0])[place][width // 2] = float("nan")
+        (P[0, 3], q[0, 0])[position][width // 2] = float("nan")
         e = additive_logits(P, q, torch.randn(width))[0, 0]
-        assert e[3].isnan() and e.isnan().sum() == (1, 5)[place]
+        assert e[3].isnan() and e.isnan().sum() == (1, 5)[position]
 
 
 # The compiler and the threads

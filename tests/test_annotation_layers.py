@@ -66,8 +66,8 @@ def by_hand(layer: AnnotationAttention, annotations: torch.Tensor, locations: li
 
 def position(row: int, column: int) -> list[float]:
     encoding = []
-    for place in (row, column):
-        angles = [place / 10_000 ** (k / (DIM // 4)) for k in range(DIM // 4)]
+    for position in (row, column):
+        angles = [position / 10_000 ** (k / (DIM // 4)) for k in range(DIM // 4)]
         encoding += [math.sin(a) for a in angles] + [math.cos(a) for a in angles]
     return encoding
 

@@ -27,7 +27,7 @@ from captioning.attention import (
 )
 from captioning.data.batch import pad_captions
 from captioning.model import AttentionDecoder
-from captioning.trace import EXPECTATION
+from captioning.trace import NO_LOCATION
 
 B, R, T, E, A, V = 2, 3, 4, 5, 6, 13
 GRID = (3, 5)
@@ -225,7 +225,7 @@ def test_dropout_applies_to_the_expectations_of_semi_sampling(cls):
     kept = weights > 0
     assert not kept.all()
     torch.testing.assert_close(weights[kept], 2 * alphas[kept])
-    assert (selected.locations == EXPECTATION).all() and not selected.log_prob.any()
+    assert (selected.locations == NO_LOCATION).all() and not selected.log_prob.any()
 
 
 # Multi-head

@@ -216,7 +216,7 @@ def test_the_state_follows_its_beam(make, beam_size):
     model = captioner(make())
     images = torch.randn(5, 16, D)  # the encoder's grid is 4 x 4
     memory = model.encode(annotations=images)
-    step, state = model.stepper(memory), model.decoder.init_state(memory)
+    step, state = model.step_function(memory), model.decoder.init_state(memory)
     for image, hypotheses in enumerate(beam_search(step, state, beam_size=beam_size, max_length=6)):
         for hypothesis in hypotheses:
             forced = model.teacher_force(

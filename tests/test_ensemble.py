@@ -22,7 +22,7 @@ from captioning.model import AttentionDecoder, Output, SummedOutput
 from captioning.model.captioner import Captioner
 from captioning.model.ensemble import Ensemble
 from captioning.objective.reductions import token_log_probs
-from captioning.trace import EXPECTATION
+from captioning.trace import NO_LOCATION
 from captioning.vocabulary import END, PAD, START, UNK
 
 B, V, T = 3, 11, 6
@@ -127,12 +127,12 @@ def test_a_step_sums_to_one_and_its_trace_is_the_mean_of_the_models_that_look_at
     members, views = make_members(), make_views()
     ensemble = Ensemble(members).eval()
     memory = ensemble.encode_views(views)
-    out = ensemble.stepper(memory)(torch.full((B,), START), ensemble.init_state(memory))
+    out = ensemble.step_function(memory)(torch.full((B,), START), ensemble.init_state(memory))
     torch.testing.assert_close(out.log_probs.exp().sum(-1), torch.ones(B))
     torch.testing.assert_close(out.trace.alphas.sum(-1), torch.ones(B))
     assert out.trace.alphas.shape == (B, math.prod(members[0].encoder.grid_size))
     assert out.trace.betas is None  # one of them has no gate
-    assert (out.trace.locations == EXPECTATION).all()
+    assert (out.trace.locations == NO_LOCATION).all()
     assert len(ensemble.preprocessings) == 2
 
 

@@ -261,7 +261,7 @@ def test_enumerated_gradient_matches_finite_differences():
         return every_path(captioner, image)
 
     exact = exact_gradient(captioner)
-    place = 0
+    position = 0
     for parameter in captioner.decoder.parameters():
         flat = parameter.data.view(-1)
         value = float(flat[0])
@@ -270,8 +270,8 @@ def test_enumerated_gradient_matches_finite_differences():
         flat[0] = value - 1e-5
         below = bound()
         flat[0] = value
-        assert -(above - below) / 2e-5 / WORDS == pytest.approx(float(exact[place]), abs=1e-8)
-        place += flat.numel()
+        assert -(above - below) / 2e-5 / WORDS == pytest.approx(float(exact[position]), abs=1e-8)
+        position += flat.numel()
 
 
 def test_bounds_by_sampling_match_enumeration_and_are_in_order():

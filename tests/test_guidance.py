@@ -86,7 +86,7 @@ def test_captions_of_a_search_have_the_evidence_of_teacher_forcing():
         found = captioner.with_evidence(memory, hypotheses)
         for image, (hypothesis,) in enumerate(found):
             one = memory.select(torch.tensor([image]))
-            (forced,) = captioner.force_decode(one, [hypothesis.ids])
+            (forced,) = captioner.score_captions(one, [hypothesis.ids])
             torch.testing.assert_close(hypothesis.trace.evidence, forced.trace.evidence.float())
     heads = make_captioner(MultiHeadAttention(ScaledDotScore(4), heads=2)).eval()
     assert heads(batch).trace.evidence is None  # its logit is no sum over locations
@@ -123,8 +123,8 @@ def test_both_terms_equal_a_loop_over_steps(name):
             parts = batch.annotations[caption].numpy() @ L_z.T @ L_o[word]
             target = np.exp(parts - parts.max()) / np.exp(parts - parts.max()).sum()
             evidence += (target * np.log(target / alphas.clip(tiny))).sum()
-        for covered, place in zip(batch.regions.numpy(), batch.region_steps.tolist(), strict=True):
-            region -= np.log(max((alphas * covered).sum(), tiny)) * (place == [caption, t])
+        for covered, position in zip(batch.regions.numpy(), batch.region_steps.tolist(), strict=True):
+            region -= np.log(max((alphas * covered).sum(), tiny)) * (position == [caption, t])
     words = int(output.mask.sum())
     assert logged["evidence_guidance"].item() == pytest.approx(evidence / words, rel=1e-6)
     assert logged["region_guidance"].item() == pytest.approx(region / words, rel=1e-6)
@@ -147,14 +147,14 @@ def test_the_gradient_of_the_terms_is_that_of_finite_differences_with_the_eviden
     value().backward()
     assert decoder.output.L_o.weight.grad is None and decoder.output.L_z.weight.grad is None
     for weight in (decoder.word_to_query.weight, decoder.attention.score.output.weight, decoder.hidden_to_gates.weight):
-        place = tuple(np.unravel_index(int(weight.grad.abs().argmax()), weight.shape))
+        position = tuple(np.unravel_index(int(weight.grad.abs().argmax()), weight.shape))
         with torch.no_grad():
             around = []
             for step in (1e-6, -2e-6):
-                weight[place] += step
+                weight[position] += step
                 around.append(float(value()))
-            weight[place] += 1e-6
-        assert float(weight.grad[place]) == pytest.approx((around[0] - around[1]) / 2e-6, rel=1e-5)
+            weight[position] += 1e-6
+        assert float(weight.grad[position]) == pytest.approx((around[0] - around[1]) / 2e-6, rel=1e-5)
 
 
 @pytest.mark.parametrize("attention", [SoftAttention, HardAttention])

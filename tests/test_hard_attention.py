@@ -17,7 +17,7 @@ from captioning.attention.hard import draw
 from captioning.data.batch import pad_captions
 from captioning.model import AttentionDecoder, DecoderOutput
 from captioning.objective.reductions import step_entropy
-from captioning.trace import EXPECTATION
+from captioning.trace import NO_LOCATION
 
 B, T, L, D, A, E, H, V = 4, 5, 9, 7, 6, 8, 10, 13
 
@@ -38,7 +38,7 @@ def decode(decoder: AttentionDecoder, annotations: torch.Tensor, mask=None, capt
 
 def one_hot_steps(output: DecoderOutput) -> torch.Tensor:
     """(N, T) bool, the steps whose context is one location."""
-    return (output.trace.locations != EXPECTATION) & output.mask
+    return (output.trace.locations != NO_LOCATION) & output.mask
 
 
 @pytest.mark.parametrize("attention", [HardAttention, GumbelAttention])
@@ -48,7 +48,7 @@ def test_every_step_draws_one_location_and_reports_its_log_probability(attention
     assert torch.equal(one_hot_steps(output), output.mask)
     locations = output.trace.locations
     assert (locations[output.mask] >= 0).all() and locations.max() < L
-    assert (locations[~output.mask] == EXPECTATION).all()
+    assert (locations[~output.mask] == NO_LOCATION).all()
     drawn = output.trace.alphas.gather(-1, locations.clamp(min=0).unsqueeze(-1)).squeeze(-1)
     torch.testing.assert_close(output.log_prob[output.mask], drawn[output.mask].log())
     assert (output.log_prob[~output.mask] == 0).all()
@@ -69,7 +69,7 @@ def test_masked_locations_are_never_drawn_and_gradients_stay_finite(attention):
     mask = torch.ones(B, L, dtype=torch.bool)
     mask[:, 2:] = False
     output = decode(decoder, torch.randn(B, L, D), mask, captions_each=50)
-    assert set(output.trace.locations[output.mask].tolist()) - {EXPECTATION} == {0, 1}
+    assert set(output.trace.locations[output.mask].tolist()) - {NO_LOCATION} == {0, 1}
     (output.log_prob.sum() + output.logits.sum() + step_entropy(output.trace.alphas).sum()).backward()
     assert all(torch.isfinite(p.grad).all() for p in decoder.parameters() if p.grad is not None)
 
@@ -133,7 +133,7 @@ def test_images_that_are_not_drawn_have_the_contexts_of_soft_attention():
     annotations = torch.randn(B, L, D)
     output, reference = decode(hard, annotations), decode(soft, annotations)
     torch.testing.assert_close(output.logits, reference.logits)
-    assert (output.trace.locations == EXPECTATION).all()
+    assert (output.trace.locations == NO_LOCATION).all()
     torch.testing.assert_close(output.trace.alphas, reference.trace.alphas)
     assert (output.log_prob == 0).all() and reference.log_prob is None
 
@@ -142,7 +142,7 @@ def test_inference_modes_are_expectation_most_probable_location_and_draw():
     decoder = make_decoder(HardAttention(AdditiveScore(A))).eval()
     annotations = torch.randn(B, L, D)
     expected = decode(decoder, annotations)
-    assert (expected.trace.locations == EXPECTATION).all()
+    assert (expected.trace.locations == NO_LOCATION).all()
     decoder.attention.inference = "argmax"
     sure = decode(decoder, annotations)
     assert torch.equal(one_hot_steps(sure), sure.mask)

@@ -56,7 +56,7 @@ def test_forced_decoding_is_the_recurrence_fed_the_given_words(tmp_path, images,
     captioner = load(save_checkpoint(tmp_path / "x.ckpt", attention=attention, output=output))
     given = [["a", "cat", "sits"], ["two", "mats"], [], ["red", "dogs"], ["a"]]  # "dogs" is not in the vocabulary
     inference = "argmax" if attention is HardAttention else None
-    captions = captioner.force_decode(images, given, inference=inference)
+    captions = captioner.score_captions(images, given, inference=inference)
     assert [caption.words for caption in captions] == given
     for path, words, caption in zip(images, given, captions, strict=True):
         model = captioner.model
@@ -241,7 +241,7 @@ def test_an_option_out_of_its_range_is_refused(captioner, images, options, messa
 @pytest.mark.parametrize("captions", [[["a"]], ["a red circle", "a"]])
 def test_captions_to_decode_are_lists_of_words_one_for_each_image(captioner, images, captions):
     with pytest.raises(InputError, match=r"captions: give a list of words for each of 2 images, got \[.*a"):
-        captioner.force_decode(images[:2], captions)
+        captioner.score_captions(images[:2], captions)
 
 
 def test_an_image_that_cannot_be_read_does_not_stop_the_others(captioner, images, tmp_path):

@@ -29,10 +29,10 @@ class Plain(Score):
         self.size = size
 
     def build(self, annotation_dim, query_dim, grid_size=None):
-        self.place = nn.Linear(annotation_dim, query_dim)
+        self.position = nn.Linear(annotation_dim, query_dim)
 
     def project(self, annotations):
-        return self.place(annotations)
+        return self.position(annotations)
 
     def forward(self, query, projected):
         return query @ projected.mT

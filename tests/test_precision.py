@@ -46,7 +46,7 @@ def test_beam_of_one_equals_greedy_in_every_precision(name, output):
     captioner = make_captioner(name, output and output())
     with precision(name):
         memory = captioner.encode(annotations=annotations(name))
-        step, state = captioner.stepper(memory), captioner.decoder.init_state(memory)
+        step, state = captioner.step_function(memory), captioner.decoder.init_state(memory)
         first = greedy(step, state, max_length=T)
         beams = captioner.search(memory, BeamOptions(beam_size=1, max_length=T))
     assert [h.ids for h in first] == [beam[0].ids for beam in beams]
@@ -61,7 +61,7 @@ def test_words_tie_in_bfloat16_but_not_in_a_search(name):
     batch = CaptionBatch(captions, lengths, images, images, images, annotations=annotations(name))
     with precision(name):
         memory = captioner.encode(annotations=batch.annotations)
-        step, state = captioner.stepper(memory), captioner.decoder.init_state(memory)
+        step, state = captioner.step_function(memory), captioner.decoder.init_state(memory)
         searched = []
         for words in captions[:, :-1].T:
             out = step(words, state)

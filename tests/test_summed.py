@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from captioning.kernels import summed
-from captioning.kernels.summed import locate, plain_summed_log_probs, summed_log_probs, summed_posterior, summed_step
+from captioning.kernels.summed import (
+    plain_summed_log_probs,
+    search_factors,
+    summed_log_probs,
+    summed_posterior,
+    summed_step,
+)
 
 B, L, V, R = 3, 5, 11, 4  # R: the rank of G
 INDEX = torch.tensor([0, 0, 1, 1, 1, 2])  # one image has more steps than another
@@ -148,11 +154,11 @@ def test_logits_that_underflow_are_summed_in_logarithms(chunks):
 
 def test_steps_of_a_search_have_the_distribution_of_teacher_forcing(chunks):
     S, A, W, log_w = inputs(steps=2 * B)
-    located = locate(A, W)
-    step = summed_step(S, located, log_w)
+    factors = search_factors(A, W)
+    step = summed_step(S, factors, log_w)
     torch.testing.assert_close(step, summed_log_probs(S, A, W, log_w, torch.arange(B).repeat_interleave(2)))
     rows = torch.tensor([4, 5, 0, 1])
-    torch.testing.assert_close(summed_step(S[rows], located.select(torch.tensor([2, 0])), log_w[rows]), step[rows])
+    torch.testing.assert_close(summed_step(S[rows], factors.select(torch.tensor([2, 0])), log_w[rows]), step[rows])
 
 
 def test_largest_tensor_kept_is_that_of_all_locations_and_words():

@@ -119,15 +119,15 @@ def test_gradient_of_the_objective_matches_finite_differences(normaliser):
     exact = torch.autograd.grad(objective(captioner, batch)[0], parameters)
     for parameter, gradient in zip(parameters, exact, strict=True):
         flat = parameter.data.view(-1)
-        for place in {0, flat.numel() // 2, flat.numel() - 1}:
-            value = float(flat[place])
+        for position in {0, flat.numel() // 2, flat.numel() - 1}:
+            value = float(flat[position])
             around = []
             for step in (1e-5, -1e-5):
-                flat[place] = value + step
+                flat[position] = value + step
                 with torch.no_grad():
                     around.append(float(objective(captioner, batch)[0]))
-            flat[place] = value
-            assert float(gradient.view(-1)[place]) == pytest.approx((around[0] - around[1]) / 2e-5, abs=1e-7)
+            flat[position] = value
+            assert float(gradient.view(-1)[position]) == pytest.approx((around[0] - around[1]) / 2e-5, abs=1e-7)
 
 
 def with_attention(attention: Attention) -> AttentionDecoder:

@@ -207,7 +207,7 @@ def test_hypotheses_of_a_search_equal_teacher_forcing(lstm):
     )  # images left the search
     for rank in range(3):
         best = [hypotheses[rank] for hypotheses in searched]
-        for hypothesis, forced in zip(best, captioner.force_decode(memory, [h.ids for h in best]), strict=True):
+        for hypothesis, forced in zip(best, captioner.score_captions(memory, [h.ids for h in best]), strict=True):
             torch.testing.assert_close(hypothesis.trace.alphas, forced.trace.alphas, atol=1e-5, rtol=0)
             assert hypothesis.trace.heads.shape == (len(hypothesis.ids), 2, L) and len(hypothesis.trace.heads) > 0
             torch.testing.assert_close(hypothesis.trace.heads, forced.trace.heads, atol=1e-5, rtol=0)
@@ -219,7 +219,7 @@ def test_beam_of_one_equals_greedy_and_compares_words_in_float32(dtype):
     captioner = make_captioner()
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
         memory = captioner.encode(annotations=torch.randn(40, L, D).half())
-        step, state = captioner.stepper(memory), captioner.init_state(memory)
+        step, state = captioner.step_function(memory), captioner.init_state(memory)
         first = greedy(step, state, max_length=6)
         beams = captioner.search(memory, BeamOptions(beam_size=1, max_length=6))
         logits, after, _ = captioner.decoder.step(torch.full((40,), START), state, memory)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from captioning.kernels.unroll import StepLinear, collected, linear, matmul, unrolled, uses_of
+from captioning.kernels.unroll import StepLinear, deferred, deferred_uses, deferring_weight_gradients, linear, matmul
 
 T, N, IN, OUT = 4, 3, 5, 7
 B, R, L = 2, 3, 6
@@ -33,12 +33,12 @@ def test_a_collected_factor_of_a_recurrence_gets_the_gradient_of_all_steps(produ
         return x.sum()
 
     plain = torch.autograd.grad(last(*given), given)
-    torch.testing.assert_close(torch.autograd.grad(last(given[0], collected(given[1])), given), plain)
+    torch.testing.assert_close(torch.autograd.grad(last(given[0], deferred(given[1])), given), plain)
 
 
 def test_ordinary_uses_of_a_collected_tensor_count_too():
     weight, x = torch.randn(OUT, IN, requires_grad=True), torch.randn(N, IN)
-    both = collected(weight)
+    both = deferred(weight)
     (linear(x, both).sum() + (both**2).sum()).backward()
     torch.testing.assert_close(weight.grad, x.sum(0).expand(OUT, IN) + 2 * weight.detach())
 
@@ -46,25 +46,25 @@ def test_ordinary_uses_of_a_collected_tensor_count_too():
 def test_nothing_is_collected_where_no_gradient_is_needed():
     weight = torch.randn(OUT, IN, requires_grad=True)
     with torch.no_grad():
-        assert uses_of(collected(weight)) is None
-    assert uses_of(collected(weight.detach())) is None
+        assert deferred_uses(deferred(weight)) is None
+    assert deferred_uses(deferred(weight.detach())) is None
 
 
 def test_step_linear_is_a_linear_layer_within_and_without_a_recurrence():
     layer, x = StepLinear(IN, OUT), torch.randn(T, N, IN)
     outside = torch.stack([layer(step) for step in x])
     (plain,) = torch.autograd.grad((outside**2).sum(), layer.weight)
-    with unrolled(nn.Sequential(layer)):
+    with deferring_weight_gradients(nn.Sequential(layer)):
         inside = torch.stack([layer(step) for step in x])
-    (collected,) = torch.autograd.grad((inside**2).sum(), layer.weight)
+    (deferred,) = torch.autograd.grad((inside**2).sum(), layer.weight)
     torch.testing.assert_close(inside, outside)
-    torch.testing.assert_close(collected, plain)
+    torch.testing.assert_close(deferred, plain)
     assert list(layer.state_dict()) == ["weight", "bias"]
 
 
 def test_an_error_within_a_recurrence_leaves_the_layers_as_they_were():
     layer = StepLinear(IN, OUT)
-    with pytest.raises(RuntimeError), unrolled(layer):
+    with pytest.raises(RuntimeError), deferring_weight_gradients(layer):
         layer(torch.randn(N, IN + 1))
     layer(torch.randn(N, IN)).sum().backward()
     assert layer.weight.grad is not None
@@ -73,7 +73,7 @@ def test_an_error_within_a_recurrence_leaves_the_layers_as_they_were():
 def test_autocast_applies_within_a_recurrence():
     torch.set_default_dtype(torch.float32)
     layer, x = StepLinear(IN, OUT), torch.randn(N, IN)
-    with torch.autocast("cpu", torch.bfloat16), unrolled(layer):
+    with torch.autocast("cpu", torch.bfloat16), deferring_weight_gradients(layer):
         y = layer(x)
     assert y.dtype == torch.bfloat16
     y.float().sum().backward()

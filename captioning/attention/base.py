@@ -14,7 +14,7 @@ from captioning.attention.memory import Memory, repeat_rows
 from captioning.attention.normalisers import Normaliser, Softmax
 from captioning.component import Component, check_shape
 from captioning.errors import InputError
-from captioning.trace import EXPECTATION, AttentionTrace, State
+from captioning.trace import NO_LOCATION, AttentionTrace, State
 
 
 class AttentionOutput(NamedTuple):
@@ -23,7 +23,7 @@ class AttentionOutput(NamedTuple):
     Attributes:
         context: (.., D), the paper's z-hat.
         alphas: (.., L), the normalised logits, at least float32: probabilities, exactly 0 at masked locations.
-        locations: (..) int64, the location that the context was taken from; ``trace.EXPECTATION`` where it is the
+        locations: (..) int64, the location that the context was taken from; ``trace.NO_LOCATION`` where it is the
             expectation. A selection that only takes expectations may leave it None.
         log_prob: (..), log-probability in nats of the location that the context was taken from, 0 where it is the
             expectation; None for attention that never draws.
@@ -188,7 +188,7 @@ class Attention(Component):
         check_shape(self, "the context (B, R, D)", getattr(attended, "context", attended), *alphas.shape[:2], D)
         check_shape(self, "alphas (B, R, L)", attended.alphas, *alphas.shape)
         if attended.locations is None:
-            attended = attended._replace(locations=torch.full(alphas.shape[:2], EXPECTATION, device=alphas.device))
+            attended = attended._replace(locations=torch.full(alphas.shape[:2], NO_LOCATION, device=alphas.device))
         next_state = self.score.update(alphas, *carried)
         return attended.map(lambda field: field.flatten(0, 1)), tuple(field.flatten(0, 1) for field in next_state)
 

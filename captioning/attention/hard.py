@@ -14,7 +14,7 @@ from captioning.attention.base import Attention, AttentionOutput, Score
 from captioning.attention.memory import Memory, expected_context
 from captioning.attention.normalisers import Normaliser
 from captioning.errors import InputError, check_range
-from captioning.trace import EXPECTATION
+from captioning.trace import NO_LOCATION
 
 
 class StochasticAttention(Attention):
@@ -188,7 +188,7 @@ def mixed(
     return AttentionOutput(
         expected_context(weights, memory.annotations),
         alphas,
-        locations.masked_fill(use_expectation, EXPECTATION),
+        locations.masked_fill(use_expectation, NO_LOCATION),
         _log_prob(log_alphas, locations).masked_fill(use_expectation, 0.0),
     )
 

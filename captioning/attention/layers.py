@@ -93,9 +93,9 @@ class AnnotationAttention(AnnotationLayer):
         return dim
 
     def forward(self, annotations: Tensor, mask: Tensor | None = None) -> Tensor:
-        located = self.projection(annotations)
-        located = located + self.positions.to(located.dtype)
-        read = self.layers(located, src_key_padding_mask=None if mask is None else ~mask)
+        x = self.projection(annotations)  # (B, L, D')
+        x = x + self.positions.to(x.dtype)
+        read = self.layers(x, src_key_padding_mask=None if mask is None else ~mask)
         return read if mask is None else read.masked_fill(~mask.unsqueeze(-1), 0.0)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from captioning.kernels.unroll import collected, leading, matmul
+from captioning.kernels.unroll import deferred, leading, matmul
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -46,9 +46,9 @@ class Memory:
         fraction = exists / exists.sum(dim=1, keepdim=True)  # (B, L)
         return expected_context(fraction.unsqueeze(1), self.annotations).squeeze(1)
 
-    def collected(self) -> Self:
-        """Return a copy whose gradients are collected over many steps (``captioning.kernels.unroll``)."""
-        return self._map(collected)
+    def deferred(self) -> Self:
+        """Return a copy whose gradients are computed once for all steps (``captioning.kernels.unroll``)."""
+        return self._map(deferred)
 
     def select(self, images: Tensor) -> Self:
         """Return the memory of the given images, (B',) indices."""
@@ -56,7 +56,7 @@ class Memory:
         return self._map(lambda field: field.unflatten(0, (B, -1)).index_select(0, images).flatten(0, 1))
 
     def first(self, images: int) -> Self:
-        """Return the memory of the first images; their gradients are collected with those of all.
+        """Return the memory of the first images; the steps store the factors of their gradients with the whole memory.
 
         A memory within a subclass's keeps all images: a recurrence does not read it.
         """

@@ -77,7 +77,7 @@ def explore(
         inference = run.search.get("inference", model.model.decoder.attention.inference)
         said = [item.captions[run.name].split() for item in items]
         sampled = seed if inference == "sample" else None
-        captions = model.force_decode(paths, said, inference=inference, seed=sampled)
+        captions = model.score_captions(paths, said, inference=inference, seed=sampled)
         for item, caption in zip(items, captions, strict=True):
             name = f"{item.name}{suffix}"
             if name not in images:

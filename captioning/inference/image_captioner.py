@@ -146,7 +146,7 @@ class ImageCaptioner(Generic[Model]):
                         yield dataclasses.replace(best, alternatives=others)
                 number, batch = number + 1, following if ahead else read()
 
-    def force_decode(
+    def score_captions(
         self,
         images: Sequence[ImageSource],
         captions: Sequence[Sequence[str]],
@@ -208,7 +208,7 @@ class ImageCaptioner(Generic[Model]):
                 decoded = self.model.search(memory, options, self.vocabulary)
                 decoded = self.model.with_evidence(memory, decoded)
             else:
-                decoded = [[hypothesis] for hypothesis in self.model.force_decode(memory, given)]
+                decoded = [[hypothesis] for hypothesis in self.model.score_captions(memory, given)]
         return [
             [self._to_caption(source, views[0], photo, hypothesis) for hypothesis in hypotheses]
             for (source, (views, photo)), hypotheses in zip(images, decoded, strict=True)
@@ -242,6 +242,6 @@ def same_words(
     captions = {}
     for name, captioner in captioners.items():
         mode: Any = "argmax" if "argmax" in captioner.model.decoder.attention.inference_modes else None
-        (captions[name],) = captioner.force_decode([image], [words], inference=mode)
+        (captions[name],) = captioner.score_captions([image], [words], inference=mode)
     (name, first), *others = captions.items()
     return dataclasses.replace(first, model=name, beside=dict(others))

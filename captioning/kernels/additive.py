@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from captioning.kernels import additive_cpu
-from captioning.kernels.unroll import Use, uses_of
+from captioning.kernels.unroll import Use, deferred_uses
 
 
 def plain_additive_logits(projected: Tensor, query: Tensor, weight: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def _cuda_kernels() -> ModuleType | None:
 class _AdditiveLogits(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, kernels: ModuleType, projected: Tensor, query: Tensor, weight: Tensor) -> Tensor:
-        ctx.kernels, ctx.weight_type, ctx.uses = kernels, weight.dtype, uses_of(projected)
+        ctx.kernels, ctx.weight_type, ctx.deferred_uses = kernels, weight.dtype, deferred_uses(projected)
         projected, query, weight = projected.contiguous(), query.contiguous(), weight.float().contiguous()
         ctx.save_for_backward(projected, query, weight)
         return kernels.forward(projected, query, weight)
@@ -67,8 +67,8 @@ class _AdditiveLogits(torch.autograd.Function):
         gradient = gradient.float().contiguous()
         for_query, for_weight = ctx.kernels.backward(projected, query, weight, gradient)
         for_projected = None
-        if ctx.uses is not None:
-            ctx.uses[_projected_gradient].append((query, weight, gradient))
+        if ctx.deferred_uses is not None:
+            ctx.deferred_uses[_projected_gradient].append((query, weight, gradient))
         elif ctx.needs_input_grad[1]:
             for_projected = _projected_gradient(projected, [(query, weight, gradient)])
         return None, for_projected, for_query, for_weight.to(ctx.weight_type)

@@ -38,8 +38,8 @@ def _forward(P, q, v, e, R, L, A: tl.constexpr, LOCATIONS: tl.constexpr, UNITS: 
     total = tl.zeros((LOCATIONS, UNITS), tl.float32)
     for start in range(0, A, UNITS):
         a = start + tl.arange(0, UNITS)
-        place = (image * L + i)[:, None] * A + a[None, :]
-        x = tl.load(P + place, mask=(i < L)[:, None] & (a < A)[None, :], other=0.0).to(tl.float32)
+        position = (image * L + i)[:, None] * A + a[None, :]
+        x = tl.load(P + position, mask=(i < L)[:, None] & (a < A)[None, :], other=0.0).to(tl.float32)
         x += tl.load(q + row * A + a, mask=a < A, other=0.0).to(tl.float32)[None, :]
         total += tl.load(v + a, mask=a < A, other=0.0)[None, :] * _tanh(x)
     tl.store(e + row * L + i, tl.sum(total, axis=1), mask=i < L)
@@ -58,8 +58,8 @@ def _backward(P, q, v, g, dq, dv, R, L, A: tl.constexpr, LOCATIONS: tl.constexpr
     for_weight = tl.zeros((LOCATIONS, UNITS), tl.float32)
     for start in range(0, L, LOCATIONS):
         i = start + tl.arange(0, LOCATIONS)
-        place = (image * L + i)[:, None] * A + a[None, :]
-        x = tl.load(P + place, mask=(i < L)[:, None] & (a < A)[None, :], other=0.0).to(tl.float32)
+        position = (image * L + i)[:, None] * A + a[None, :]
+        x = tl.load(P + position, mask=(i < L)[:, None] & (a < A)[None, :], other=0.0).to(tl.float32)
         gradient = tl.load(g + row * L + i, mask=i < L, other=0.0)[:, None]
         h = _tanh(x + y)
         for_weight += gradient * h
@@ -77,9 +77,9 @@ def _backward_projected(P, q, v, g, dP, T, B, R, L, A: tl.constexpr, LOCATIONS: 
     image = program // (across * down)
     i = (program // across) % down * LOCATIONS + tl.arange(0, LOCATIONS)
     a = program % across * UNITS + tl.arange(0, UNITS)
-    place = (image * L + i)[:, None] * A + a[None, :]
+    position = (image * L + i)[:, None] * A + a[None, :]
     exists = (i < L)[:, None] & (a < A)[None, :]
-    x = tl.load(P + place, mask=exists, other=0.0).to(tl.float32)
+    x = tl.load(P + position, mask=exists, other=0.0).to(tl.float32)
     total = tl.zeros((LOCATIONS, UNITS), tl.float32)
     for t in range(T):
         for r in range(R):
@@ -89,7 +89,7 @@ def _backward_projected(P, q, v, g, dP, T, B, R, L, A: tl.constexpr, LOCATIONS: 
             h = _tanh(x + y)
             total += gradient * (1.0 - h * h)
     weight = tl.load(v + a, mask=a < A, other=0.0)[None, :]
-    tl.store(dP + place, weight * total, mask=exists)
+    tl.store(dP + position, weight * total, mask=exists)
 
 
 def usable(projected: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""All steps of a recurrence behind one call: collected gradients, different lengths.
+"""All steps of a recurrence behind one call. Weight gradients are deferred, and captions have different lengths.
 
 The result is that of ``for x in inputs: state, out = step(x, state, memory)`` at the steps that exist.
 """
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from captioning.kernels.unroll import padded, unrolled
+from captioning.kernels.unroll import deferring_weight_gradients, padded
 from captioning.trace import State
 
 FEW_ENOUGH = 0.9
@@ -36,7 +36,7 @@ def run_recurrence(
 
     Args:
         step: ``step(x, state, memory)`` returns the new state and a named tuple of tensors (N, ..) or None.
-        module: The module whose ``StepLinear`` layers collect their gradients over the steps.
+        module: The module whose ``StepLinear`` layers defer their weight gradients.
         inputs: (N, T, ..), one entry per step; N = images * R, the rows of an image adjacent.
         state: The state before the first step, tensors of N rows.
         memory: The memory of the images, which all steps read: an ``attention.Memory``.
@@ -50,8 +50,8 @@ def run_recurrence(
         state = tuple(tensor[rows] for tensor in state)
         steps = tuple(x[: count * R] for x, count in zip(inputs[rows].unbind(1), present, strict=True))
     outputs: list[Any] = []
-    with unrolled(module):
-        remaining = memory = memory.collected()
+    with deferring_weight_gradients(module):
+        remaining = memory = memory.deferred()
         for x in steps:
             if len(x) < len(state[0]):
                 state, remaining = tuple(tensor[: len(x)] for tensor in state), memory.first(len(x) // R)

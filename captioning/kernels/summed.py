@@ -121,33 +121,33 @@ def _on_support(A: Tensor, log_w: Tensor, image_index: Tensor) -> tuple[Tensor, 
     return A.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, (B, K)), log_w.gather(1, columns), columns
 
 
-class Located(NamedTuple):
+class SearchFactors(NamedTuple):
     """The factors of B images in a search: A (B, L, r), W (V, r), and exp(G) (B, L, V) divided by its sums over V."""
 
     A: Tensor
     W: Tensor
     exp_G: Tensor
 
-    def select(self, images: Tensor) -> Located:
+    def select(self, images: Tensor) -> SearchFactors:
         """Return the factors of the given images, (B',) indices."""
-        return Located(self.A[images], self.W, self.exp_G[images])
+        return SearchFactors(self.A[images], self.W, self.exp_G[images])
 
 
 @torch.no_grad()
-def locate(A: Tensor, W: Tensor) -> Located:
+def search_factors(A: Tensor, W: Tensor) -> SearchFactors:
     """Return the factors of images with A (B, L, r), for W (V, r)."""
     A, W = _as_autocast(A, W)
     with torch.autocast(A.device.type, enabled=False):
-        return Located(A, W, torch.cat([_exponentials(A[chunk], W) for chunk in _chunks(A, W)]))
+        return SearchFactors(A, W, torch.cat([_exponentials(A[chunk], W) for chunk in _chunks(A, W)]))
 
 
 @torch.no_grad()
-def summed_step(S: Tensor, located: Located, log_w: Tensor) -> Tensor:
+def summed_step(S: Tensor, factors: SearchFactors, log_w: Tensor) -> Tensor:
     """Return log p of the next word in nats, (N, V), at least float32, for S (N, V) and log_w (N, L + 1).
 
     N = B * R, the rows of an image adjacent. It takes two products per image.
     """
-    A, W, exp_G = located
+    A, W, exp_G = factors
     S, log_w = S.unflatten(0, (len(A), -1)), log_w.unflatten(0, (len(A), -1))
     with torch.autocast(A.device.type, enabled=False):
         log_p, unreliable, _ = _sum_locations(S, A, W, log_w, exp_G)
@@ -227,9 +227,9 @@ def _sum_locations(
 
 def _in_logarithms(log_p: Tensor, unreliable: Tensor, S: Tensor, A: Tensor, W: Tensor, log_w: Tensor) -> Tensor:
     """Return ``log_p`` (B, T, V), its unreliable steps replaced by the plain formula, one by one."""
-    places = unreliable.nonzero()
-    steps = [plain_summed_log_probs(S[b, t], A[b] @ W.t(), log_w[b, t]) for b, t in places.tolist()]
-    return log_p.index_put(tuple(places.t()), torch.stack(steps).to(log_p.dtype)) if steps else log_p
+    positions = unreliable.nonzero()
+    steps = [plain_summed_log_probs(S[b, t], A[b] @ W.t(), log_w[b, t]) for b, t in positions.tolist()]
+    return log_p.index_put(tuple(positions.t()), torch.stack(steps).to(log_p.dtype)) if steps else log_p
 
 
 class _Summed(torch.autograd.Function):

@@ -69,7 +69,7 @@ class CaptionModel(nn.Module, metaclass=ABCMeta):
         """Return the words and traces of every caption in the batch, over the memory of its images."""
 
     @abstractmethod
-    def stepper(self, memory: Any) -> StepFunction:
+    def step_function(self, memory: Any) -> StepFunction:
         """Return the step function over ``memory`` that ``decoding`` searches with."""
 
     @abstractmethod
@@ -90,10 +90,10 @@ class CaptionModel(nn.Module, metaclass=ABCMeta):
     @torch.inference_mode()
     def search(self, memory: Any, options: BeamOptions, vocabulary: Vocabulary | None = None) -> list[list[Hypothesis]]:
         """Return the captions of every image in ``memory``; see ``decoding.decode``."""
-        return decode(self.stepper(memory), self.init_state(memory), options, vocabulary)
+        return decode(self.step_function(memory), self.init_state(memory), options, vocabulary)
 
     @torch.inference_mode()
-    def force_decode(self, memory: Any, captions: list[list[int]]) -> list[Hypothesis]:
+    def score_captions(self, memory: Any, captions: list[list[int]]) -> list[Hypothesis]:
         """Return given captions, word ids, one per image of ``memory``, as hypotheses.
 
         Log-probabilities and traces, with the evidence if the model has it, come from teacher forcing.
@@ -127,7 +127,7 @@ class Captioner(CaptionModel):
         vocabulary_size: V, special tokens included.
 
     Attributes:
-        keeps_statistics: Whether training leaves the statistics that annotations are standardised by as they are,
+        freeze_statistics: Whether training leaves the statistics that annotations are standardised by as they are,
             because the weights are another model's: in twenty photographs, channels are silent that others use.
     """
 
@@ -135,13 +135,13 @@ class Captioner(CaptionModel):
         super().__init__()
         self.encoder = encoder
         self.decoder = decoder
-        self.keeps_statistics = False
+        self.freeze_statistics = False
         decoder.build(vocabulary_size, encoder.annotation_dim, encoder.grid_size)
 
     def train(self, mode: bool = True) -> Captioner:
-        """Set the mode; ``keeps_statistics`` holds while the encoder is frozen."""
+        """Set the mode; ``freeze_statistics`` holds while the encoder is frozen."""
         super().train(mode)
-        if self.keeps_statistics and self.encoder.frozen and self.decoder.standardize is not None:
+        if self.freeze_statistics and self.encoder.frozen and self.decoder.standardize is not None:
             self.decoder.standardize.eval()
         return self
 
@@ -187,7 +187,7 @@ class Captioner(CaptionModel):
         """
         return self.decoder(batch.captions, batch.lengths, expand_to_captions(batch, memory), samples)
 
-    def stepper(self, memory: Memory) -> StepFunction:
+    def step_function(self, memory: Memory) -> StepFunction:
         return _DecoderStep(self.decoder, self.decoder.prepare_search(memory))
 
     def init_state(self, memory: Memory) -> State:

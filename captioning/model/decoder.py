@@ -15,7 +15,7 @@ from captioning.component import Component, check_shape
 from captioning.kernels.linear import to_autocast
 from captioning.kernels.packed import Packed
 from captioning.model.output import LSTMStep
-from captioning.trace import EXPECTATION, AttentionTrace, State
+from captioning.trace import NO_LOCATION, AttentionTrace, State
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class DecoderOutput:
         targets: (M,) int64, the words of the captions at those steps, <end> included.
         mask: (N, T) bool, True where a step exists; ``mask.nonzero()`` gives the rows of ``logits``.
         trace: Trace of all (N, T) steps; at steps that do not exist, alphas, betas and heads are 0 and locations
-            ``EXPECTATION``. In evaluation it has the evidence of the targets if the decoder has it.
+            ``NO_LOCATION``. In evaluation it has the evidence of the targets if the decoder has it.
         log_prob: (N, T), log-probability in nats of the location that was drawn; 0 where the context is the
             expectation and at steps that do not exist. None for attention that never draws.
     """
@@ -47,7 +47,7 @@ def output_of(
     trace = AttentionTrace(
         trace.alphas * mask.unsqueeze(-1),
         None if trace.betas is None else trace.betas * mask,
-        trace.locations.masked_fill(~mask, EXPECTATION),
+        trace.locations.masked_fill(~mask, NO_LOCATION),
         None if evidence is None else evidence.to(trace.alphas.dtype) * mask.unsqueeze(-1),
         None if trace.heads is None else trace.heads * mask[..., None, None],
     )

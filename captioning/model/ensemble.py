@@ -19,7 +19,7 @@ from captioning.encoders import Encoder
 from captioning.errors import InputError
 from captioning.model.captioner import Captioner, CaptionModel
 from captioning.model.decoder import DecoderOutput
-from captioning.trace import EXPECTATION, AttentionTrace, State
+from captioning.trace import NO_LOCATION, AttentionTrace, State
 
 Memories = tuple[Memory, ...]
 """The memories of the members, in their order."""
@@ -90,10 +90,10 @@ class Ensemble(CaptionModel):
         trace = mean_trace([outputs[n].trace for n in self.traced])._replace(evidence=None)
         return replace(outputs[0], logits=logits, trace=trace, log_prob=None)
 
-    def stepper(self, memory: Memories) -> StepFunction:
+    def step_function(self, memory: Memories) -> StepFunction:
         members = list(zip(self.members, memory, strict=True))
         sizes = [len(member.init_state(its_memory)) for member, its_memory in members]
-        return MeanStep([member.stepper(its_memory) for member, its_memory in members], sizes, traced=self.traced)
+        return MeanStep([member.step_function(its_memory) for member, its_memory in members], sizes, traced=self.traced)
 
     def init_state(self, memory: Memories) -> State:
         states = (member.init_state(its_memory) for member, its_memory in zip(self.members, memory, strict=True))
@@ -176,5 +176,5 @@ def mean_trace(traces: Sequence[AttentionTrace]) -> AttentionTrace:
     return AttentionTrace(
         torch.stack([trace.alphas.float() for trace in traces]).mean(0),
         None if any(beta is None for beta in betas) else torch.stack([beta.float() for beta in betas]).mean(0),
-        torch.full_like(first.locations, EXPECTATION),
+        torch.full_like(first.locations, NO_LOCATION),
     )

@@ -10,18 +10,18 @@ from torch import Tensor, nn
 from captioning.attention import Attention, Memory, SoftAttention
 from captioning.errors import InputError
 from captioning.kernels.linear import precise_linear
-from captioning.kernels.summed import Located, locate, summed_log_probs, summed_posterior, summed_step
+from captioning.kernels.summed import SearchFactors, search_factors, summed_log_probs, summed_posterior, summed_step
 from captioning.model.output import LSTMStep, Output
 
 
 @dataclass(frozen=True)
-class LocatedMemory(Memory):
+class SearchMemory(Memory):
     """A memory with each location's contribution to the logits, computed once per image of a search."""
 
-    located: Located = field(kw_only=True)
+    factors: SearchFactors = field(kw_only=True)
 
-    def select(self, images: Tensor) -> LocatedMemory:
-        return replace(super().select(images), located=self.located.select(images))
+    def select(self, images: Tensor) -> SearchMemory:
+        return replace(super().select(images), factors=self.factors.select(images))
 
 
 class SummedOutput(Output):
@@ -43,10 +43,10 @@ class SummedOutput(Output):
         if not isinstance(attention, SoftAttention):
             raise InputError(f"output: {name} chooses locations itself; a sum over all of them takes SoftAttention")
 
-    def prepare_search(self, memory: Memory) -> LocatedMemory:
-        if isinstance(memory, LocatedMemory):
+    def prepare_search(self, memory: Memory) -> SearchMemory:
+        if isinstance(memory, SearchMemory):
             return memory
-        return LocatedMemory(**vars(memory), located=locate(*self._factors(memory)))
+        return SearchMemory(**vars(memory), factors=search_factors(*self._factors(memory)))
 
     def forward(
         self, word: Tensor, lstm: LSTMStep, memory: Memory, image_index: Tensor, targets: Tensor | None = None
@@ -61,9 +61,9 @@ class SummedOutput(Output):
         return log_probs, _given_a_look(posterior, lstm.alphas)
 
     def step(self, word: Tensor, lstm: LSTMStep, memory: Memory) -> Tensor:
-        located = memory.located if isinstance(memory, LocatedMemory) else locate(*self._factors(memory))
+        factors = memory.factors if isinstance(memory, SearchMemory) else search_factors(*self._factors(memory))
         S = precise_linear(self.L_o, self._hidden(word, lstm))
-        return summed_step(S, located, self._log_weights(lstm))
+        return summed_step(S, factors, self._log_weights(lstm))
 
     def evidence(self, words: Tensor, memory: Memory) -> None:
         """Return None: the evidence is the posterior, which depends on the step's state."""

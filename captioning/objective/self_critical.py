@@ -150,7 +150,7 @@ class SelfCriticalTraining(Objective):
             The captions, their rewards (N,) and baselines (N,).
         """
         assert self.reward is not None
-        step, state = captioner.stepper(memory), captioner.decoder.init_state(memory)
+        step, state = captioner.step_function(memory), captioner.decoder.init_state(memory)
         states = tuple(repeat_rows(tensor, self.samples) for tensor in state)
         max_length, constraints = self.search.max_length, Constraints(min_length=self.search.min_length)
         captions = decoding.sample(step, states, max_length=max_length, constraints=constraints)

@@ -110,7 +110,7 @@ class CaptioningModule(pl.LightningModule):
     def assemble(self, vocabulary: Vocabulary) -> Captioner:
         """Build the captioner for ``vocabulary``, with the weights of ``start`` if they fit, and return it."""
         self.captioner = Captioner(*self._parts, vocabulary_size=len(vocabulary))
-        self.captioner.keeps_statistics = bool(self.settings.get("init_from"))  # of a resumed run, too
+        self.captioner.freeze_statistics = bool(self.settings.get("init_from"))  # of a resumed run, too
         self.captioner.train()  # Lightning leaves the modes as they are
         if self.start is not None:
             self.start.load_into(self.captioner, vocabulary)

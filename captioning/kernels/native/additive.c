@@ -174,10 +174,10 @@ static int exponentials_of_queries(const Work *w, long b, const Scratch *s) {
             }                                                                                                         \
             for (long a0 = 0; a0 < A; a0 += BLOCK)                                                                    \
                 for (long l = 0; l < L; l++) {                                                                        \
-                    const long place = (b * L + l) * A;                                                               \
+                    const long position = (b * L + l) * A;                                                            \
                     vec E[4], sum[4] = {{0}};                                                                         \
                     for (int k = 0; k < 4; k++)                                                                       \
-                        E[k] = exponential_##type(part_##type((const TYPE *)w->P + place, a0 + k * WIDTH, A));        \
+                        E[k] = exponential_##type(part_##type((const TYPE *)w->P + position, a0 + k * WIDTH, A));     \
                     for (long t = 0; t < w->T; t++)                                                                   \
                         for (long r = 0; r < R && has_step(w, b, t); r++) {                                           \
                             const vec g = all(w->g[t][(b * R + r) * L + l]);                                          \
@@ -188,7 +188,7 @@ static int exponentials_of_queries(const Work *w, long b, const Scratch *s) {
                             }                                                                                         \
                         }                                                                                             \
                     for (int k = 0; k < 4; k++)                                                                       \
-                        keep_##type((TYPE *)w->dP + place, a0 + k * WIDTH, A,                                         \
+                        keep_##type((TYPE *)w->dP + position, a0 + k * WIDTH, A,                                      \
                                     4.0f * sum[k] * load(s.v + a0 + k * WIDTH));                                      \
                 }                                                                                                     \
         }                                                                                                             \

@@ -22,12 +22,12 @@ T = TypeVar("T")
 
 
 def check_size(**values: int | None) -> None:
-    """Refuse, by an InputError, a layer with no units, or with so many that it would exhaust the memory."""
+    """Raise InputError if a layer has no units, or so many that it would exhaust the memory."""
     check_range(1, 65_536, **values)
 
 
 def check_shape(owner: object, what: str, value: Any, *shape: int) -> None:
-    """Refuse, by an InputError with the class's name, a result of a user's class; ``what`` is "logits (B, R, L)"."""
+    """Raise InputError if a result of a user's class has another shape; ``what`` is "logits (B, R, L)"."""
     if getattr(value, "shape", None) != shape:
         got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise InputError(f"{type(owner).__name__}: {what} must have the shape {shape}, got {got}")
@@ -96,7 +96,7 @@ def public_path(cls: type) -> str:
 
 
 def known_class(path: str, kind: type[T]) -> type[T]:
-    """Return the subclass of ``kind`` that a file names, of this package or already imported; or an InputError."""
+    """Return the subclass of ``kind`` that a file names. InputError if it is neither ours nor imported."""
     module, remedy = path.rpartition(".")[0], "import the module that defines it first (--import)"
     if module.split(".")[0] == __package__:
         remedy = "this version of captioning has no such class"

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 State: TypeAlias = "tuple[Tensor, ...]"
-"""What a decoder, an attention or a search carries from step to step: as many tensors at every step, N rows each."""
+"""What a decoder, an attention or a search carries from step to step. The number of tensors does not change."""
 
 NO_LOCATION = -1
 """In place of a location: the context is the expectation over all locations."""

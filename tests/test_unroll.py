@@ -36,7 +36,7 @@ def test_a_collected_factor_of_a_recurrence_gets_the_gradient_of_all_steps(produ
     torch.testing.assert_close(torch.autograd.grad(last(given[0], deferred(given[1])), given), plain)
 
 
-def test_ordinary_uses_of_a_collected_tensor_count_too():
+def test_ordinary_uses_of_a_deferred_tensor_count_too():
     weight, x = torch.randn(OUT, IN, requires_grad=True), torch.randn(N, IN)
     both = deferred(weight)
     (linear(x, both).sum() + (both**2).sum()).backward()

@@ -17,9 +17,9 @@ from captioning.errors import InputError
 class GumbelAttention(StochasticAttention):
     """Straight-through Gumbel-softmax (Jang et al. 2017; Maddison et al. 2017), the control without REINFORCE.
 
-    The context is that of one drawn location, as in ``HardAttention``. Its gradient is that of the relaxed sample
-    softmax((log alpha + g) / temperature) with Gumbel noise g. The gradient is biased: the bias falls and the variance
-    grows as the temperature falls.
+    The context is the annotation of one drawn location, as in ``HardAttention``. The backward pass differentiates the
+    relaxed sample softmax((log alpha + g) / temperature) with Gumbel noise g instead. The gradient is biased: the bias
+    falls and the variance grows as the temperature falls.
 
     Args:
         score: Gives the logits, whose softmax are the alphas.

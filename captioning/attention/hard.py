@@ -133,7 +133,7 @@ class StochasticAttention(Attention):
 
     @abstractmethod
     def train_select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
-        """``select`` in training: the same arguments, the same result."""
+        """Return what ``select`` returns, in training."""
 
 
 class HardAttention(StochasticAttention):

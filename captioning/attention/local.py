@@ -70,7 +70,6 @@ class LocalScore(Score):
         return self.size * torch.sigmoid(self.position_output(hidden).to(self.size.dtype))
 
     def project(self, annotations: Tensor) -> Tensor:
-        """Return the inner score's projection."""
         return self.score.project(annotations)
 
     def init_state(self, exists: Tensor) -> State:
@@ -81,9 +80,8 @@ class LocalScore(Score):
 
     def forward(self, query: Tensor, projected: Tensor, *state: Tensor) -> Tensor:
         logits = self.score(query, projected, *state)  # (B, R, L)
-        offset = (
-            self.centres - self.position(query).unsqueeze(-1)
-        ) / self.reach  # (B, R, 2, L), in units of the window
+        offset = self.centres - self.position(query).unsqueeze(-1)  # (B, R, 2, L)
+        offset = offset / self.reach  # in units of the window
         gaussian = -2 * offset.square().sum(dim=-2)  # the logarithm; s is half a window
         outside = (offset.abs() > 1).any(dim=-2)
         return logits + gaussian.masked_fill(outside, _OUTSIDE)

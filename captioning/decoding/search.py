@@ -35,7 +35,8 @@ def search(
 ) -> list[list[Hypothesis]]:
     """Return up to K hypotheses of every image, by slot and then by step; ``beam_search`` explains the arguments.
 
-    A hypothesis leaves its slot with <end> or at ``max_length``. When half of the images have none left, they leave.
+    A hypothesis leaves its slot with <end> or at ``max_length``. An image without hypotheses is dropped from the batch
+    when half of the images have none.
     """
     constraints.check(max_length)
     B, K, device = step.images, slots, state[0].device
@@ -46,7 +47,7 @@ def search(
     tokens = torch.full((B * R,), START, device=device)
     # Words, their log-probabilities and the numbers of their traces, of all hypotheses in the slots: (B, R, t) each.
     history = [torch.empty(B, R, 0, dtype=dtype, device=device) for dtype in (torch.int64, torch.float32, torch.int64)]
-    traces, trace_count, leavers = list[AttentionTrace](), 0, list[list[Tensor]]()
+    traces, trace_count, complete = list[AttentionTrace](), 0, list[list[Tensor]]()
     for t in range(max_length):
         out = step(tokens, state)
         log_probs = constraints.mask(out.log_probs, history[0].flatten(0, 1))
@@ -59,16 +60,16 @@ def search(
         traces.append(out.trace)
         trace_count += B * R
         alive = total.isfinite()
-        leaves = alive & ((word == END) | (t == max_length - 1))
-        image, slot = leaves.nonzero(as_tuple=True)
+        ended = alive & ((word == END) | (t == max_length - 1))
+        image, slot = ended.nonzero(as_tuple=True)
         padded = (pad(x[image, slot], (0, max_length - t - 1)) for x in history)
-        leavers.append([*padded, images[image], slot, torch.full_like(slot, t)])
-        live = alive & ~leaves
+        complete.append([*padded, images[image], slot, torch.full_like(slot, t)])
+        live = alive & ~ended
         searched = live.any(dim=1)
         remaining = int(searched.sum())
         if not remaining:
             break
-        left = left - leaves.sum(dim=1, keepdim=True)
+        left = left - ended.sum(dim=1, keepdim=True)
         total, words = total.masked_fill(~live, float("-inf")), word.masked_fill(~live, END)
         if remaining <= B // 2:
             kept, B = searched.nonzero().squeeze(1), remaining
@@ -76,13 +77,13 @@ def search(
             images, left, total, words, rows = (x[kept] for x in (images, left, total, words, rows))
         tokens, R = words.flatten(), K
         state = tuple(tensor.index_select(0, rows.flatten()) for tensor in out.state)
-    return _hypotheses(leavers, traces, length_normalization)
+    return _hypotheses(complete, traces, length_normalization)
 
 
 def _hypotheses(
-    leavers: list[list[Tensor]], traces: list[AttentionTrace], length_normalization: float
+    complete: list[list[Tensor]], traces: list[AttentionTrace], length_normalization: float
 ) -> list[list[Hypothesis]]:
-    ids, log_probs, numbers, image, slot, last = (torch.cat(fields) for fields in zip(*leavers, strict=True))
+    ids, log_probs, numbers, image, slot, last = (torch.cat(fields) for fields in zip(*complete, strict=True))
     total = log_probs.cumsum(dim=1).gather(1, last.unsqueeze(1)).squeeze(1) / (last + 1.0) ** length_normalization
     fields = (None if steps[0] is None else torch.cat(steps)[numbers] for steps in zip(*traces, strict=True))
     trace = AttentionTrace(*fields).map(lambda field: (field.float() if field.is_floating_point() else field).cpu())

@@ -127,8 +127,8 @@ class Captioner(CaptionModel):
         vocabulary_size: V, special tokens included.
 
     Attributes:
-        freeze_statistics: Whether training leaves the statistics that annotations are standardised by as they are,
-            because the weights are another model's: in twenty photographs, channels are silent that others use.
+        freeze_statistics: Do not update the batch statistics in training. Set when training starts from another
+            model's weights: twenty photographs are too few to estimate them.
     """
 
     def __init__(self, encoder: Encoder, decoder: Decoder, *, vocabulary_size: int) -> None:

@@ -42,7 +42,7 @@ class DecoderOutput:
 def output_of(
     packed: Packed, logits: Tensor, steps: LSTMStep | AttentionOutput, evidence: Tensor | None = None
 ) -> DecoderOutput:
-    """Return the output of packed steps: of logits (M, V), of (N, T) steps, and of their evidence (N, T, L)."""
+    """Return the decoder's output for packed logits (M, V), (N, T) steps and evidence (N, T, L)."""
     mask, trace = packed.mask, steps.trace()
     trace = AttentionTrace(
         trace.alphas * mask.unsqueeze(-1),
@@ -114,9 +114,8 @@ class Decoder(Component):
         self.annotation_dim = annotation_dim
         # affine=False: the layers after it can learn scale and shift.
         self.standardize = nn.BatchNorm1d(annotation_dim, affine=False) if self.standardize_annotations else None
-        return (
-            annotation_dim if self.annotation_layer is None else self.annotation_layer.build(annotation_dim, grid_size)
-        )
+        layer = self.annotation_layer
+        return annotation_dim if layer is None else layer.build(annotation_dim, grid_size)
 
     def encode(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
         """Return the memory that steps look at, computed once per image.
@@ -130,9 +129,8 @@ class Decoder(Component):
             annotations = self._standardized(annotations, mask)
         annotations = to_autocast(annotations)
         if self.annotation_layer is not None:
-            annotations = to_autocast(
-                self.annotation_layer(annotations, mask)
-            )  # normalisation layers return float32 on a GPU
+            # Normalisation layers return float32 on a GPU.
+            annotations = to_autocast(self.annotation_layer(annotations, mask))  # (B, L, D')
         return self.prepare_memory(annotations, mask)
 
     def _standardized(self, annotations: Tensor, mask: Tensor | None) -> Tensor:

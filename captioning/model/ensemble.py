@@ -74,7 +74,7 @@ class Ensemble(CaptionModel):
         return self._encode(annotations_of, batch.annotation_mask)
 
     def _encode(self, annotations_of: Callable[[Encoder], Tensor], mask: Tensor | None = None) -> Memories:
-        """Return the members' memories; every encoder runs once; ``mask`` is of the first one's annotations."""
+        """Return the members' memories. Every encoder runs once; ``mask`` belongs to the first one's annotations."""
         annotations = {n: annotations_of(self.members[n].encoder) for n in dict.fromkeys(self._encoded_by)}
         return tuple(
             member.encode(annotations=annotations[n], mask=mask if n == 0 else None)
@@ -115,13 +115,13 @@ class Ensemble(CaptionModel):
 
 
 def _same_view(one: Encoder, other: Encoder) -> bool:
-    """Return whether two encoders' locations are the same places of the same view, up to small differences."""
+    """Return whether the cells of two encoders cover the same parts of the same view, up to small differences."""
     a, b = one.preprocessing, other.preprocessing
     return (a.resize, a.crop) == (b.resize, b.crop) and one.cells.near(other.cells)
 
 
 class MeanStep:
-    """A step function whose word distribution is the mean of those of several members.
+    """A step function that averages the word distributions of several members.
 
     Its state is the members' states, one after the other.
 

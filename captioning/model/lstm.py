@@ -51,7 +51,7 @@ class AttentionDecoder(Decoder):
             Differs from the paper, whose query has not read y_{t-1} (Eq. 4), so that attention must choose a location
             before it knows how the phrase goes on. Anderson et al. 2018 let an LSTM before the attention read it.
         dropout: Probability of dropping a unit of h_t on its way to the output, of the output's hidden layer, and of
-            the hidden layers of the initial MLPs. The paper names dropout; the places are those of the authors' code.
+            the hidden layers of the initial MLPs. The paper names dropout; the authors' code has it at these positions.
         standardize_annotations: Whether to subtract the mean and divide by the standard deviation of each annotation
             channel, as measured in training. Differs from the paper, which takes the CNN's output as it is: the
             channels of frozen ReLU features differ widely in scale.
@@ -127,10 +127,10 @@ class AttentionDecoder(Decoder):
         return (h, c, *self.attention.init_state(memory))
 
     def _read(self, word: Tensor) -> Tensor:
-        """Return what a step needs of the previous word's embedding (.., E), which all steps compute at once.
+        """Return what a step adds for the previous word, given the word's embedding (.., E). All steps share one call.
 
-        It is the word's part of i, f, o and g before their nonlinearities, (.., 4H), and behind it the word's part of
-        the query, (.., H), if the query knows the word.
+        The first 4H entries are added to i, f, o and g before their nonlinearities. If the query reads the word, H
+        more entries are added to the query.
         """
         gates = self.word_to_gates(word)
         return gates if self.word_to_query is None else torch.cat([gates, self.word_to_query(word)], dim=-1)

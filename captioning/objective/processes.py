@@ -24,7 +24,7 @@ def sum_over_processes(values: Tensor) -> Tensor:
 
 
 def relative_size(count: int | Tensor, device: torch.device) -> Tensor | float:
-    """Return this process's count of words or captions, divided by the mean count of a process; 1 with one process."""
+    """Return this process's count of words or captions, divided by the mean count over processes."""
     if process_count() == 1:
         return 1.0
     counted = torch.as_tensor(count, dtype=torch.float64, device=device)

@@ -73,9 +73,9 @@ def _at_least_float32(values: Tensor) -> Tensor:
 class Reduction:
     """Averages **per word** or per caption, never plain sums.
 
-    A weight therefore means the same at any batch size. Of several processes, each returns what, averaged over them, is
-    the term of the whole batch. With ``reward_weight`` 1, and without penalty and entropy, the
-    gradient is that of the negative bound L_s per word (Eq. 10-12).
+    A weight therefore means the same at any batch size. With several processes, the mean of their results is the term
+    of the whole batch. With ``reward_weight`` 1, and without penalty and entropy, the loss has the gradient of the
+    negative bound L_s per word (Eq. 10-12).
     """
 
     def nll(self, logits: Tensor, targets: Tensor, mask: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
@@ -84,7 +84,7 @@ class Reduction:
         return nll * relative_size(len(targets), mask.device)
 
     def penalty(self, alphas: Tensor, mask: Tensor | None, *, stochastic: bool) -> Tensor:
-        """Return ``doubly_stochastic_penalty``; ``stochastic``: whether attention is."""
+        """Return ``doubly_stochastic_penalty``. ``stochastic`` says whether locations may be drawn."""
         return doubly_stochastic_penalty(alphas, mask) * relative_size(len(alphas), alphas.device)
 
     def over_steps(self, values: Tensor, mask: Tensor) -> Tensor:

@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class CellGrid:
-    """Cells in rows and columns, evenly spaced, wherever they begin: centres in pixels of the encoder's input.
+    """Evenly spaced cells in rows and columns, in pixels of the encoder's input.
 
-    0 is the outer edge of the first pixel, whose centre is 0.5. A cell is the square that reaches half a stride around
-    its centre, cut off where the view ends; the squares need not reach to the view's edges.
+    The first pixel reaches from 0 to 1. A cell is the square that reaches half a stride around its centre, cut off
+    where the view ends. The squares need not reach the view's edges.
 
     Attributes:
         grid_size: (height, width) of the grid; their product is L, row by row.
-        offset: (y, x), pixels, the centre of the first cell.
-        stride: (y, x), pixels, from one centre to the next.
+        offset: (y, x) of the first cell's centre, in pixels.
+        stride: (y, x) distance between neighbouring centres, in pixels.
         size: (height, width) of the view, in pixels.
     """
 
@@ -38,7 +38,7 @@ class CellGrid:
 
     @classmethod
     def from_dict(cls, pairs: dict[str, Any]) -> CellGrid:
-        """Rebuild what ``dataclasses.asdict`` described; its tuples are lists in JSON."""
+        """Return the grid of ``dataclasses.asdict``, in which JSON turns tuples into lists."""
         return cls(**{field.name: tuple(pairs[field.name]) for field in dataclasses.fields(cls)})
 
     def scaled(self, size: tuple[int, int]) -> CellGrid:
@@ -48,7 +48,7 @@ class CellGrid:
         return CellGrid(self.grid_size, offset, stride, size)
 
     def near(self, other: CellGrid) -> bool:
-        """Whether every cell lies within a quarter of a stride of the other grid's: in a picture, the same place."""
+        """Return whether no cell is more than a quarter of a stride from the other grid's cell."""
         apart = np.abs(np.subtract(self.offset, other.offset))
         alike = (self.grid_size, self.stride, self.size) == (other.grid_size, other.stride, other.size)
         return alike and bool((apart <= np.divide(self.stride, 4)).all())

@@ -58,7 +58,7 @@ class Whitespace(Tokenizer):
 
 
 class Characters(Tokenizer):
-    """Every character is a word, for Chinese and Japanese; letters of alphabets and digits stay together.
+    """Splits Chinese and Japanese into characters; letters of alphabets and digits stay together.
 
     Wide and narrow forms become one (NFKC), capitals become lower case, and punctuation is dropped.
     """
@@ -76,11 +76,11 @@ class Characters(Tokenizer):
 _BESIDE_IDEOGRAPH = re.compile("(?<=[\u2e80-\U0010ffff]) | (?=[\u2e80-\U0010ffff])")
 _CHARACTERS = re.compile("[^\\W_\u2e80-\U0010ffff]+|[^\\W_]")
 
-# Marks that the COCO toolkit's PTBTokenizer (Stanford CoreNLP 3.4.1) takes for a plain one, or drops.
+# The COCO toolkit's PTBTokenizer (Stanford CoreNLP 3.4.1) replaces these marks by plain ones, or drops them.
 _PLAIN = str.maketrans(
     dict.fromkeys("\u2019\u2018`", "'") | dict.fromkeys('"“”«»\u2013—…', " ") | {"\xad": "", "*": " * "}
 )
-# Words as they stand: <unk> and other tags, !!, #topic, u.s., and what this tokenizer makes of a bracket.
+# Words that stay whole: <unk> and other tags, !!, #topic, u.s., and -lrb-, this tokenizer's word for a bracket.
 _WHOLE = re.compile(r"</?[a-z][\w:.-]*/?>|[?!]{2,}|[„\u201a]|#[a-z]\w*|\b(?:[a-z]\.){2,}|-[lr][rsc]b-|/(?!\w)|(?<!\w)/")
 _OPENING = re.compile(r"(?<![\w.])'+(?=\w)(?!(?:[smd]|re|ve|ll|n|em|til|cause)\b|\d0s|t(?:is|was))")  # a quote, not 's
 _BRACKETS = {"(": "-lrb-", ")": "-rrb-", "[": "-lsb-", "]": "-rsb-", "{": "-lcb-", "}": "-rcb-"}
@@ -101,8 +101,7 @@ def tokenize(text: str) -> list[str]:
     """Return the words of ``text``: Penn Treebank rules, lower case, punctuation dropped."""
     text = html.unescape(text) if "&" in text and ";" in text else text
     text = text.lower().translate(_PLAIN).replace("''", " ").replace("--", " ")
-    # No rule crosses a space, so words can be split first and cached: nltk's rules would take minutes for the 592,000
-    # captions of COCO.
+    # No rule crosses a space, so pieces between spaces are cached: nltk's rules take minutes for 592,000 captions.
     return [word for piece in _WHOLE.sub(r" \g<0> ", text).split() for word in _tokenize_piece(piece)]
 
 

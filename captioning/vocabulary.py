@@ -57,10 +57,8 @@ class Vocabulary:
         """Count the words of tokenised **training** captions and keep the frequent ones, most frequent first.
 
         Args:
-            captions: Word lists.
             min_count: A word that occurs less often becomes ``<unk>``.
-            max_size: The largest number of words, not counting the special tokens.
-            tokenizer: The tokenizer that the words come from.
+            max_size: The largest number of words, without the special tokens.
 
         Raises:
             InputError: A number is below 1.
@@ -97,17 +95,17 @@ class Vocabulary:
         return words
 
     def extended(self, words: Iterable[str]) -> Vocabulary:
-        """Return this vocabulary with those ``words`` behind it that it lacks; ids of its own words stay."""
+        """Return this vocabulary with the ``words`` that it lacks appended. The ids of its words stay."""
         return Vocabulary([*self.words, *(word for word in words if word not in self)], self.tokenizer)
 
     def difference(self, words: Sequence[str]) -> str:
-        """Return a few words on how a list of words differs from this vocabulary, "" if it does not."""
+        """Describe how a list of words differs from this vocabulary; "" if it does not."""
         gone, new = [word for word in words if word not in self], sorted(set(self.words) - set(words))
         if gone or new:
             sides = ((gone, "only there"), (new, "only here"))
             return " and ".join(f"{_first(words)} {where}" for words, where in sides if words)
         pairs = enumerate(zip(words, self.words, strict=False), 1)
-        moved = (f"word {i} is {there!r} there and {here!r} here" for i, (there, here) in pairs if there != here)
+        moved = (f"word {i} is {other!r} there and {word!r} here" for i, (other, word) in pairs if other != word)
         return next(moved, "")
 
     def save(self, path: str | Path) -> None:
@@ -116,7 +114,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:
-        """Read what ``save`` wrote; an InputError if the file is missing or is not a vocabulary."""
+        """Read the file of ``save``. Raises InputError if it is missing or is not a vocabulary."""
         content = read_json(Path(path))
         words = content.get("words") if isinstance(content, dict) else None
         if not isinstance(words, list):
@@ -137,10 +135,10 @@ def tokenizer_config(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def tokenizer_from(config: Mapping[str, Any] | str | None) -> Tokenizer:
-    """Return the tokenizer that a file or an option names: of this package, or of a module that is imported already.
+    """Return the tokenizer that a file or an option names. Its module is the package's, or is imported already.
 
     Args:
-        config: What ``tokenizer_config`` returned, or a class path alone; None is the default, English.
+        config: A ``tokenizer_config``, or a class path alone; None is the default, English.
 
     Raises:
         InputError: No tokenizer has that name.

@@ -186,7 +186,7 @@ def test_every_family_gives_intervals_and_paired_tests():
         assert (found[1] < found[0]).all() and (found[0] < found[2]).all()
         tests = differences(counts, other, family.values, resamples=200)
         assert len(tests) == len(family.names) and all(test.interval.value > 0 and test.clear for test in tests)
-        assert family.of_images(counts).shape == (len(hypotheses), len(family.names))
+        assert family.image_values(counts).shape == (len(hypotheses), len(family.names))
 
 
 def test_one_image_has_no_document_frequencies_and_the_log_says_so(caplog):

@@ -41,7 +41,7 @@ def caption_measures(scored: Mapping[str, Sequence[CaptionedImage]], *, java: bo
     for run, images in Progress("scoring captions", over=scored.items(), unit=" runs"):
         hypotheses, references = [image.words for image in images], [image.reference_words for image in images]
         for family, counted in count(hypotheses, references, java=java):
-            measure = Measure(family.names, {}, family.values, family.of_images)
+            measure = Measure(family.names, {}, family.values, family.image_values)
             measures.setdefault(family.names, measure).counts[run] = counted
     return list(measures.values())
 

@@ -13,16 +13,14 @@ from captioning.vocabulary import END, PAD, START
 
 @dataclass
 class CaptionBatch:
-    """B images and N captions of them. An image appears once even if the batch has several of its captions."""
+    """B images and N captions of them. An image with several captions in the batch appears once."""
 
     captions: Tensor  # (N, T+1) int64 ids, <start> w_1 .. w_n <end> <pad> ..; T is the longest caption with its <end>
     lengths: Tensor  # (N,) int64, decoding steps per caption: its n words and its <end>, so n + 1
     image_index: Tensor  # (N,) int64, the image (0 .. B - 1) that each caption describes
     image_ids: Tensor  # (B,) int64, the data set's ids
     rows: Tensor  # (B,) int64, positions in the split's ``CaptionIndex``
-    images: Tensor | None = (
-        None  # (B, 3, height, width) float, normalised for the encoder; None if annotations are given
-    )
+    images: Tensor | None = None  # (B, 3, height, width) float, normalised for the encoder; None with annotations
     annotations: Tensor | None = None  # (B, L, D) float or half, cached encoder output; None with images
     annotation_mask: Tensor | None = None  # (B, L) bool, True where a location exists; None if all exist
     regions: Tensor | None = None  # (R, L) float, for R words of phrases, the fraction of each cell in the region
@@ -38,8 +36,8 @@ class CaptionBatch:
         return self._each("share_memory_")
 
     def _each(self, method: str, *args: Any, **options: Any) -> CaptionBatch:
-        there = {name: tensor for name, tensor in vars(self).items() if tensor is not None}
-        return CaptionBatch(**{name: getattr(tensor, method)(*args, **options) for name, tensor in there.items()})
+        tensors = {name: tensor for name, tensor in vars(self).items() if tensor is not None}
+        return CaptionBatch(**{name: getattr(tensor, method)(*args, **options) for name, tensor in tensors.items()})
 
 
 def pad_captions(encoded: list[list[int]]) -> tuple[Tensor, Tensor]:

@@ -65,7 +65,7 @@ class CocoSource(CaptionSource):
         return f"run captioning prepare coco --year {self.year} --root {root}, or see data/README.md"
 
     def synonyms(self, word: str) -> frozenset[str]:
-        """Return the other names of an object, and of an adjective if objects have ``attributes``."""
+        """Return the other names of an object or of an attribute."""
         return synonyms(word)
 
     def index(self, split: str) -> CaptionIndex:
@@ -73,12 +73,11 @@ class CocoSource(CaptionSource):
         if split == "test" and path == self.files("val")[0]:
             logger.warning("%s: COCO has no test captions, the validation split stands in for them", self.root)
         content = read_annotations(path, _File, "COCO annotation file", self.remedy())
-        texts = [" ".join(self.tokenizer.tokenize(annotation.caption)) for annotation in content.annotations]
         captions: dict[int, list[str]] = {image.id: [] for image in content.images}
-        for annotation, text in zip(content.annotations, texts, strict=True):
+        for annotation in content.annotations:
             if annotation.image_id not in captions:
                 raise InputError(f"{path}: has a caption of image {annotation.image_id}, but not the image")
-            captions[annotation.image_id].append(text)
+            captions[annotation.image_id].append(" ".join(self.tokenizer.tokenize(annotation.caption)))
         entries = [ImageEntry(image.id, f"{folder}/{image.file_name}", captions[image.id]) for image in content.images]
         uncaptioned = split == "test" and not content.annotations
         return CaptionIndex.build(self.root, entries, origin=path, uncaptioned=uncaptioned)
@@ -86,8 +85,7 @@ class CocoSource(CaptionSource):
     def objects(self, split: str) -> ObjectLookup | None:
         """Return a lookup in ``annotations/instances_*.json``; None if that file is missing.
 
-        The noun is the category's name in lower case. Crowds count; objects without an outline are left out. Masks are
-        turned as the image is, unless they have the upright image's size already.
+        The noun is the category's name in lower case. Crowds count; objects without an outline are left out.
         """
         captions, folder = self.files(split)
         path = captions.with_name(captions.name.replace("captions", "instances", 1))
@@ -102,9 +100,8 @@ class Instances:
     """Objects of COCO's ``instances_*.json`` files by the names of image files.
 
     Args:
-        paths: The files.
-        remedy: What to do if one is missing.
-        synonyms: Returns the other names of an object, and of an adjective if objects have ``attributes``.
+        remedy: What to do if a file is missing.
+        synonyms: Returns the other names of an object or of an attribute.
     """
 
     def __init__(self, paths: Sequence[Path], remedy: str, synonyms: Callable[[str], frozenset[str]]) -> None:
@@ -125,7 +122,7 @@ class Instances:
                     self._things.setdefault(name, []).append((nouns[thing.category_id], thing))
 
     def objects(self, path: Path) -> list[GroundedObject]:
-        """Return the objects of an image file, whose masks are turned as the image is; [] if none are known."""
+        """Return the objects of an image file, with masks of the upright image; [] if none are known."""
         from pycocotools import mask as coco
 
         if path.name not in self._things:
@@ -144,7 +141,7 @@ class Instances:
         return objects
 
 
-# What counts in captions and instances files. ``gc=False``: the garbage collector need not search 592,000 captions.
+# The fields of captions and instances files. With ``gc=False`` the garbage collector skips the 592,000 captions.
 
 
 class _Image(msgspec.Struct, gc=False):

@@ -1,7 +1,7 @@
 """The words of captions that name one of COCO's 80 object categories; ``coco_nouns.txt`` has them in the singular.
 
-The idea of matching by synonyms is that of the "weak supervision" of Liu et al. (AAAI 2017) and of CHAIR (Rohrbach et
-al., "Object hallucination in image captioning", EMNLP 2018); the table is our own.
+Liu et al. (AAAI 2017, "weak supervision") and CHAIR (Rohrbach et al., "Object hallucination in image captioning", EMNLP
+2018) match synonyms, too. The table is our own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CATEGORIES = {
 }
 """COCO's 80 categories, lower case, in the order of its files, with their other names."""
 
-_PLURALS = (  # the first pattern that fits the end of a name, and what takes its place
+_PLURALS = (  # the first pattern that matches is replaced
     (r"\b(skis|scissors|shears|luggage|baggage|cattle|sheep|aircraft|broccoli)$", r"\1"),
     (r"\bperson$", "people"),
     (r"\bhuman$", "humans"),
@@ -49,7 +49,7 @@ def plural(name: str) -> str:
 
 @functools.cache
 def synonyms(category: str) -> frozenset[str]:
-    """Return the other names of a category, plurals included; of one that is not COCO's only the plural."""
+    """Return the other names of a category, with plurals. A category that COCO lacks has only its plural."""
     singular = {category, *CATEGORIES.get(category, [])}
     names = singular | {plural(name) for name in singular} | {*_MORE.get(category, [])}
     if category in _ANIMALS:
@@ -62,6 +62,6 @@ def synonyms(category: str) -> frozenset[str]:
 
 @functools.cache
 def long_names() -> tuple[frozenset[str], int]:
-    """Return the categories' names of several words, whose parts alone name something else, and the most words."""
+    """Return the categories' names of several words, and the number of words of the longest name."""
     names = frozenset(name for category in CATEGORIES for name in {category, *synonyms(category)} if " " in name)
     return names, max(len(name.split()) for name in names)

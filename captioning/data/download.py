@@ -25,9 +25,10 @@ TIMEOUT = 60.0  # seconds without an answer
 
 
 def fetch(url: str, path: Path, *, md5: str | None = None) -> None:
-    """Download ``url`` to ``path`` unless that file exists, resuming an earlier download, and compare its checksum.
+    """Download ``url`` to ``path`` unless that file exists, and compare its checksum.
 
-    It ends in ``.part`` until it is complete. What cannot be downloaded or is not the published file is an InputError.
+    An incomplete file ends in ``.part``; the next call resumes it. Raises InputError if the download fails or the file
+    is not the published one.
     """
     if path.is_file():
         return
@@ -58,7 +59,7 @@ def fetch(url: str, path: Path, *, md5: str | None = None) -> None:
 
 
 def _receive(url: str, part: Path) -> None:
-    """Append the answer to one request to ``part``."""
+    """Send one request and append its answer to ``part``."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
@@ -77,8 +78,8 @@ def _receive(url: str, part: Path) -> None:
 def unpack(path: Path, root: Path, wanted: Callable[[str], bool], *, flat: bool = False) -> int:
     """Write the wanted files of a zip or tar archive below ``root``, and return their number.
 
-    Files that are complete are skipped. ``wanted`` takes a name in the archive; ``flat`` drops the folders of these
-    names and makes them lower case. Damage is an InputError.
+    Complete files are skipped. ``wanted`` takes a name in the archive. ``flat`` drops folders from the names and makes
+    them lower case. Raises InputError if the archive is damaged.
     """
     try:
         read: Any

@@ -19,14 +19,7 @@ _PHRASE = re.compile(r"\[/EN#(\d+)/\S+ ([^]]*)\]")
 
 
 class Entities:
-    """Reads the annotations as they are published: ``Annotations/NUMBER.xml`` and ``Sentences/NUMBER.txt``.
-
-    Args:
-        folder: The folder with both.
-
-    Raises:
-        InputError: The folder lacks one of them.
-    """
+    """Reads the published annotations of a folder: ``Annotations/NUMBER.xml`` and ``Sentences/NUMBER.txt``."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -37,11 +30,9 @@ class Entities:
             )
 
     def phrases(self, path: Path, captions: Sequence[str]) -> list[list[Phrase]]:
-        """Return the phrases with boxes of each caption of an image; [] for one that Entities does not have.
+        """Return each caption's phrases that have boxes; [] for a caption that Entities lacks.
 
-        Args:
-            path: The image's file, whose name begins with its number on Flickr.
-            captions: Its captions, words joined by spaces.
+        The name of the image file, ``path``, begins with the image's number on Flickr.
         """
         if not any(sentences := self.sentences(path, captions)):
             return [[] for _ in captions]
@@ -50,7 +41,7 @@ class Entities:
         return [_phrases(sentence, caption.split(), masks) for sentence, caption in pairs]
 
     def sentences(self, path: Path, captions: Sequence[str]) -> list[str]:
-        """Return the marked sentence of each caption of an image, "" for one that Entities does not have."""
+        """Return each caption's sentence with marked phrases, "" for a caption that Entities lacks."""
         with suppress(FileNotFoundError):
             lines = (self.folder / "Sentences" / f"{_number(path)}.txt").read_text("utf-8").splitlines()
             known = {_letters(_PHRASE.sub(r"\2", line)): line for line in lines}
@@ -58,7 +49,7 @@ class Entities:
         return [""] * len(captions)
 
     def _masks(self, number: str, path: Path) -> dict[str, np.ndarray]:
-        """Return a mask of the upright image for each entity that has boxes, by its number."""
+        """Return the mask of each entity that has boxes in the upright image, by the entity's number."""
         file = self.folder / "Annotations" / f"{number}.xml"
         try:
             root = ElementTree.parse(file).getroot()
@@ -81,23 +72,23 @@ class Entities:
 
 
 def _phrases(sentence: str, words: Sequence[str], masks: dict[str, np.ndarray]) -> list[Phrase]:
-    """Return the phrases of a sentence of Entities in a caption's words, which may be split otherwise."""
-    ends = np.cumsum([len(_letters(word)) for word in words])  # of words, in letters from the beginning
-    found, letters, place = [], 0, 0
+    """Return a sentence's phrases as positions in the caption's words, which may be split in another way."""
+    ends = np.cumsum([len(_letters(word)) for word in words])  # letters up to the end of each word
+    phrases, letters, position = [], 0, 0
     for match in _PHRASE.finditer(sentence):
-        letters += len(_letters(sentence[place : match.start()]))
-        start, letters, place = letters, letters + len(_letters(match[2])), match.end()
+        letters += len(_letters(sentence[position : match.start()]))
+        start, letters, position = letters, letters + len(_letters(match[2])), match.end()
         first, last = int(np.searchsorted(ends, start, "right")), int(np.searchsorted(ends, letters, "left"))
         if match[1] in masks and letters > start:
-            found.append(Phrase(first, min(last + 1, len(words)), masks[match[1]]))
-    return found
+            phrases.append(Phrase(first, min(last + 1, len(words)), masks[match[1]]))
+    return phrases
 
 
 def _number(path: Path) -> str:
-    """Return an image's number on Flickr, with which the name of its file begins."""
+    """Return an image's number on Flickr: the digits that its file name begins with."""
     return path.name[: len(path.name) - len(path.name.lstrip("0123456789"))]
 
 
 def _letters(text: str) -> str:
-    """Return the letters and digits of a text, which do not depend on how it was split into words."""
+    """Return the letters and digits of a text, the same for any split into words."""
     return "".join(filter(str.isalnum, text.lower()))

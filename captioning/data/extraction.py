@@ -36,9 +36,9 @@ def extract_features(
 ) -> None:
     """Write the features of every image; resumes where an earlier call stopped, and prints its progress.
 
-    The frozen ``captioning.encoders.Encoder`` is in evaluation mode and on the device; the mirrored images of splits in
-    ``flipped`` are written, too. An InputError if an image cannot be read, the disk is too small, a value does not fit
-    into fp16, or the folder holds other features.
+    The encoder, a frozen ``Encoder``, is in evaluation mode and on the device. Splits in ``flipped`` are also written
+    mirrored. Raises InputError if an image cannot be read, the disk is too small, a value does not fit into fp16, or
+    the folder holds other features.
     """
     for index in indices.values():
         index.check_images()
@@ -83,7 +83,7 @@ def extract_features(
 
 
 class _Views(Dataset[Tensor]):
-    """Images of an index as the encoder sees them before normalisation, (B, height, width, 3) uint8."""
+    """Views of an index's images before normalisation, (B, height, width, 3) uint8."""
 
     def __init__(self, index: CaptionIndex, preprocessing: Preprocessing, mirrored: bool) -> None:
         self.index, self.preprocessing, self.mirrored = index, preprocessing, mirrored

@@ -1,7 +1,8 @@
 """A frozen encoder's annotations, computed once and read by memory mapping.
 
-A folder holds, for each split, <split>.npy, (N, L, D) float16, and <split>.json: the encoder's fingerprint, the images'
-paths in row order, and how many of the rows are done. Features are of the view of *evaluation*, without random crops.
+A folder holds two files for each split. <split>.npy has the annotations (N, L, D) float16, computed from the view of
+*evaluation*, without random crops. <split>.json has the encoder's fingerprint, the images' paths in row order, and the
+number of rows that are done.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from captioning.files import read_json
 
 
 def features_key(split: str, fingerprint: dict[str, Any], *, flipped: bool = False) -> tuple[str, dict[str, Any]]:
-    """Return the name that a split's features are kept by, and an encoder's fingerprint with how it saw the images."""
+    """Return the name of a split's features, and the encoder's fingerprint, which says if images were mirrored."""
     return split + "_flipped" * flipped, fingerprint | ({"flipped": True} if flipped else {})
 
 
 class Features:
     """Cached annotations of one split's images, mapped from the disk.
 
-    ``split`` and ``fingerprint`` are those of ``features_key``, ``paths`` the ``CaptionIndex.paths`` of the N images.
+    ``split`` and ``fingerprint`` come from ``features_key``; ``paths`` are the ``CaptionIndex.paths`` of the N images.
 
     Raises:
         InputError: The features are missing or incomplete, or were made by another encoder, other weights or another
@@ -56,16 +57,16 @@ class Features:
         return type(self), self._arguments  # a spawned worker maps the file itself
 
     def gather(self, images: np.ndarray) -> Tensor:
-        """Return a copy of the annotations (B, L, D) half of these of the N images (B,)."""
+        """Return a copy of the annotations (B, L, D) half of images (B,), given by their rows."""
         return torch.from_numpy(self._annotations[self._rows[images]])
 
 
 def read_features_json(about: Path, fingerprint: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON beside features; an InputError if they are those of another encoder."""
+    """Return the JSON beside features. Raises InputError if another encoder made them."""
     content: dict[str, Any] = read_json(about, "delete the folder and extract again")
-    there, here = content.get("fingerprint", {}), json.loads(json.dumps(fingerprint))  # tuples become lists
-    differ = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
+    stored, present = content.get("fingerprint", {}), json.loads(json.dumps(fingerprint))  # tuples become lists
+    differ = [name for name in sorted({*stored, *present}) if stored.get(name) != present.get(name)]
     if differ or "done" not in content:
-        named = "; ".join(f"{name} {there.get(name)!r} there, {here.get(name)!r} here" for name in differ)
+        named = "; ".join(f"{name} {stored.get(name)!r} there, {present.get(name)!r} here" for name in differ)
         raise InputError(f"{about}: features of another encoder ({named}); extract again, into another folder")
     return content

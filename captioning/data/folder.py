@@ -19,14 +19,14 @@ from captioning.data.records import SPLITS, CaptionIndex, CaptionSource, ImageEn
 from captioning.errors import InputError, one_line, warn_once
 
 _NAMES = {"image": ("file_name", "image_name"), "caption": ("text", "comment"), "split": ()}
-"""What other data sets call our columns."""
+"""Our columns, and their names in other data sets."""
 
 _OWN = ("captions.jsonl", "captions.csv", "captions.txt")
 _FOREIGN = ("metadata.jsonl", "metadata.csv", "flickr8k.token.txt", "results_20130124.token", "results.csv")
-"""Files that are found without being named, the others if there is none of our own."""
+"""Files that are found without being named; a foreign one only where none of our own exists."""
 
 _SPLIT_OF = {split: split for split in SPLITS} | {"valid": "val", "validation": "val", "dev": "val"}
-"""Splits by the names of their folders."""
+"""Splits by folder name."""
 
 _UNPUBLISHED = "2258277193_586949ec62.jpg.1"
 """An image that Flickr8k's captions describe and its archive lacks."""
@@ -59,9 +59,9 @@ class FolderSource(CaptionSource):
         self.files = [self.root / (captions or _OWN[0])]
         if captions is None and self.root.is_dir():
             inside = [folder for folder in sorted(self.root.iterdir()) if folder.name.lower() in _SPLIT_OF]
-            of_splits = [file for folder in inside for file in _captions_of(folder)]
-            self.files = _captions_of(self.root) or of_splits or self.files
-        self._base = None if captions is None else self.root  # of the images; by default each file's folder
+            split_files = [file for folder in inside for file in _captions_of(folder)]
+            self.files = _captions_of(self.root) or split_files or self.files
+        self._base = None if captions is None else self.root  # folder of the images; by default each file's folder
         for file in self.files:
             if file.suffix.lower() not in (".jsonl", ".csv", ".txt", ".token"):
                 raise InputError(f"{file}: captions must be a .jsonl or .csv file, or Flickr's .token")
@@ -76,19 +76,21 @@ class FolderSource(CaptionSource):
         self.prepare()
         entries: dict[str, ImageEntry] = {}
         split_of: dict[str, str] = {}
-        first: dict[str, str] = {}  # names of the files, each of which may have several spellings and links
+        first: dict[str, str] = {}  # first name of each image file, which may have several spellings and links
         real = functools.cache(lambda name: os.path.realpath(self.root / name))
         rows = [(file, *row) for file in self.files for row in self._named_rows(file)]
-        of_name = {name: _split_named(name) for *_, name, _ in rows}
-        named = {*of_name.values()}
+        folder_split = {name: _split_named(name) for *_, name, _ in rows}
+        named = {*folder_split.values()}
         for captions, line, name, row in rows:
-            image, own, drawn = first.setdefault(real(name), name), of_name[name] or "train", hashed_split(row.image)
-            here = row.split or split_of.get(image) or (drawn if own == "train" and drawn not in named else own)
-            if (above := split_of.setdefault(image, here)) != here:
-                both = f"is in the {here} split here, in {above} above"
+            image, drawn = first.setdefault(real(name), name), hashed_split(row.image)
+            by_folder = folder_split[name] or "train"
+            by_name = drawn if by_folder == "train" and drawn not in named else by_folder
+            chosen_split = row.split or split_of.get(image) or by_name
+            if (above := split_of.setdefault(image, chosen_split)) != chosen_split:
+                both = f"is in the {chosen_split} split here, in {above} above"
                 raise InputError(f"{captions}: line {line}: {row.image} {both}")
             entries.setdefault(image, ImageEntry(len(entries), name, [])).captions.append(row.caption)
-        written = {first[real(name)] for *_, name, row in rows if row.split or of_name[name] not in ("", "train")}
+        written = {first[real(name)] for *_, name, row in rows if row.split or folder_split[name] not in ("", "train")}
         fill_splits(split_of, written)
         origin = self.root if self.files[1:] else self.files[0]
         chosen = [entry for image, entry in entries.items() if split_of[image] == split]
@@ -103,7 +105,7 @@ class FolderSource(CaptionSource):
         return CaptionIndex.build(self.root, chosen, origin=origin)
 
     def _named_rows(self, captions: Path) -> Iterator[tuple[int, str, _Row]]:
-        """Yield the captions of a file with their line and their image's name below the root."""
+        """Yield the line, the image's name below the root, and the caption of each row of a file."""
         base, rows = self._base or captions.parent, list(_rows(captions))
         first = rows[0][1].image if rows else ""
         if not (base / first).exists():  # the images may lie in a folder beside their file
@@ -117,29 +119,29 @@ class FolderSource(CaptionSource):
 
 
 def _captions_of(folder: Path) -> list[Path]:
-    """Return the file of captions in a folder, [] if it has none of a usual name."""
-    there = sorted(os.listdir(folder)) if folder.is_dir() else []
-    usual = [[name for name in there if name.lower() in names] for names in (_OWN, _FOREIGN)]
-    names = usual[0] or usual[1]
+    """Return the captions file of a folder, [] if none has a usual name."""
+    inside = sorted(os.listdir(folder)) if folder.is_dir() else []
+    own, foreign = ([name for name in inside if name.lower() in names] for names in (_OWN, _FOREIGN))
+    names = own or foreign
     if len(names) > 1:
         raise InputError(f"{folder}: has {' and '.join(names)}; give captions, one of them")
     return [folder / name for name in names]
 
 
 def _split_named(image: str) -> str:
-    """Return the split that the first folder of a path is called after, "" if none."""
+    """Return the split that the first folder of a path names, "" if it names none."""
     return _SPLIT_OF.get(os.path.normpath(image).partition(os.sep)[0].lower(), "")
 
 
 def hashed_split(image: str) -> str:
-    """Return the split of an image that no column assigns, a function of its name alone."""
+    """Return the split of an image without a split column, from its name alone."""
     return {0: "val", 1: "test"}.get(_hash(image) % 10, "train")
 
 
 def fill_splits(split_of: dict[str, str], written: Collection[str] = ()) -> None:
-    """Let a split without images have a tenth of the largest's (train eight), in the order of hashes, at least one.
+    """Move a tenth of the largest split into an empty split, at least one image, in the order of hashes.
 
-    Fewer than three images, and those whose split is ``written``, stay where they are.
+    An empty training split gets eight tenths. Fewer than three images, and images whose split is ``written``, stay.
     """
     free = sorted(split_of.keys() - written, key=lambda image: (_hash(image), image))
     for split in SPLITS if len(split_of) > 2 else ():
@@ -160,7 +162,7 @@ class _Row(msgspec.Struct):
 
 
 def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
-    """Yield the captions of a file, each with the number of the line that it begins on."""
+    """Yield each caption of a file with the line that it begins on."""
     text, token = _text(path), ".token" in path.name.lower()
     if bars := text.startswith("image_name|"):
         # The published file has one such line: "2199200615.jpg| 4   A dog runs across the grass ."
@@ -178,7 +180,7 @@ def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
                     row = msgspec.json.decode(line, type=dict[str, Any])
                     yield number, msgspec.convert(dict(zip(_ours(row), row.values(), strict=True)), _Row)
             return
-        if token or bars:  # Flickr's, whose quotes are those of the captions
+        if token or bars:  # in Flickr's files, quotes belong to the captions
             form |= {"delimiter": "\t" if token else "|", "quoting": csv.QUOTE_NONE}
             line_of = "image#number, a tab and a caption" if token else "image_name| comment_number| comment"
         table = csv.reader(lines, **form)
@@ -211,14 +213,14 @@ def _text(path: Path) -> str:
 
 
 def _ours(names: Collection[str]) -> list[str]:
-    """Return the names of columns, ours in place of what others call them."""
+    """Return the names of columns, other data sets' names replaced by ours."""
     ours = {name: next((other for other in others if other in names), name) for name, others in _NAMES.items()}
     renamed = {other: name for name, other in ours.items() if name not in names}
     return [renamed.get(name, name) for name in names]
 
 
 def _columns(names: list[str]) -> list[str]:
-    """Return the names of a table's columns; a ValueError that quotes them if one is missing or there twice."""
+    """Return the names of a table's columns. Raises ValueError, which quotes them, if one is missing or doubled."""
     ours = _ours(names)
     for name in ("image", "caption"):
         if ours.count(name) != 1:

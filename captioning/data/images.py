@@ -15,20 +15,20 @@ from PIL import ExifTags, Image, ImageOps
 from captioning.errors import InputError, one_line
 
 FORMATS = ("AVIF", "BMP", "GIF", "HEIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
-"""What Pillow may open if it can. For others it starts programs: Ghostscript for EPS."""
+"""Formats that Pillow may open. For some others it starts programs, such as Ghostscript for EPS."""
 
 HEIC = "HEIC: pip install pillow-heif and add --import pillow_heif.HeifImagePlugin, or convert it to JPEG"
 
 
 def formats() -> list[str]:
-    """Return those of ``FORMATS`` that Pillow can open here, with the plug-ins that are imported."""
+    """Return the ``FORMATS`` that Pillow can open with the plug-ins that are imported."""
     Image.init()
     return [name for name in FORMATS if name in Image.OPEN]
 
 
 def suffixes() -> list[str]:
-    """Return how names of image files end, in lower case: everything that ``load_image`` reads."""
-    known = {*formats(), "MPO"}  # which Pillow's JPEG opens
+    """Return the suffixes of image files that ``load_image`` reads, in lower case."""
+    known = {*formats(), "MPO"}  # Pillow's JPEG plug-in opens MPO
     return sorted(suffix for suffix, name in Image.registered_extensions().items() if name in known)
 
 
@@ -42,7 +42,7 @@ def unreadable(error: Exception, source: str | Path | bytes) -> str:
 
 
 def has_header(path: Path) -> bool:
-    """Return whether a file begins as an image, which takes far less time than to decode it."""
+    """Return whether a file begins as an image, without decoding it."""
     try:
         with Image.open(path, formats=formats()):
             return True
@@ -53,11 +53,11 @@ def has_header(path: Path) -> bool:
 def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Image:
     """Read an image file as 8-bit RGB, upright as ``rgb`` turns it.
 
-    Of an animation the first frame is taken. With ``minimum_side``, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size as
-    long as its short side keeps this many pixels: several times quicker on large photographs. The pixels differ
-    slightly from a full decode, so everything that feeds a model uses ``Preprocessing.load``.
+    An animation gives its first frame. With ``minimum_side``, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size as long
+    as its short side keeps this many pixels: several times quicker on large photographs. The pixels differ slightly
+    from a full decode, so everything that feeds a model uses ``Preprocessing.load``.
 
-    A file that is missing, damaged, no image, or larger than Pillow opens is an InputError.
+    Raises InputError if the file is missing, damaged, no image, or larger than Pillow opens.
     """
     try:
         with warnings.catch_warnings():
@@ -76,10 +76,7 @@ def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Im
 
 
 def rgb(image: Image.Image) -> Image.Image:
-    """Return an image in 8-bit RGB, upright as its camera marked it (EXIF), transparency on white.
-
-    A ValueError if it has floats.
-    """
+    """Return an image in 8-bit RGB, upright by its EXIF mark, transparency on white. Raises ValueError for floats."""
     if image.mode.startswith("I"):  # 16-bit greyscale; Pillow's own conversion clips everything above 255 to white
         grey = np.clip(np.asarray(image, dtype=np.int64), 0, 65535) // 257
         converted = Image.fromarray(grey.astype(np.uint8)).convert("RGB")
@@ -95,7 +92,7 @@ def rgb(image: Image.Image) -> Image.Image:
 
 
 def _turned(image: Image.Image, marked: Image.Image) -> Image.Image:
-    """Turn an image as another one is marked. A damaged header costs the orientation, not the image."""
+    """Turn an image upright by the EXIF mark of another image. A damaged mark is ignored."""
     with suppress(Exception):
         image.getexif()[ExifTags.Base.Orientation] = int(marked.getexif().get(ExifTags.Base.Orientation, 1))
         ImageOps.exif_transpose(image, in_place=True)
@@ -103,15 +100,15 @@ def _turned(image: Image.Image, marked: Image.Image) -> Image.Image:
 
 
 def upright_size(image: Image.Image) -> tuple[int, int]:
-    """Return the (width, height) of an opened image as its camera marked it."""
+    """Return the (width, height) of an opened image when it stands upright."""
     turned = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
     return image.size[::-1] if turned else image.size
 
 
 def upright_masks(masks: Sequence[np.ndarray], path: Path) -> list[np.ndarray]:
-    """Return masks (height, width) bool of an image file as it is stored, as COCO's are, turned as the image is.
+    """Return masks (height, width) bool of the upright image, from masks of the image as the file stores it.
 
-    A mask of another shape was drawn on the upright image, and stays as it is; so do all without the file.
+    A mask of another shape was drawn on the upright image and stays. Without the file, all masks stay.
     """
     with suppress(OSError), Image.open(path, formats=formats()) as image:
         stored = image.size[::-1]

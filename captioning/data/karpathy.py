@@ -28,11 +28,10 @@ logger = logging.getLogger(__name__)
 class KarpathySource(CaptionSource):
     """A data set split and tokenised as in Karpathy & Fei-Fei 2015, which most published numbers use.
 
-    Captions are the file's own tokens, made lower case and free of punctuation where they are not. A tokenizer other
-    than the default one gets the ``raw`` texts of the sentences instead. ``restval``, the validation images of COCO
-    that are in neither his validation nor his test split, belongs to the training split. An image's number is its
-    ``cocoid``, or its ``imgid`` if it has none; its file is ``filename``, below ``filepath`` if given (COCO: train2014
-    or val2014).
+    Captions are the file's tokens, in lower case and without punctuation. A tokenizer other than the default gets the
+    ``raw`` sentences instead. ``restval``, COCO's validation images outside his validation and test splits, belongs to
+    the training split. An image's number is its ``cocoid``, or else its ``imgid``. Its file is ``filename``, below
+    ``filepath`` if given (COCO: train2014 or val2014).
 
     Args:
         json_path: The split file.
@@ -69,30 +68,31 @@ class KarpathySource(CaptionSource):
     def objects(self, split: str) -> ObjectLookup | None:
         if not self.instances:
             return None
-        paths, instances = self._paths(split), Instances(self.instances, self.remedy(), synonyms)
+        paths, instances = _paths(self.index(split)), Instances(self.instances, self.remedy(), synonyms)
         return lambda image_id: instances.objects(paths[image_id])
 
     def phrases(self, split: str) -> PhraseLookup | None:
         if self.entities is None:
             return None
-        index, entities, paths = self.index(split), Entities(self.entities), self._paths(split)
+        index, entities = self.index(split), Entities(self.entities)
+        paths = _paths(index)
         known = [entities.sentences(index.image_path(row), index.references(row)) for row in range(len(index))]
         found = sum(bool(sentence) for sentences in known for sentence in sentences)
         logger.info("%s: has %d of %d captions of the %s split", self.entities, found, len(index.captions), split)
         return lambda image_id, captions: entities.phrases(paths[image_id], captions)
 
-    def _paths(self, split: str) -> dict[int, Path]:
-        index = self.index(split)
-        return {int(image_id): index.image_path(row) for row, image_id in enumerate(index.image_ids)}
-
     def _entry(self, image: _Image) -> ImageEntry:
         image_id = image.imgid if image.cocoid is None else image.cocoid
         if image_id is None:
             raise InputError(f"{self.json_path}: {image.filename} has neither cocoid nor imgid")
-        own = isinstance(self.tokenizer, PennTreebank)
-        texts = [" ".join(one.tokens) if own else one.raw for one in image.sentences]
+        tokenised = isinstance(self.tokenizer, PennTreebank)
+        texts = (" ".join(sentence.tokens) if tokenised else sentence.raw for sentence in image.sentences)
         captions = [" ".join(self.tokenizer.tokenize(text)) for text in texts]
         return ImageEntry(image_id, str(Path(image.filepath, image.filename)), captions)
+
+
+def _paths(index: CaptionIndex) -> dict[int, Path]:
+    return {image_id: index.image_path(row) for row, image_id in enumerate(index.image_ids.tolist())}
 
 
 class _Sentence(msgspec.Struct):

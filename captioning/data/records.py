@@ -33,26 +33,22 @@ class ImageEntry(NamedTuple):
     """One image, as a reader yields it."""
 
     image_id: int  # the data set's own number, unique within a split
-    path: str  # relative to the index's root, which keeps one spelling: a/1.jpg for ./a//1.jpg
+    path: str  # relative to the index's root; the index writes ./a//1.jpg as a/1.jpg
     captions: list[str]  # tokenised, their words joined by spaces
 
 
 @dataclass(frozen=True)
 class GroundedObject:
-    """One object of an image.
+    """One object of an image. Its mask lies in the upright image, or in the view of ``View.mask``."""
 
-    Its mask lies in the upright image when it comes from an ``ObjectLookup``, in the model's view when it goes to
-    ``regions.object_cells`` (``View.mask`` takes one to the other).
-    """
-
-    noun: str  # its name in lower case; may be several words ("teddy bear")
-    synonyms: frozenset[str]  # other names that count as naming it, such as plurals
-    attributes: frozenset[str]  # adjectives that are true of it, one word each
-    mask: np.ndarray  # (height, width) bool, its visible pixels
+    noun: str  # in lower case; may be several words ("teddy bear")
+    synonyms: frozenset[str]  # other names of the object, such as plurals
+    attributes: frozenset[str]  # adjectives that are true of the object, one word each
+    mask: np.ndarray  # (height, width) bool, the visible pixels
 
 
 ObjectLookup = Callable[[int], list[GroundedObject]]
-"""Returns the objects of the image with this number in its data set; [] if none are known."""
+"""Returns the objects of an image, given by its number in the data set; [] if none are known."""
 
 
 class Phrase(NamedTuple):
@@ -64,17 +60,17 @@ class Phrase(NamedTuple):
 
 
 PhraseLookup = Callable[[int, Sequence[str]], list[list[Phrase]]]
-"""Returns the phrases of each caption of the image with this number in its data set; [] for a caption without any."""
+"""Returns the phrases of each caption of an image, given by its number in the data set; [] for a caption with none."""
 
 
 @dataclass
 class CaptionIndex:
-    """One split of a data set: N images and their M captions; 0 captions of test images that a server keeps."""
+    """One split of a data set: N images and their M captions. M is 0 for test images whose captions a server keeps."""
 
     root: Path
     image_ids: np.ndarray  # (N,) int64, the data set's own numbers
     paths: list[str]  # N image files relative to ``root``
-    captions: list[str]  # M tokenised captions, their words joined by one space; those of an image are neighbours
+    captions: list[str]  # M tokenised captions, words joined by one space; captions of an image are neighbours
     first_caption: np.ndarray  # (N+1,) int64; image i owns captions first_caption[i]:first_caption[i + 1]
     origin: str = ""  # the file that the captions were read from, for messages
     caption_lengths: np.ndarray = field(init=False)  # (M,) int64, words without <start> and <end>; at least 1
@@ -88,11 +84,10 @@ class CaptionIndex:
     def build(
         cls, root: str | Path, entries: Iterable[ImageEntry], *, origin: str | Path = "", uncaptioned: bool = False
     ) -> CaptionIndex:
-        """Collect the images of a reader, in the order of their rows; an InputError if none has a caption or one
-        appears twice.
+        """Return the index of a reader's images. Raises InputError if none has a caption or one appears twice.
 
-        A caption without a word is left out, and so is an image without captions unless all are ``uncaptioned``; one
-        line in the log counts both. Equal captions of one image are kept: they are two references.
+        A caption without a word is left out. An image without captions is left out, too, unless all are
+        ``uncaptioned``. One line in the log counts both. Equal captions of one image are kept: they are two references.
         """
         name, images, captions, first, empty, bare = str(origin) or str(root), [], [], [0], 0, 0
         for entry in entries:
@@ -123,7 +118,7 @@ class CaptionIndex:
     def image(self, i: int, preprocessing: Preprocessing) -> Image:
         """Return image row ``i`` as this preprocessing reads it.
 
-        An InputError names it if it cannot be read, and all others whose first bytes are not those of an image.
+        Raises InputError if the file cannot be read; the message also names all other files that are no images.
         """
         try:
             return preprocessing.load(self.image_path(i))
@@ -137,15 +132,12 @@ class CaptionIndex:
         return self.captions[self.first_caption[i] : self.first_caption[i + 1]]
 
     def take(self, limit: int) -> CaptionIndex:
-        """Return the first ``limit`` images with their captions; all of them if there are fewer."""
+        """Return the first ``limit`` images with their captions, or all images if there are fewer."""
         ids, paths, first = self.image_ids[:limit], self.paths[:limit], self.first_caption[: limit + 1]
         return CaptionIndex(self.root, ids, paths, self.captions[: first[-1]], first, self.origin)
 
     def check_images(self) -> None:
-        """Raise an InputError if image files do not exist or are empty, with their number and the first names.
-
-        All are looked at, which takes three seconds for 120,000 on a local disk.
-        """
+        """Raise InputError if image files are missing or empty. 120,000 files take three seconds on a local disk."""
         paths = map(self.image_path, range(len(self)))
         if missing := [path for path in paths if not (path.is_file() and path.stat().st_size)]:
             count = f"{len(missing):,} of {len(self):,} image files are missing or empty"
@@ -153,49 +145,46 @@ class CaptionIndex:
 
 
 def first_names(paths: Sequence[Path], count: int = 5) -> str:
-    """Return the first names for a message, in quotes that show a space at an end, and how many there are besides."""
+    """Return the first names for a message, in quotes that show a space at an end, and the number of others."""
     slashes = "; folders end with /, not with \\" if any("\\" in str(path) for path in paths) and os.sep == "/" else ""
     more = f" and {len(paths) - count:,} more" if paths[count:] else ""
     return ", ".join(f'"{path}"' for path in paths[:count]) + more + slashes
 
 
 class CaptionSource:
-    """A data set as the data module sees it. Constructors take plain options, so that a YAML file can name a source."""
+    """A data set. Constructors take plain options, so that a YAML file can name a source."""
 
     tokenizer: Tokenizer = PennTreebank()
-    """Splits its captions into words; the data module sets its own."""
+    """Splits captions into words; the data module sets its own tokenizer."""
 
     def prepare(self) -> None:
-        """Generate the data, or check that their files exist; an InputError says which is missing, and what to do.
-
-        Runs once per machine, before a run makes its folder.
-        """
+        """Generate the data, or raise InputError if a file is missing. Runs once per machine, before a run's folder."""
         for path in self.annotations():
             if not path.is_file():
                 raise InputError(f"{path}: missing; {self.remedy()}")
 
     def annotations(self) -> list[Path]:
-        """Return the files that ``prepare`` looks for; ``remedy`` says what to do if one is missing."""
+        """Return the files that ``prepare`` checks. ``remedy`` says what to do if a file is missing."""
         return []
 
     def remedy(self) -> str:
         return "see data/README.md"
 
     def index(self, split: str) -> CaptionIndex:
-        """Return the images and captions of ``"train"``, ``"val"`` or ``"test"``; an InputError if there are none."""
+        """Return the images and captions of "train", "val" or "test". Raises InputError if there are none."""
         raise NotImplementedError(f"{type(self).__name__} must define index()")
 
     def objects(self, split: str) -> ObjectLookup | None:
-        """Return a lookup of the named objects in the split's images; None if the data set has no masks."""
+        """Return a lookup of the objects in the split's images; None if the data set has no masks."""
         return None
 
     def phrases(self, split: str) -> PhraseLookup | None:
-        """Return a lookup of the phrases of the split's captions that have a region; None if the data set has none."""
+        """Return a lookup of phrases with regions in the split's captions; None if the data set has no such phrases."""
         return None
 
 
 def read_annotations(path: Path, kind: type[Content], name: str, remedy: str) -> Content:
-    """Return a JSON file as a msgspec struct; an InputError with the ``remedy`` if it is missing or something else."""
+    """Return a JSON file as a msgspec struct. Raises InputError with the ``remedy`` if it is missing or wrong."""
     try:
         return msgspec.json.decode(path.read_bytes().removeprefix(codecs.BOM_UTF8), type=kind)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""The order in which captions are trained on and images are evaluated, and which process gets which."""
+"""The order of captions in training and of images in evaluation, and their division among processes."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class PlacedBatch(list[int]):
 class CaptionBatches(Sampler[list[int]]):
     """Whole batches of captions of similar length (Sec. 4.3, Xu et al. 2015), shuffled again in each epoch.
 
-    The order is a function of the seed and the epoch: there is nothing to save, a resumed run begins at ``start``. An
-    epoch is cut into **steps** of ``batch_size * world_size`` captions of one length; where a length runs out, its
-    neighbours fill the step. A step is dealt out to the ranks caption by caption, so that none waits for another. Then
-    the steps are shuffled. Every caption appears exactly once in an epoch, counted over all ranks, unless
+    The order is a function of the seed and the epoch, so nothing is saved: a resumed run begins at ``start``. An
+    epoch is cut into **steps** of ``batch_size * world_size`` captions of one length; where a length runs out, the next
+    length fills the step. The ranks take the captions of a step in turn, so that no rank waits for another. Then the
+    steps are shuffled. Every caption appears exactly once in an epoch, counted over all ranks, unless
     ``captions_per_image`` is set. One step, at a random length, is short; if it has fewer captions than there are
-    ranks, at most ``world_size - 1`` captions (or images with theirs) are repeated. (The paper draws a random length
-    for each update; this draws lengths in proportion to their captions, without repeating or missing any.)
+    ranks, at most ``world_size - 1`` captions (or images with their captions) are repeated. Differs from the paper,
+    which draws a random length for each update: lengths come in proportion to their captions, all exactly once.
 
     Args:
         lengths, image_of_caption: (M,) words and image row of each caption, as in ``CaptionIndex``.
         batch_size: Captions per batch on each rank. With ``group="image"`` this is an average.
-        seed: With it, the epoch and ``batch_size * world_size`` decide on the captions of each step.
+        seed: The seed, the epoch and ``batch_size * world_size`` determine the captions of each step.
         group, captions_per_image: As in ``CaptionDataModule``. With ``"image"``, images are drawn regardless of caption
             length: batches sorted by length would hold similar pictures, from which the encoder learns badly.
         start: (epoch, batch) that the first pass begins with; a data loader's workers fetch it before ``set_epoch``.
@@ -64,18 +64,18 @@ class CaptionBatches(Sampler[list[int]]):
         if group == "image":
             self._by_image = np.argsort(images, kind="stable")  # captions, image by image
             _, self._start, self._size = np.unique(images[self._by_image], return_index=True, return_counts=True)
-            self._taken = np.minimum(self._size, captions_per_image or len(images))  # of each in an epoch
+            self._taken = np.minimum(self._size, captions_per_image or len(images))  # captions per image and epoch
             self.units = len(self._size)
             per_caption = self.units / int(self._taken.sum())
             self.units_per_step = max(world_size, round(batch_size * world_size * per_caption))
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be this epoch, from its beginning unless it is the one of ``start``. Lightning calls it."""
+        """Set the epoch of the next pass, which skips batches only in the epoch of ``start``. Lightning calls this."""
         if epoch != self.epoch:
             self.epoch, self.first = epoch, 0
 
     def __len__(self) -> int:
-        """Return the batches of a whole epoch on each rank, also when the next pass begins in its middle."""
+        """Return the number of batches of a whole epoch on each rank, even if the next pass begins in its middle."""
         return math.ceil(self.units / self.units_per_step)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -106,10 +106,10 @@ class CaptionBatches(Sampler[list[int]]):
 
 
 def image_batches(images: int, batch_size: int, *, rank: int = 0, world_size: int = 1) -> list[list[int]]:
-    """Return the batches of image rows that a rank evaluates: those of one process, dealt out whole.
+    """Return the batches of image rows that a rank evaluates: its share of the batches of a single process.
 
-    Ranks wait for each other, so every rank has the same number of batches: when they run out, a rank repeats the last
-    batch of all. Whoever gathers the results counts each image once, by its row.
+    Ranks wait for each other, so every rank has the same number of batches; a rank that has fewer repeats the last
+    batch of all. The caller counts each image once, by its row.
     """
     batches = [list(range(first, min(first + batch_size, images))) for first in range(0, images, batch_size)]
     per_rank = -(-len(batches) // world_size)

@@ -1,7 +1,7 @@
 """The embedded data set: drawn and described locally from a seed, kept on disk as COCO files.
 
 Under ``root``: ``{train,val,test}/000001.png``, ``annotations/{captions,instances}_{split}.json`` and ``shapes.json``
-with the parameters. Beyond what COCO has, an instance carries ``attributes``; masks are of the visible pixels.
+with the parameters. Unlike COCO's, an instance has ``attributes``; masks cover the visible pixels.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from captioning.errors import InputError, check_range
 from captioning.files import read_json
 from captioning.progress import Progress
 
-FORMAT = 3  # changes whenever the same parameters give other files
-SMALLEST_CANVAS = 48  # pixels; on smaller ones textures and small shapes cannot be told apart
-_ID_STRIDE = 1_000_000  # image ids of the splits start this far apart, so that they never meet
+FORMAT = 3  # increases when the same parameters give other files
+SMALLEST_CANVAS = 48  # pixels; smaller images hide textures and small shapes
+_ID_STRIDE = 1_000_000  # distance of the splits' first image ids, so that ids are unique
 
 
 class ShapesSource(CocoSource):
@@ -66,16 +66,15 @@ class ShapesSource(CocoSource):
         return frozenset({SYNONYMS[word]} if word in SYNONYMS else ())
 
     def prepare(self) -> None:
-        """Generate the data set unless it exists; an InputError if ``root`` holds something else, or other shapes."""
+        """Generate the data set unless it exists. Raises InputError if ``root`` holds other shapes or other files."""
         wanted = {"format": FORMAT, "seed": self.seed, "image_size": self.image_size, "images": self.images}
         if self.root.exists() and any(self.root.iterdir()):
             path = self.root / "shapes.json"
-            there = read_json(path, "choose another root or delete the folder")
-            other = [key for key in wanted if there.get(key) != wanted[key]]
-            if other:
-                made = ", ".join(f"{key} {there.get(key)} instead of {wanted[key]}" for key in other)
-                do = "use those values, choose another root, or delete the folder"
-                raise InputError(f"{path}: these shapes were made with {made}; {do}")
+            stored = read_json(path, "choose another root or delete the folder")
+            if different := [key for key in wanted if stored.get(key) != wanted[key]]:
+                made = ", ".join(f"{key} {stored.get(key)} instead of {wanted[key]}" for key in different)
+                remedy = "use those values, choose another root, or delete the folder"
+                raise InputError(f"{path}: these shapes were made with {made}; {remedy}")
             return
         root = self.root.resolve()  # it may be a link to another disk
         root.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +92,7 @@ class ShapesSource(CocoSource):
         (folder / split).mkdir()
         images, captions, instances = [], [], []
         for number in range(1, self.images[split] + 1):
-            # Each image has its own random stream, so that it does not depend on the size of the split.
+            # Each image has its own random stream, so that the image does not depend on the size of the split.
             key = (SPLITS.index(split), number)
             rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=key))
             painted = None

@@ -1,4 +1,4 @@
-"""Evaluates a split batch by batch: metrics of captions, the NLL of references, and where attention looked."""
+"""Evaluates a split batch by batch: metrics of captions, the NLL of references, and the hits of attention."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Evaluated:
 
     images: dict[int, CaptionedImage] = field(default_factory=dict)  # by their row of the split
     sums: dict[int, dict[str, float]] = field(default_factory=dict)
-    """Sums of each batch by the row of its first image: log-probabilities of its references in nats, and the number of
-    their "words". They are added at the end in the order of the split, which keeps a sum's last digits."""
+    """Sums of each batch, by the row of its first image: log-probabilities of its references in nats, and their number
+    of "words". ``finish`` adds them in the order of the split, which keeps a sum's last digits."""
 
     @classmethod
     def merge(cls, parts: Iterable[Evaluated]) -> Evaluated:
-        """Return the results of several processes as one; a batch that several have evaluated counts once."""
+        """Return the results of several processes as one. A batch that several processes evaluated counts once."""
         merged = cls()
         for part in parts:
             merged.images |= part.images
@@ -47,11 +47,11 @@ class Evaluated:
         return merged
 
     def finish(self, *, java: bool = False) -> tuple[dict[str, float], list[CaptionedImage]]:
-        """Return the metrics, and the images in the order of the split; without images, there are no metrics.
+        """Return the metrics, {} without images, and the images in the order of the split.
 
         The metrics are ``caption_metrics``, log-probabilities of the references in nats per word, and
-        ``grounding_metrics`` of captions and, as "reference_..", of references; also by the evidence where the model
-        has it, whose baselines are those of the alphas.
+        ``grounding_metrics`` of captions and, as "reference_..", of references. A model with evidence also has
+        pointing and correctness of the evidence; their baselines are the same.
         """
         images = [self.images[row] for row in sorted(self.images)]
         if not images:
@@ -63,12 +63,13 @@ class Evaluated:
                 totals[name] += value
         words = totals.pop("words")
         metrics |= {name: total / words for name, total in totals.items()}
-        for kind in ("", "reference_"):
-            hits, by_evidence = ([h for i in images for h in getattr(i, f"{kind}{by}hits")] for by in ("", "evidence_"))
-            metrics |= {kind + name: value for name, value in grounding_metrics(hits).items()}
-            for name, key in EVIDENCE_METRICS.items():
-                if by_evidence:
-                    metrics[kind + key] = grounding_metrics(by_evidence)[name]
+        for prefix in ("", "reference_"):
+            alphas, evidence = (
+                grounding_metrics([hit for image in images for hit in getattr(image, f"{prefix}{weights}hits")])
+                for weights in ("", "evidence_")
+            )
+            metrics |= {prefix + name: value for name, value in alphas.items()}
+            metrics |= {prefix + key: evidence[name] for name, key in EVIDENCE_METRICS.items() if evidence}
         return metrics, images
 
 
@@ -76,8 +77,7 @@ class Evaluated:
 class Evaluator:
     """Evaluates a captioner or an ensemble, in eval mode, on batches of images with all their captions.
 
-    The random numbers of a batch depend on the seed and the batch alone, not on earlier batches or on the process, and
-    the global stream is left unchanged.
+    The random numbers of a batch depend on the seed and the batch alone. The global random stream does not change.
     """
 
     captioner: CaptionModel
@@ -86,10 +86,10 @@ class Evaluator:
     regions: RegionsInView  # of the split
     search: BeamOptions
     bound_samples: int = 0
-    """Times that each reference is decoded to estimate the bounds of stochastic attention; 0, or an ensemble: none."""
+    """Draws of locations for each reference, to estimate the bounds of stochastic attention. 0 estimates none."""
     seed: int = 0
-    keep: int = 0  # images at the beginning of the split whose hypotheses are kept
-    references: bool = True  # whether they are teacher-forced; without, there are no metrics
+    keep: int = 0  # number of images at the beginning of the split whose hypotheses are kept
+    references: bool = True  # whether references are teacher-forced; metrics need them
     kept: dict[int, tuple[CaptionedImage, Hypothesis]] = field(default_factory=dict)  # by row of the split
     evaluated: Evaluated = field(default_factory=Evaluated)  # all batches so far
 
@@ -105,12 +105,12 @@ class Evaluator:
             torch.manual_seed(int(stream[0]))
             memory = self.captioner.encode_batch(batch)
             objects = [self.regions.objects(row) for row in rows]
-            of_references = self._references(batch, memory) if self.references else [{}] * len(rows)
-            found = [[best] for best, *_ in self.captioner.search(memory, self.search, self.vocabulary)]
+            reference_hits = self._references(batch, memory) if self.references else [{}] * len(rows)
+            hypotheses = [[best] for best, *_ in self.captioner.search(memory, self.search, self.vocabulary)]
             if any(objects) or any(row < self.keep for row in rows):
-                found = self.captioner.with_evidence(memory, found)
+                hypotheses = self.captioner.with_evidence(memory, hypotheses)
         for image_id, row, in_view, hits, (best,) in zip(
-            batch.image_ids.tolist(), rows, objects, of_references, found, strict=True
+            batch.image_ids.tolist(), rows, objects, reference_hits, hypotheses, strict=True
         ):
             words, (alphas, evidence) = self.vocabulary.decode(best.ids), (best.trace.alphas, best.trace.evidence)
             caption, written = " ".join(words), self.vocabulary.tokenizer.join(words)
@@ -131,7 +131,7 @@ class Evaluator:
                 self.kept[row] = image, best
 
     def _references(self, batch: CaptionBatch, memory: Any) -> list[dict[str, list[NounHit]]]:
-        """Teacher-force the references, and return what attention at their phrases hits, by image of the batch."""
+        """Teacher-force the references, and return the hits of attention at their phrases for each image."""
         with self.captioner.inferring("expected"):
             output = self.captioner.teacher_force(batch, memory)
         nll = -float(token_log_probs(output.logits, output.targets).sum())
@@ -147,8 +147,8 @@ class Evaluator:
         hits: list[dict[str, list[NounHit]]] = [{name: [] for name in weights} for _ in references]
         for caption, image in enumerate(batch.image_index.tolist()):
             reference, regions = next(references[image])
-            for name, of_captions in weights.items():
-                hits[image][name] += region_hits(reference.split(), of_captions[caption], regions, cells)
+            for name, caption_weights in weights.items():
+                hits[image][name] += region_hits(reference.split(), caption_weights[caption], regions, cells)
         return hits
 
 
@@ -164,7 +164,7 @@ def evaluate(
     num_workers: int = 0,
     java: bool = False,
 ) -> tuple[dict[str, float], list[CaptionedImage]]:
-    """Caption a split of a data set and return the metrics of the captions and of the attention, and the records.
+    """Caption a split of a data set, and return the metrics of captions and attention, and the images' records.
 
     >>> import captioning
     >>> from captioning.data import ShapesSource
@@ -175,13 +175,12 @@ def evaluate(
     (True, 3)
 
     Args:
-        captioner: A captioner; or an ensemble, which loads images itself where its members' encoders differ.
+        captioner: A captioner, or an ensemble, which loads images itself if its members' encoders differ.
         vocabulary: Vocabulary of the captioner's ids; its tokenizer splits the data set's captions into words.
-        search: Options that captions are decoded with.
         limit_images: Number of images at the beginning of the split that are evaluated; None for all.
-        batch_size: Images that go through the model together.
+        batch_size: Number of images that go through the model together.
         num_workers: Processes that load images; 0 loads them in this process.
-        java: Compute METEOR where it is available; it knows English alone.
+        java: Compute METEOR, which knows only English, where it is available.
 
     Returns:
         The metrics, named as in ``METRICS``, and a record of every image in the order of the split.

@@ -19,17 +19,15 @@ def noun_hits(words: Sequence[str], alphas: ArrayLike, objects: Sequence[ObjectC
     """Judge every noun of a caption that names an object, in caption order.
 
     A location is a hit if its cell touches the object, that is, if the mask dilated by half a cell contains the cell's
-    centre. If several objects have the name, those that share most adjectives with the noun phrase count, together. A
-    noun that names no object with a pixel in view is not counted.
+    centre. ``named_regions`` says which objects a noun names; a noun without an object in view is not counted.
 
     Correctness is the attention correctness of Liu et al. ("Attention correctness in neural image captioning", AAAI
-    2017), the attention's sum over the region that the word names. Differs from the paper: a location's weight is
-    spread evenly over its cell, so a cell on the region's edge counts by the fraction of it that is covered, where they
-    enlarge the map to the image's size by interpolation and sum over pixels. A phrase is judged at its noun, where they
-    take the largest sum among its words. The region is its part in the model's view, after the crop.
+    2017): the sum of attention over the region that the word names. Differs from the paper: a location's weight is
+    spread evenly over its cell, so a cell on the region's edge counts by its covered fraction. The paper interpolates
+    the map to the image's size and sums over pixels. A phrase is judged at its noun; the paper takes the largest sum
+    among its words. The region is cropped to the model's view.
 
     Args:
-        words: The caption, generated or a reference.
         alphas: (T, L) attention weights; step t belongs to ``words[t]``, further steps (<end>) are ignored. The first
             of equally strong locations counts.
         objects: The objects from ``object_cells``, on the grid of L locations.
@@ -62,11 +60,11 @@ def region_hits(words: Sequence[str], alphas: ArrayLike, regions: Sequence[Regio
 
 
 def grounding_metrics(hits: Sequence[NounHit]) -> dict[str, float]:
-    """Return the means over nouns in percent, each beside baselines that ignore the caption; {} if there is no noun.
+    """Return the means over nouns in percent, with baselines that ignore the caption; {} without a noun.
 
-    ``pointing_accuracy`` has ``pointing_chance`` (uniformly random locations) and ``pointing_centre`` (always the
-    middle); ``attention_correctness`` has ``correctness_uniform`` and ``correctness_centre``. Large objects are easy to
-    hit, and photographers put them in the middle.
+    The baselines of ``pointing_accuracy`` are ``pointing_chance`` (random locations) and ``pointing_centre`` (always
+    the middle). ``attention_correctness`` has ``correctness_uniform`` and ``correctness_centre``. Large
+    objects are easy to hit, and photographers put them in the middle.
     """
     if not hits:
         return {}
@@ -76,13 +74,13 @@ def grounding_metrics(hits: Sequence[NounHit]) -> dict[str, float]:
 
 @functools.cache
 def centre_attention(cells: CellGrid) -> Floats:
-    """Return attention (height, width) on the middle of the view, whatever the words; it sums to 1.
+    """Return attention (height, width) on the middle of the view, a baseline that sums to 1.
 
-    A Gaussian at the centre of the view with standard deviations of a quarter of its height and of its width, read at
-    the cells' centres: half of its mass lies in the middle quarter of the view's area.
+    It is a Gaussian at the centre of the view, read at the cells' centres. Its standard deviations are a quarter of the
+    height and of the width, so that half of its mass lies in the middle quarter of the view's area.
     """
-    places = (centres / side for centres, side in zip(cells.centres(), cells.size, strict=True))
-    weights = np.outer(*(np.exp(-0.5 * ((place - 0.5) / 0.25) ** 2) for place in places))
+    positions = (centres / side for centres, side in zip(cells.centres(), cells.size, strict=True))
+    weights = np.outer(*(np.exp(-0.5 * ((position - 0.5) / 0.25) ** 2) for position in positions))
     return weights / weights.sum()
 
 

@@ -1,4 +1,4 @@
-"""Files of captions: what an evaluation writes beside a run, the COCO server's format, and references."""
+"""Files of captions: the results of an evaluation, the COCO server's format, and references."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _EXPECTED = "what `captioning test` writes"
 class NounHit:
     """Attention at a noun that names an object in view, judged by where the object is."""
 
-    step: int  # position of the noun in the caption, that of the last word of several
-    noun: str  # as the caption has it
+    step: int  # position of the noun's last word in the caption
+    noun: str  # as in the caption
     hit: bool  # whether the strongest location touches the object
     chance: float  # probability that a random location is a hit: the fraction of locations that touch the object
     centre_hit: float  # the same for a random one of the 1, 2 or 4 central locations
@@ -40,7 +40,7 @@ class CaptionedImage:
     image_id: int  # the data set's number
     file: str | None = None  # the image's; None in files of an earlier version
     caption: str
-    log_prob: float | None = None  # what the search ranks by: the sum over words in nats, divided by its normalisation
+    log_prob: float | None = None  # score of the search: the sum over words in nats, divided by its normalisation
     finished: bool | None = None  # False if the maximum length cut the caption off
     references: list[str]
     written: str | None = None  # the caption as the tokenizer writes it, if that differs
@@ -69,9 +69,8 @@ def write_evaluation(
 
     Args:
         stage: "val" or "test".
-        facts: What the metrics' file says besides where it is not empty: "search", the options that the captions were
-            made with; "tokens", the words that are compared; "cells", the grid that pointing was judged on;
-            "provenance" of the model and the metrics.
+        facts: Further entries of the metrics' file, if not empty: "search", the decoding options; "tokens", the
+            words that are compared; "cells", the grid that pointing was judged on; "provenance" of model and metrics.
     """
     content = {f"{stage}/{name}": value for name, value in metrics.items()}
     write_json(folder / f"{stage}_metrics.json", content | {name: fact for name, fact in facts.items() if fact})
@@ -100,20 +99,20 @@ def read_metrics(path: Path) -> tuple[dict[str, float], dict[str, Any]]:
 
 
 def read_captions(path: Path) -> dict[int, CaptionedImage]:
-    """Return the images of STAGE_captions.json by their id. What earlier versions wrote besides is ignored."""
+    """Return the images of STAGE_captions.json by their id, without further fields of earlier versions."""
     images = converted(path, read_json(path), list[CaptionedImage], _EXPECTED)
     return {image.image_id: image for image in images}
 
 
 class ImageCaption(msgspec.Struct):
-    """An entry of a file: a caption, and the number of its image."""
+    """A caption and the number of its image, an entry of a file."""
 
     image_id: int
     caption: str
 
 
 def converted(path: Path, content: Any, kind: Any, expected: str) -> Any:
-    """Return the content of a JSON file as this type, or raise an InputError that says what was expected."""
+    """Return the content of a JSON file as this type. Raises InputError, which names the expected content."""
     try:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
@@ -126,7 +125,7 @@ def write_results(path: Path, captions: Iterable[tuple[int, str]]) -> None:
 
 
 def read_results(path: Path) -> dict[int, str]:
-    """Return the captions of a results file by image number, or raise an InputError if two are of one image."""
+    """Return the captions of a results file by image number. Raises InputError if an image has two captions."""
     captions: dict[int, str] = {}
     for entry in converted(path, read_json(path), list[ImageCaption], '[{"image_id": 17, "caption": "a dog"}, ..]'):
         if entry.image_id in captions:
@@ -140,15 +139,11 @@ def read_results(path: Path) -> dict[int, str]:
 def read_references(path: Path, *, split: str, tokenizer: Tokenizer) -> dict[int, list[list[str]]]:
     """Return the word lists of each image's references, by image number.
 
-    Captions of a COCO annotation file (``captions_val2017.json``) are tokenised. A Karpathy split file
-    (``dataset_coco.json``) has tokens of its own, which the default tokenizer reads; its images are numbered by
-    ``cocoid``, or by ``imgid`` if they have none. References without a word are left out.
-
-    Args:
-        split: Split of a Karpathy file; a COCO file holds one split.
+    The file is COCO's (``captions_val2017.json``), which holds one split, or Karpathy's (``dataset_coco.json``), read
+    as by ``KarpathySource``. References without a word are left out.
 
     Raises:
-        InputError: The file cannot be read, is neither of both, has a wrong field, or holds no reference.
+        InputError: The file cannot be read, is another file, has a wrong field, or holds no reference.
     """
     content = read_json(path)
     references: dict[int, list[list[str]]] = {}
@@ -176,8 +171,7 @@ def pair(
 ) -> tuple[list[list[str]], list[list[list[str]]]]:
     """Return the words of each caption, and the references of its image in the same order.
 
-    An image with references may have no caption; an image with a caption and no references is an InputError that names
-    the captions' file, ``where``.
+    Raises InputError, which names the captions' file ``where``, if an image with a caption has no references.
     """
     if unknown := [image_id for image_id in captions if image_id not in references]:
         raise InputError(

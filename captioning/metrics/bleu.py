@@ -1,7 +1,6 @@
 """BLEU, and the n-grams of reference sets that it and CIDEr-D count.
 
-As for every metric, captions are word lists, so that no special token can leak into it. The words come from
-``tokenizers`` (Penn Treebank rules, lower case, no punctuation), or are a data set's own tokens.
+Every metric takes captions as word lists, which hold no special token.
 """
 
 from __future__ import annotations
@@ -19,30 +18,30 @@ Words = Sequence[str]
 Ints = NDArray[np.int64]
 
 ORDERS = 4  # n-grams of n = 1 .. 4
-_BASE = 1 << 31  # more than there are words or n-grams: two numbers below it make one of 62 bits
+_BASE = 1 << 31  # exceeds the number of words and of n-grams: two numbers below it fit into one of 62 bits
 
 
 class ReferenceNGrams:
-    """The n-grams of each image's references, counted once: thousands of captions are then compared with them fast.
+    """The n-grams of each image's references, counted once for many comparisons.
 
-    References are numbered in order, over all images. A ValueError says that an image has no reference.
+    References are numbered in order, over all images. Raises ValueError if an image has no reference.
 
     Attributes:
         counts: For each n, (references, K) float: how often each of K numbered n-grams occurs in each reference.
-        most: For each n, (images, K): the most often that each n-gram occurs in one reference of each image.
+        most: For each n, (images, K): the greatest count of each n-gram in one reference of each image.
         lengths: (references,) words of each reference.
         sizes: (images,) references of each image.
     """
 
     def __init__(self, references: Sequence[Sequence[Words]]) -> None:
-        self.sizes = np.array([len(of_image) for of_image in references], dtype=np.int64)
+        self.sizes = np.array([len(image_references) for image_references in references], dtype=np.int64)
         if not self.sizes.all():
             raise ValueError(f"image {self.sizes.argmin()} has no reference")
         self._first = np.cumsum(self.sizes) - self.sizes  # number of each image's first reference
         sentences: list[Words] = list(chain.from_iterable(references))
         self.lengths = np.array([len(words) for words in sentences], dtype=np.int64)
         self._words = {word: n for n, word in enumerate(dict.fromkeys(chain.from_iterable(sentences)))}
-        self._tables: list[Ints] = []  # for each n the sorted keys of the n-grams, whose numbers are their places
+        self._tables: list[Ints] = []  # for each n the sorted keys; an n-gram's number is its key's position
         self.counts = self.count(sentences)
         self.most = [self._most(counts) for counts in self.counts]
 
@@ -53,9 +52,9 @@ class ReferenceNGrams:
         return most
 
     def count(self, sentences: Sequence[Words]) -> list[csr_array]:
-        """Return for n = 1..4 how often each n-gram occurs in each sentence, (sentences, K or more).
+        """Return for n = 1..4 the counts of each n-gram in each sentence, (sentences, K or more).
 
-        The columns from K up are n-grams that are not in the index.
+        Columns from K on belong to n-grams that no reference has.
         """
         known, new = self._words, dict[str, int]()
         words = chain.from_iterable(sentences)
@@ -69,23 +68,23 @@ class ReferenceNGrams:
         counts = []
         for n in range(1, ORDERS + 1):
             starts = np.flatnonzero(remaining >= n)
-            # A key joins the number of the first n - 1 words and that of the last word.
+            # A key joins the number of the first n - 1 words and the number of the last word.
             keys = ngrams[starts] * _BASE + numbers[starts + n - 1]
             if len(self._tables) < n:  # the references themselves
                 self._tables.append(np.unique(keys))
             table = self._tables[n - 1]
-            place = np.searchsorted(table, keys)
-            unknown = np.append(table, -1)[place] != keys
-            place[unknown] = len(table) + np.unique(keys[unknown], return_inverse=True)[1]
-            ngrams[starts] = place
-            shape = len(sentences), max(len(table), int(place.max(initial=-1)) + 1)
-            counts.append(csr_array((np.ones(len(place)), (sentence[starts], place)), shape=shape))
+            position = np.searchsorted(table, keys)
+            unknown = np.append(table, -1)[position] != keys
+            position[unknown] = len(table) + np.unique(keys[unknown], return_inverse=True)[1]
+            ngrams[starts] = position
+            shape = len(sentences), max(len(table), int(position.max(initial=-1)) + 1)
+            counts.append(csr_array((np.ones(len(position)), (sentence[starts], position)), shape=shape))
         return counts
 
     def pairs(self, hypotheses: Sequence[Words], images: Sequence[int] | None) -> tuple[Ints, Ints, Ints]:
-        """Return each hypothesis' image (M,), by default in order, and all pairs of a hypothesis and a reference of it.
+        """Return the image (M,) of each hypothesis, by default in order, and P pairs of hypothesis and reference.
 
-        Of the P pairs, returns the hypothesis (P,) and the reference (P,). A ValueError says that there is not one
+        The pairs are two arrays: the hypotheses (P,) and the references (P,). Raises ValueError if there is not one
         image for each hypothesis.
         """
         numbers = np.asarray(range(len(self.sizes)) if images is None else images, dtype=np.int64)
@@ -104,8 +103,8 @@ def bleu_counts(
 ) -> Floats:
     """Return the counts that corpus BLEU sums over images.
 
-    The closest reference length counts, the shorter of two equally close ones. A hypothesis shorter than n words has no
-    n-grams (nltk's ``corpus_bleu`` counts one that cannot match).
+    The closest reference length counts: of two equally close lengths, the shorter. A hypothesis shorter than n words
+    has no n-grams; nltk's ``corpus_bleu`` counts one n-gram that cannot match.
 
     Args:
         hypotheses: M word lists.
@@ -113,8 +112,8 @@ def bleu_counts(
         images: Number of each hypothesis' image among the references; by default the images in order.
 
     Returns:
-        (M, 10): n-grams of the hypothesis that a reference has, for n = 1..4; n-grams of the hypothesis, for
-        n = 1..4; words of the hypothesis; words of the closest reference.
+        (M, 10): matched n-grams of the hypothesis, n = 1..4; its n-grams, n = 1..4; its words; words of the closest
+        reference.
 
     Raises:
         ValueError: There is not one image for each hypothesis, or an image has no reference.
@@ -123,8 +122,8 @@ def bleu_counts(
     numbers, hypothesis, reference = index.pairs(hypotheses, images)
     counts = np.zeros((len(hypotheses), 2 * ORDERS + 2))
     lengths = np.array([len(words) for words in hypotheses], dtype=np.int64)
-    for n, (own, most) in enumerate(zip(index.count(hypotheses), index.most, strict=True)):
-        counts[:, n] = own[:, : most.shape[1]].minimum(most[numbers]).sum(axis=1)
+    for n, (hypothesis_counts, most) in enumerate(zip(index.count(hypotheses), index.most, strict=True)):
+        counts[:, n] = hypothesis_counts[:, : most.shape[1]].minimum(most[numbers]).sum(axis=1)
         counts[:, ORDERS + n] = np.maximum(lengths - n, 0)
     closest = np.lexsort((index.lengths[reference], abs(index.lengths[reference] - lengths[hypothesis]), hypothesis))
     counts[:, -2] = lengths
@@ -133,14 +132,14 @@ def bleu_counts(
 
 
 def bleu_metrics(counts: Floats) -> dict[str, float]:
-    """Return corpus BLEU, the numbers of the COCO toolkit, of ``bleu_counts`` (10,) that are summed over images.
+    """Return corpus BLEU, as the COCO toolkit does, of ``bleu_counts`` (10,) that are summed over images.
 
-    Differs from the toolkit for a corpus without a single match of n words, whose BLEU-n is 0 here. The toolkit takes
-    1e-15 for 0 matches, and 1e-9 for 0 n-grams, so that it scores up to a few percent where no caption has n words.
+    Differs from the toolkit for a corpus without a match of n words: BLEU-n is 0 here. The toolkit takes 1e-15 for 0
+    matches and 1e-9 for 0 n-grams, which scores up to a few percent where no caption has n words.
 
     Returns:
         ``bleu1`` .. ``bleu4`` in percent, ``bleu1_no_penalty`` .. without brevity penalty as the paper reports it,
-        ``brevity_penalty`` in (0, 1] and ``length_ratio``, hypothesis words over closest reference words.
+        ``brevity_penalty`` in (0, 1], and ``length_ratio``: hypothesis words over closest reference words.
     """
     metrics: dict[str, float] = {}
     for suffix, penalty in (("", True), ("_no_penalty", False)):
@@ -163,8 +162,8 @@ def bleu_from_counts(counts: ArrayLike, *, brevity_penalty: bool = True) -> Floa
 def sentence_bleu(counts: Floats) -> Floats:
     """Return BLEU-1..4 of single images in percent, (..., 4), from their ``bleu_counts`` (..., 10).
 
-    The counts of n-grams with two words and more are increased by one (Lin and Och 2004), since most captions have no
-    four words in a row in common with a reference. Its mean over images is not corpus BLEU.
+    The counts of n-grams of two words and more are increased by one (Lin and Och 2004), because most captions share no
+    four words in a row with a reference. The mean over images is not corpus BLEU.
     """
     return bleu_from_counts(counts + np.array([0, 1, 1, 1, 0, 1, 1, 1, 0, 0]))
 

@@ -1,7 +1,7 @@
 """CIDEr-D (Vedantam et al. 2015): the similarity of a caption and its references, in which rare words count more.
 
-The numbers are those that the COCO toolkit calls CIDEr: n-grams without stemming, counts clipped to the reference's, a
-Gaussian penalty on the difference in length, and 10 for a caption that equals its only reference.
+The COCO toolkit calls it CIDEr: n-grams without stemming, counts clipped to the reference's, a Gaussian penalty on the
+difference in length, and 10 for a caption that equals its only reference.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ SCALE = 10.0
 
 
 class CiderD:
-    """CIDEr-D of captions against the references of images, which are indexed once and give the document frequencies.
+    """CIDEr-D of captions. The references of the images are indexed once and give the document frequencies.
 
-    A ValueError says that an image has no reference.
+    Raises ValueError if an image has no reference.
     """
 
     def __init__(self, references: Sequence[Sequence[Words]]) -> None:
@@ -34,16 +34,18 @@ class CiderD:
     def values(self, hypotheses: Sequence[Words], images: Sequence[int] | None = None) -> Floats:
         """Return CIDEr-D in [0, 10] of each hypothesis, (M,); the corpus' CIDEr-D is the mean.
 
-        ``images`` are the numbers of their references' images, by default in order; a ValueError says that there is not
-        one for each hypothesis.
+        ``images`` has the number of each hypothesis' image, by default in order. Raises ValueError if there is not
+        one image for each hypothesis.
         """
         numbers, hypothesis, reference = self.index.pairs(hypotheses, images)
         similarity = np.zeros(len(hypothesis))
-        for counts, known, of_references in zip(self.index.count(hypotheses), self._weights, self._values, strict=True):
+        for counts, known, reference_values in zip(
+            self.index.count(hypotheses), self._weights, self._values, strict=True
+        ):
             unseen = np.full(counts.shape[1] - len(known), self._log_documents)
             values = (counts * np.append(known, unseen)).tocsr()
-            own, other = values[:, : len(known)][hypothesis], of_references[reference]
-            similarity += ratio((own.minimum(other) * other).sum(axis=1), _norms(values)[hypothesis] * _norms(other))
+            shared, other = values[:, : len(known)][hypothesis], reference_values[reference]
+            similarity += ratio((shared.minimum(other) * other).sum(axis=1), _norms(values)[hypothesis] * _norms(other))
         # The toolkit measures length in bigrams, so no word and one word are equally long.
         lengths = np.array([max(len(words) - 1, 0) for words in hypotheses], dtype=np.int64)
         difference = lengths[hypothesis] - np.maximum(self.index.lengths[reference] - 1, 0)

@@ -1,7 +1,7 @@
-"""METEOR: the COCO toolkit's Java program, where Java and pycocoevalcap are installed.
+"""METEOR by the COCO toolkit's Java program, where Java and pycocoevalcap are installed.
 
-The toolkit's own class is not used: it keeps a process waiting as long as Python runs, and mixes up the answers after a
-caption with a line break. Each call here starts one process and sends it all captions.
+The toolkit's class keeps a process waiting as long as Python runs, and mixes up the answers after a caption with a line
+break. Each call here starts one process and sends it all captions.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def meteor_counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Wor
     if importlib.util.find_spec("pycocoevalcap") is None:
         raise JavaError("pycocoevalcap is not installed: pip install -e '.[metrics]'")
     lines = [
-        " ||| ".join(["SCORE", *map(_one_line, of_image), _one_line(hypothesis)]) + "\n"
-        for hypothesis, of_image in zip(hypotheses, references, strict=True)
+        " ||| ".join(["SCORE", *map(_one_line, image_references), _one_line(hypothesis)]) + "\n"
+        for hypothesis, image_references in zip(hypotheses, references, strict=True)
     ]
     jar = str(importlib.resources.files("pycocoevalcap") / "meteor" / "meteor-1.5.jar")
     # UTF-8 in any locale; otherwise Java would split a word at a letter beyond ASCII.
@@ -56,8 +56,8 @@ def meteor_counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Wor
     try:
         counts = np.array([line.split() for line in ran.stdout.splitlines()], np.float64).reshape(len(lines), 23)
     except ValueError:
-        said = (ran.stderr.strip() or ran.stdout.strip() or "no answer").splitlines()[0][:200]
-        raise JavaError(f"METEOR failed (exit code {ran.returncode}): {said}") from None
+        answer = (ran.stderr.strip() or ran.stdout.strip() or "no answer").splitlines()[0][:200]
+        raise JavaError(f"METEOR failed (exit code {ran.returncode}): {answer}") from None
     # METEOR does not count the single chunk of a caption whose words all match in a row.
     matches = counts[:, 4:20].reshape(-1, 8, 2).sum(axis=1)
     counts[(matches == counts[:, 0:2]).all(axis=1) & (counts[:, 20] == 1), 20] = 0
@@ -67,7 +67,7 @@ def meteor_counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Wor
 def meteor_from_counts(counts: Floats) -> Floats:
     """Return METEOR 1.5 in [0, 1], (...), of summed ``meteor_counts`` (..., 23) (Denkowski and Lavie 2014, Sec. 2).
 
-    The counts of one image give its segment score; their sum gives the corpus' METEOR, which is not the mean.
+    The counts of one image give its segment score. Their sum gives the METEOR of the corpus, which is not the mean.
     """
     words, function_words = counts[..., 0:2], counts[..., 2:4]  # (..., 2): caption, reference
     # (..., 4, 2, 2): kind of match; content or function words; caption or reference

@@ -1,7 +1,7 @@
-"""How certain a metric is, and whether two systems differ: resampling over images. Counts in, numbers out.
+"""Intervals of a metric and tests of two systems, by resampling images.
 
-It works for any metric that is a function of counts summed over images: corpus BLEU, and accuracies, whose counts are
-hits and trials. The images are resampled; the variation between training seeds is not in these numbers.
+The metric may be any function of counts summed over images, such as corpus BLEU, or an accuracy, whose counts are hits
+and trials. The variation between training seeds is not in these numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LEVEL = 0.05  # of significance
 
 @dataclass(frozen=True)
 class Interval:
-    """A metric of all images, and the middle 95 % of what resampled images give."""
+    """A metric of all images, and the middle 95 % of the metrics of resampled images."""
 
     value: float
     low: float
@@ -30,9 +30,9 @@ class Interval:
 
 @dataclass(frozen=True)
 class Difference:
-    """How much higher a system's metric is than another's on the same images.
+    """The difference of two systems' metrics on the same images.
 
-    The interval is from the paired bootstrap. The p-value is two-sided, from the randomization test: the probability of
+    The interval is from the paired bootstrap. The two-sided p-value is from the randomization test: the probability of
     a difference at least this large if both systems' captions of an image were exchangeable.
     """
 
@@ -55,16 +55,15 @@ class Difference:
 
 
 def bootstrap(counts: ArrayLike, statistic: Statistic, *, resamples: int = 1000, seed: int = 0) -> Floats:
-    """Return the metrics of ``resamples`` sets of as many images, drawn from the images with replacement.
+    """Draw the images ``resamples`` times with replacement, and return the metrics of each draw.
 
-    The same images are drawn for every system, and for every call with as many images and the same seed: the metrics
-    of two systems are pairs (Koehn 2004). Counts (systems, images, C) or (images, C) give metrics
-    (resamples, systems, S) or (resamples, S).
+    The number of images and the seed determine the draws, so metrics of two systems are pairs (Koehn 2004). Counts
+    (systems, images, C) or (images, C) give metrics (resamples, systems, S) or (resamples, S).
     """
     counts = np.asarray(counts, dtype=np.float64)
     images = counts.shape[-2]
     random, even = np.random.default_rng(seed), np.full(images, 1 / images)
-    # How often each image was drawn times its counts: a product, no loop over images.
+    # A product of the times that each image was drawn and its counts takes no loop over images.
     return statistic(np.stack([random.multinomial(images, even) @ counts for _ in range(resamples)]))
 
 
@@ -77,11 +76,11 @@ def intervals(counts: ArrayLike, statistic: Statistic, *, resamples: int = 1000,
 def differences(
     first: ArrayLike, second: ArrayLike, statistic: Statistic, *, resamples: int = 1000, seed: int = 0
 ) -> list[Difference]:
-    """Return how much higher ``second`` is than ``first``, (images, C) of the same images, for each of S metrics.
+    """Return the metric of ``second`` minus the metric of ``first``, for each of S metrics of (images, C).
 
-    The randomization test exchanges the systems image by image with probability a half (Riezler and Maxwell 2005),
-    which gives the distribution of differences between systems that do not differ. Its p-value counts the observed
-    difference as one of the exchanges, so it is at least 1 / (resamples + 1). Exchanges without a value are left out.
+    The randomization test exchanges the systems' captions of each image with probability a half (Riezler and Maxwell
+    2005). The observed difference counts as one exchange, so the p-value is at least 1 / (resamples + 1). Exchanges
+    without a value are left out.
     """
     counts = np.stack([np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)])
     total = counts.sum(axis=1)
@@ -92,8 +91,8 @@ def differences(
     random, gains = np.random.default_rng(seed), counts[1] - counts[0]
     exchanged = total[0] + np.stack([random.integers(0, 2, size=len(gains)) @ gains for _ in range(resamples)])
     chance = (statistic(total[0] + total[1] - exchanged) - statistic(exchanged)).reshape(resamples, -1)
-    exchanges = np.isfinite(chance).sum(axis=0)  # in the others one of the two has nothing to be measured
-    as_large = (np.abs(chance) >= np.abs(observed) - 1e-9).sum(axis=0)  # the same sums in another order may differ
+    exchanges = np.isfinite(chance).sum(axis=0)  # a metric may have no value, such as an accuracy of no noun
+    as_large = (np.abs(chance) >= np.abs(observed) - 1e-9).sum(axis=0)  # sums in another order differ by rounding
     p_values = (as_large + 1) / (exchanges + 1)
     columns = (values.tolist() for values in (observed, low, high, p_values))
     return [Difference(Interval(*ends), p_value, corrected=p_value) for *ends, p_value in zip(*columns, strict=True)]
@@ -118,11 +117,11 @@ def percentage(counts: Floats) -> Floats:
 
 
 def ratio(numerator: Floats, denominator: Floats) -> Floats:
-    """Return their quotient, and 0 where the denominator is 0."""
+    """Return the quotient, and 0 where the denominator is 0."""
     return np.divide(numerator, denominator, out=np.zeros_like(denominator), where=denominator > 0)
 
 
 def _middle(drawn: Floats) -> Floats:
-    # A resample may lack what a metric divides by (no noun that names an object); it says nothing of the metric.
+    # A resample in which a metric has no value, such as an accuracy of no noun, is left out.
     with np.errstate(all="ignore"):
         return np.asarray(np.nanquantile(drawn, [0.025, 0.975], axis=0))

@@ -1,26 +1,24 @@
 """Whether two variants of a model differ, each trained with several seeds and tested on the same images.
 
-A difference of the means over seeds varies because other images could have been drawn and because other seeds could
-have been. An interval over images alone leaves the second out. The variances of both are estimated and added up, as for
-radiologists who each read the same cases with one of two methods (Obuchowski and Rockette 1995; readers nested in
-methods: Hillis 2014, Statistics in Medicine 33). With S_g^2 the variance of the metric over group g's m_g seeds, J the
-variance over images of the difference between these very runs, and E_g the part of it that each run of group g has for
-itself,
+The difference of two means over seeds varies with the images and with the seeds. The variances of both are estimated
+and added up, as for radiologists who each read the same cases with one of two methods (Obuchowski and Rockette 1995;
+readers nested in methods: Hillis 2014, Statistics in Medicine 33):
 
     Var(mean_2 - mean_1) = S_1^2 / m_1 + S_2^2 / m_2 + max(0, J - E_1 / m_1 - E_2 / m_2).
 
-S_g^2 holds the seeds' own variance and what a seed does to single images. The last term is what a variant does to
-single images, the same with every seed. An image that is hard for all runs cancels. J and E_g come from the jackknife,
-which leaves out one image at a time, so that any metric of summed counts has them, corpus BLEU included.
+S_g^2 is the variance of the metric over the m_g seeds of group g. J is the variance over images of the difference
+between these very runs, and E_g is the part of J that each run of group g has for itself. The last term is the effect
+of a variant on single images, the same with every seed. J and E_g come from the jackknife, which leaves out one image
+at a time, so that any metric of summed counts has them, corpus BLEU included.
 
-A variance of m seeds has m - 1 degrees of freedom, the images' hundreds. The critical value is the mean of Student's t
-critical values with these, weighted by the sources' shares of the variance (Cochran 1964, Biometrics 20).
-Satterthwaite's single number of degrees of freedom would give up to 12 % of false positives in place of 5 % where a
-variance of few seeds is small by chance. An interval is no narrower than the one over images alone.
+The critical value is the mean of Student's t critical values for each source's degrees of freedom, weighted by the
+sources' shares of the variance (Cochran 1964, Biometrics 20). Satterthwaite's single number of degrees of freedom gives
+up to 12 % of false positives in place of 5 % where a variance of few seeds is small by chance. An interval is no
+narrower than the interval over images alone.
 
-Where run s of the second group goes on from run s of the first, the differences of the pairs are one group, and there
-is one S^2. docs/statistics.md has the simulated coverage. An exact permutation test cannot take this place: three seeds
-against three can be exchanged in 20 ways, so its p-value is at least 0.1.
+If run s of the second group started from run s of the first, the differences of the pairs are one group with one S^2.
+docs/statistics.md has the simulated coverage. An exact permutation test cannot replace this rule: three seeds against
+three can be exchanged in 20 ways, so its p-value is at least 0.1.
 """
 
 from __future__ import annotations
@@ -38,11 +36,11 @@ RULE = "jackknife over images, Cochran's critical values"
 def seed_differences(
     first: ArrayLike, second: ArrayLike, statistic: Statistic, *, paired: bool = False
 ) -> list[Difference]:
-    """Return how much higher the mean over seeds of ``second`` is than that of ``first``, for each of the S metrics.
+    """Return the mean over seeds of ``second`` minus the mean over seeds of ``first``, for each of S metrics.
 
     Args:
         first, second: (seeds, images, C) of the same images, two or more seeds each; their numbers may differ.
-        paired: Each run of ``second`` goes on from the run of ``first`` at its place.
+        paired: Each run of ``second`` started from the run of ``first`` with the same index.
 
     Raises:
         ValueError: Fewer than two seeds.
@@ -56,32 +54,32 @@ def seed_differences(
 
 
 class Gains:
-    """How much higher the mean of a variant's runs is, and what that varies by; the arguments of ``seed_differences``.
+    """The differences of ``seed_differences`` and their variances.
 
     Attributes:
         values: (S,) the differences.
-        over_images: (S,) their variance over images alone, of these very runs.
+        over_images: (S,) variances of the differences over images alone, of these very runs.
     """
 
     def __init__(self, first: Floats, second: Floats, statistic: Statistic, *, paired: bool) -> None:
         if min(len(first), len(second)) < 2:
             raise ValueError(f"each group needs two seeds or more, got {len(first)} and {len(second)}")
         (before, changes_before), (after, changes_after) = _jackknife(first, statistic), _jackknife(second, statistic)
-        of_images = changes_after.mean(axis=0) - changes_before.mean(axis=0)  # (images, S)
+        image_changes = changes_after.mean(axis=0) - changes_before.mean(axis=0)  # (images, S)
         self.values = after.mean(axis=0) - before.mean(axis=0)
-        self.over_images = np.square(of_images).sum(axis=0)
+        self.over_images = np.square(image_changes).sum(axis=0)
         sources = [(before, changes_before), (after, changes_after)]
         if paired:
             sources = [(after - before, changes_after - changes_before)]
-        own = sum(changes.var(axis=0, ddof=1).sum(axis=0) / len(changes) for _, changes in sources)
+        run_variance = sum(changes.var(axis=0, ddof=1).sum(axis=0) / len(changes) for _, changes in sources)
         over_seeds = [values.var(axis=0, ddof=1) / len(values) for values, _ in sources]
-        freedom = [*(len(values) - 1 for values, _ in sources), max(1, len(of_images) - 1)]
+        freedom = [*(len(values) - 1 for values, _ in sources), max(1, len(image_changes) - 1)]
         # The seeds of each group or of the pairs first, the images last: (sources, S) and (sources, 1).
-        self._variances = np.stack([*over_seeds, np.maximum(0, self.over_images - own)])
+        self._variances = np.stack([*over_seeds, np.maximum(0, self.over_images - run_variance)])
         self._freedom = np.array(freedom, dtype=np.float64)[:, None]
 
     def half_width(self, level: float | Floats) -> Floats:
-        """Return (S,): how far intervals reach that miss the truth with a probability of ``level``, (S,) or one."""
+        """Return half-widths (S,) of intervals that miss the truth with probability ``level``, one number or (S,)."""
         critical = -stdtrit(self._freedom, np.asarray(level) / 2)  # (sources, S), or (sources, 1)
         deviation = np.sqrt(self._variances.sum(axis=0))
         weighted = ratio((critical * self._variances).sum(axis=0), deviation)

@@ -1,7 +1,7 @@
 """The table of all metrics, and those of captions: BLEU-1..4, ROUGE-L, CIDEr-D and METEOR.
 
-Every metric of captions is a function of counts that are summed over images, so ``resampling`` gives each an interval
-and a paired test in the same way.
+Every metric of captions is a function of counts that are summed over images, so ``resampling`` gives each one an
+interval and a paired test in the same way.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ UNIT = "percent; CIDEr-D is the COCO toolkit's number times 100"
 
 
 class Metric(NamedTuple):
-    """What is known of a metric."""
+    """Title, unit and direction of a metric."""
 
     title: str
     unit: Literal["percent", "nats per word", "ratio"] = "percent"
-    better: Literal["max", "min"] | None = "max"  # whether the highest or the lowest is the best; None: a control
+    better: Literal["max", "min"] | None = "max"  # the highest or the lowest value is the best; None for a control
     field: str = ""  # of a ``NounHit``, if the metric is a mean over nouns
 
 
@@ -40,7 +40,7 @@ NOUN_METRICS = {
     "correctness_centre": Metric("Correctness, around the centre", better=None, field="centre"),
 }
 EVIDENCE_METRICS = {"pointing_accuracy": "pointing_evidence", "attention_correctness": "correctness_evidence"}
-"""The names of two metrics when the evidence is judged in place of the alphas."""
+"""The names of two metrics when the evidence is judged in position of the alphas."""
 METRICS: dict[str, Metric] = {
     **{f"bleu{n}": Metric(f"BLEU-{n}") for n in range(1, ORDERS + 1)},
     "rouge_l": Metric("ROUGE-L"),
@@ -69,7 +69,7 @@ def better(key: str) -> Literal["max", "min"] | None:
 
 
 def few(images: int) -> str:
-    """Return what follows a metric of few images, "" for 100 and more."""
+    """Return a warning to print after a metric of fewer than 100 images, "" for more images."""
     return "; BLEU of fewer than 100 images says little" * (0 < images < 100)
 
 
@@ -84,15 +84,15 @@ def log_key(stage: str, name: str) -> str:
 def rouge_l(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Floats:
     """Return ROUGE-L (Lin 2004) in [0, 1] of each image's caption, (images,); the corpus' ROUGE-L is the mean.
 
-    As in the COCO toolkit, precision and recall are each the best over the references, possibly of two different ones,
-    recall weighs ``ROUGE_BETA`` times as much, and a caption without words counts as one empty word.
+    As in the COCO toolkit, precision and recall are each the best over the references, recall weighs ``ROUGE_BETA``
+    times as much, and a caption without words counts as one empty word.
     """
     values = np.zeros(len(hypotheses))
-    for image, (hypothesis, of_image) in enumerate(zip(hypotheses, references, strict=True)):
+    for image, (hypothesis, image_references) in enumerate(zip(hypotheses, references, strict=True)):
         words = hypothesis or [""]
-        common = [longest_common_subsequence(words, reference or [""]) for reference in of_image]
+        common = [longest_common_subsequence(words, reference or [""]) for reference in image_references]
         precision = max(common) / len(words)
-        recall = max(n / max(len(reference), 1) for n, reference in zip(common, of_image, strict=True))
+        recall = max(n / max(len(reference), 1) for n, reference in zip(common, image_references, strict=True))
         if precision and recall:
             values[image] = (1 + ROUGE_BETA**2) * precision * recall / (recall + ROUGE_BETA**2 * precision)
     return values
@@ -101,15 +101,15 @@ def rouge_l(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) 
 def longest_common_subsequence(first: Words, second: Words) -> int:
     """Return the number of words in the longest common subsequence.
 
-    Bit-parallel (Hyyrö 2004): a column of the usual table is one integer, whose bit i is 0 where the table grows by one
+    Bit-parallel (Hyyrö 2004): a column of the usual table is one integer. Its bit i is 0 where the table grows by one
     at word i of ``first``.
     """
-    places: dict[str, int] = {}
-    for place, word in enumerate(first):
-        places[word] = places.get(word, 0) | 1 << place
+    positions: dict[str, int] = {}
+    for position, word in enumerate(first):
+        positions[word] = positions.get(word, 0) | 1 << position
     everywhere = column = (1 << len(first)) - 1
     for word in second:
-        matched = column & places.get(word, 0)
+        matched = column & positions.get(word, 0)
         column = (column + matched | column - matched) & everywhere
     return len(first) - column.bit_count()
 
@@ -123,8 +123,8 @@ class Family:
     """Maps hypotheses, a word list per image, and references, word lists per image, to counts (images, C)."""
     values: Callable[[Floats], Floats]
     """Maps counts that are summed over images, (..., C), to the corpus' metrics in ``UNIT``, (..., S)."""
-    of_images: Callable[[Floats], Floats]
-    """Maps (images, C) to metrics of images, (images, S). The means of smoothed BLEU and METEOR are not the corpus'."""
+    image_values: Callable[[Floats], Floats]
+    """Maps (images, C) to metrics of images, (images, S). The mean of BLEU or METEOR is not the corpus' value."""
     java: bool = False
 
     @property
@@ -161,7 +161,7 @@ def count(
     """Yield each family of metrics that is available here with its counts (images, C).
 
     Args:
-        java: Compute METEOR, which takes 4 s and more; why it is not available is logged once.
+        java: Compute METEOR, which takes 4 s and more. A warning says once why it is not available.
 
     Raises:
         ValueError: The lists differ in length, or an image has no reference.
@@ -179,7 +179,7 @@ def count(
 def caption_metrics(
     hypotheses: Sequence[Words], references: Sequence[Sequence[Words]], *, java: bool = True
 ) -> dict[str, float]:
-    """Return the metrics of ``count`` of the corpus in ``UNIT``, with all of ``bleu_metrics``."""
+    """Return the corpus' metrics in ``UNIT``, and all of ``bleu_metrics``; the arguments are as in ``count``."""
     metrics: dict[str, float] = {}
     for family, counts in count(hypotheses, references, java=java):
         total = counts.sum(axis=0)

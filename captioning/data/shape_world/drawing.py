@@ -31,10 +31,7 @@ _HSV = {
 def paint(
     shapes: Sequence[Shape], order: Sequence[int], rng: np.random.Generator, image_size: int
 ) -> tuple[Image.Image, np.ndarray] | None:
-    """Return the image (RGB) and the visible masks (objects, height, width) bool, or None if one is too hidden.
-
-    Background, clutter and grain come from ``rng``; the objects, painted in this order, from their shapes alone.
-    """
+    """Return the image (RGB) and the visible masks (objects, height, width) bool; None if an object is too hidden."""
     scale = image_size / REFERENCE_SIZE
     silhouettes = [_silhouette(shape, scale) for shape in shapes]
     masks = np.zeros((len(shapes), image_size, image_size), dtype=bool)
@@ -91,8 +88,8 @@ def _paint_shape(image: Image.Image, shape: Shape, alpha: Image.Image, corner: t
 
 def _pattern(shape: Shape, width: int, scale: float) -> Image.Image:
     """Return the coverage (mode L) of a texture's second tone over a patch."""
-    # ConvEncoder learns a period of 6 pixels fastest: as a classifier of objects, trained on 8,000 images, it gets 90 %
-    # of the patterns right, with 9 pixels 86 % and with 12 pixels, of which a small object shows two, 69 %.
+    # ConvEncoder learns a period of 6 pixels fastest. Trained as a classifier on 8,000 images, it gets 90 % of the
+    # patterns right with 6 pixels, 86 % with 9, and 69 % with 12, of which a small object shows two periods.
     period = 6.0 * scale
     axis = (np.arange(width * 2) + 0.5) / 2 - width / 2
     y, x = np.meshgrid(axis, axis, indexing="ij")
@@ -109,7 +106,7 @@ def _pattern(shape: Shape, width: int, scale: float) -> Image.Image:
 
 
 def _clutter(image: Image.Image, rng: np.random.Generator, scale: float) -> None:
-    """Thin lines, specks and letter-like strokes, behind the objects. Captions never name them."""
+    """Paint thin lines, specks and letter-like strokes behind the objects. Captions never name them."""
     size, oversampling = image.size[0], 2
     for _ in range(int(rng.integers(1, 4))):
         layer = Image.new("L", (size * oversampling,) * 2)

@@ -1,7 +1,7 @@
 """Scenes of one to four objects, and five ways to describe each that leave no room for doubt.
 
-Colour, texture and noun are said of every object, the size in scenes of one or two. Objects are mentioned from left
-to right, or from right to left, and a relation is along the longer axis, so a caption can only be right or wrong.
+A description names colour, texture and noun of every object, and the size in scenes of one or two. It mentions objects
+from left to right or from right to left, and states relations along the longer axis, so it is either right or wrong.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ CLOSEST = 0.65  # of the sum of two radii: how near two centres may come, so tha
 # Which pairs (in left-to-right order) have their relation stated, by the number of objects.
 RELATED = {1: (), 2: ((0, 1),), 3: ((0, 1), (1, 2)), 4: ((0, 1), (2, 3))}
 
-# By the number of objects, then by style. ``A`` to ``D`` are the objects from left to right; ``AB`` is where A stands
-# seen from B ("left of"), ``AB+`` the same at length ("to the left of"), ``AB~`` with a pronoun ("to its left");
+# By the number of objects, then by style. ``A`` to ``D`` are the objects from left to right. ``AB`` is the direction
+# from B to A ("left of"), ``AB+`` its long form ("to the left of"), ``AB~`` its form with a pronoun ("to its left").
 # ``@`` is the place in the picture.
 TEMPLATES = {
     1: ("A @", "there is A @ of the picture", "the picture shows A @", "we see only A @", "@ is A"),
@@ -88,20 +88,20 @@ class Shape(NamedTuple):
 
 
 def sample_scene(rng: np.random.Generator) -> tuple[list[Shape], list[int]]:
-    """Return objects from left to right, and the order they are painted in, the hindmost first.
+    """Return objects from left to right, and the order of painting, the hindmost first.
 
     No two objects share both colour and noun; stated relations hold by a clear margin.
     """
     count = int(rng.choice(list(OBJECT_COUNTS), p=list(OBJECT_COUNTS.values())))
-    kinds = rng.choice(len(NOUNS) * len(COLOURS), size=count, replace=False).tolist()
+    colours_and_nouns = rng.choice(len(NOUNS) * len(COLOURS), size=count, replace=False).tolist()
     centres = None
     while centres is None:
         sizes = [SIZES[int(large)] for large in rng.random(count) < (0.5 if count < 3 else 0.35)]
         radii = [float(rng.uniform(*RADII[size])) for size in sizes]
         centres = _place_one(rng, radii[0]) if count == 1 else _place_several(rng, radii)
     shapes = []
-    for kind, size, radius, (x, y) in zip(kinds, sizes, radii, centres, strict=True):
-        colour, noun = divmod(kind, len(NOUNS))
+    for number, size, radius, (x, y) in zip(colours_and_nouns, sizes, radii, centres, strict=True):
+        colour, noun = divmod(number, len(NOUNS))
         texture = TEXTURES[0 if rng.random() < PLAIN else int(rng.integers(1, len(TEXTURES)))]
         angle, *tint = rng.uniform([-0.2, -1, -1, -1], [0.2, 1, 1, 1]).tolist()
         shapes.append(Shape(NOUNS[noun], COLOURS[colour], texture, size, x, y, radius, angle, tuple(tint)))
@@ -151,9 +151,9 @@ def describe(shapes: Sequence[Shape], style: int) -> list[str]:
             phrase = [*size, *texture, shape.colour, shape.noun]
             words += ["an" if phrase[0][0] in "aeiou" else "a", *phrase]
         elif token.isupper():
-            here, there = (shapes["ABCD".index(letter)] for letter in token[:2])
+            shape, other = (shapes["ABCD".index(letter)] for letter in token[:2])
             form = 1 + " +~".index(token[2:] or " ")
-            words += WHERE[_direction(here.x - there.x, here.y - there.y)][form].split()
+            words += WHERE[_direction(shape.x - other.x, shape.y - other.y)][form].split()
         else:
             words.append(token)
     return [SYNONYMS.get(word, word) for word in words] if style in SYNONYM_STYLES else words

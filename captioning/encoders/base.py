@@ -1,4 +1,4 @@
-"""What all encoders have in common: feature maps as annotations, freezing, fine-tuning, identity, weights of files."""
+"""The base of all encoders: feature maps as annotations, freezing, fine-tuning, identity, weights of files."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError, one_line
 from captioning.files import is_lfs_pointer
 
-# They do not change what is computed, or are compared as preprocessing.
+# These arguments do not change the computation, or are compared as preprocessing.
 _NOT_IDENTITY = {"weights", "trainable_from", "learning_rate", "image_size", "crop", "mean", "std"}
 
-_IMAGES_IN_CACHE = 4  # of a CPU: the maps of more images are read from memory at every layer
+_IMAGES_IN_CACHE = 4  # the maps of more images exceed a CPU's cache and are read from memory at every layer
 
-_PROBES, _PROBES_OF_FROZEN, _PROBES_AT_A_TIME = 64, 32, 8  # of cells; frozen networks are large
-_EVEN = 1 / 16  # of a stride: nearer to the middle of an even cell than this is there
+_PROBES, _PROBES_OF_FROZEN, _PROBES_AT_A_TIME = 64, 32, 8  # probes of cells; frozen networks are large, so get fewer
+_EVEN = 1 / 16  # strides; a measured offset this close to the even one counts as even
 
 OPTION = "model.encoder.init_args.weights"
 
 WEIGHTS_WANTED: contextvars.ContextVar[bool] = contextvars.ContextVar("weights_wanted", default=True)
-"""Whether encoders read or download weights: not within ``without_weights``."""
+"""Whether encoders read or download weights; False within ``without_weights``."""
 
 
 @contextlib.contextmanager
 def without_weights() -> Iterator[None]:
-    """Within this, encoders are built without reading or downloading weights, which a checkpoint has.
+    """Build encoders without reading or downloading weights, because a checkpoint has them.
 
-    Theirs are undefined until the caller sets them, and their preprocessing is the library's.
+    The weights are undefined until the caller sets them, and the preprocessing is the library's default.
     """
     token = WEIGHTS_WANTED.set(False)
     try:
@@ -62,7 +62,7 @@ class Encoder(Component):
         network: The network. Its parameters must be registered in the order in which they are applied.
         preprocessing: The input size and normalisation that the network expects.
         weights: The state dict of the whole network or of the used part, or a ``.safetensors``, ``.pth``, ``.pt`` or
-            ``.bin`` file of nothing else. It is not read within ``without_weights``.
+            ``.bin`` file of that dict alone. It is not read within ``without_weights``.
         trainable_from: Name of the first stage that is fine-tuned; None freezes everything.
         learning_rate: Learning rate of the fine-tuned part; None uses the decoder's.
 
@@ -122,7 +122,7 @@ class Encoder(Component):
         return self._grid(images).flatten(1, 2).float().contiguous()
 
     def _grid(self, images: Tensor) -> Tensor:
-        """Return the network's maps of any layout as (B, height, width, D). Inputs are square, and so are grids."""
+        """Return the network's maps, in any layout, as (B, height, width, D). Inputs and grids are square."""
         maps = self._maps(images)
         if maps.ndim == 4:
             channels_last = maps.shape[1] == maps.shape[2] != maps.shape[3]
@@ -138,10 +138,10 @@ class Encoder(Component):
 
     @property
     def cells(self) -> CellGrid:
-        """Where the locations lie on the pixels, measured by the gradients of annotations to the pixels.
+        """The positions of the locations on the pixels, measured by the gradients of annotations to the pixels.
 
-        They are measured at the first use, and again when the weights have changed. A large network takes many seconds,
-        so they are kept with a model that is saved.
+        They are measured at the first use, and again after the weights have changed. That takes many seconds for a
+        large network, so a saved model keeps them.
         """
         if (known := self.known_cells) is None:
             self.network.eval()
@@ -155,7 +155,7 @@ class Encoder(Component):
 
     @cells.setter
     def cells(self, value: CellGrid) -> None:
-        """Set what was measured before with the same weights."""
+        """Set cells that were measured before with the same weights."""
         self._cells = self._weights_version(), value
 
     @property
@@ -164,14 +164,13 @@ class Encoder(Component):
         return self._cells[1] if self._cells is not None and self._cells[0] == self._weights_version() else None
 
     def _measured_cells(self, device: torch.device) -> CellGrid:
-        """Return the even cells of the view, moved to where the first one looks.
+        """Return the even cells of the view, shifted by the mean offset that probes measure.
 
-        A probe is the gradient of a random sum over the channels of one cell, for an image of noise; its squares have
-        their centre where the cell looks. Cells come from the middle half of the grid, in pairs that mirror each other:
-        the part of a gradient that is spread over the whole view moves the centres of a pair to opposite sides. The
-        architecture alone does not say it: training may favour one side of every window, by 10 pixels of 16 in a
-        trained network. The standard error of 64 probes is about 2 % of a stride. A cell that no probe sees is in
-        the middle of its even part of the view.
+        A probe is the gradient of a random sum over one cell's channels, for an image of noise. The centre of its
+        squares is where the cell looks. Cells come in mirrored pairs from the middle half of the grid, so that the part
+        of a gradient that is spread over the whole view cancels. The architecture does not give the offset: training
+        may favour one side of every window, by 10 pixels of 16 in a trained network. The standard error of 64 probes is
+        about 2 % of a stride. Without a gradient, cells are even.
         """
         regular = CellGrid.regular(self.grid_size, self.preprocessing.size)
         random, centres, batch = torch.Generator().manual_seed(0), [], _PROBES_AT_A_TIME
@@ -179,7 +178,7 @@ class Encoder(Component):
         y, x = (torch.arange(side, dtype=torch.float64) + 0.5 for side in regular.size)
         for _ in range(0, _PROBES_OF_FROZEN if self.frozen else _PROBES, batch):
             half = [torch.randint(n // 4, n - n // 4, (batch // 2,), generator=random) for n in self.grid_size]
-            rows, columns = (torch.cat([place, n - 1 - place]) for place, n in zip(half, self.grid_size, strict=True))
+            rows, columns = (torch.cat([cell, n - 1 - cell]) for cell, n in zip(half, self.grid_size, strict=True))
             images = torch.randn(batch, 3, *regular.size, generator=random).to(device).requires_grad_()
             looking = self._annotations(images)[torch.arange(batch), rows * self.grid_size[1] + columns]  # (batch, D)
             channels = torch.randn(looking.shape, generator=random).to(looking)
@@ -195,10 +194,7 @@ class Encoder(Component):
     # Freezing
 
     def set_trainable(self, trainable: bool) -> None:
-        """Freeze everything, or thaw the part that ``trainable_from`` names; an ``InputError`` if it names none.
-
-        The optimizer's groups stay valid.
-        """
+        """Freeze everything, or thaw the part that ``trainable_from`` names. Raises InputError if it names none."""
         self.frozen = not trainable
         self.requires_grad_(False)
         for parameter in self._tuned(self.network.named_parameters()) if trainable else ():
@@ -216,10 +212,10 @@ class Encoder(Component):
         return self
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return the optimizer's group of the part that ``trainable_from`` names, [] if that is None.
+        """Return the optimizer's group of the part that ``trainable_from`` names, [] if ``trainable_from`` is None.
 
-        The group has a rate ``"lr"`` if the encoder has one. It also exists while the part is frozen, so that the part
-        can be thawed later in the same optimizer.
+        The group has "lr" if the encoder has a learning rate. The group exists while the part is frozen, too, so that
+        the part can be thawed later in the same optimizer.
         """
         if self.trainable_from is None:
             return []
@@ -227,7 +223,7 @@ class Encoder(Component):
         return [{"params": self._tuned(self.network.named_parameters()), **rate}]
 
     def _tuned(self, named: Iterable[tuple[str, Any]]) -> list[Any]:
-        """Return the parameters or modules from the first one of the stage ``trainable_from`` on."""
+        """Return the parameters or modules from the stage ``trainable_from`` to the end."""
         stage = f"{self.trainable_from}."
         if tuned := [
             value for _, value in itertools.dropwhile(lambda item: not f"{item[0]}.".startswith(stage), named)
@@ -242,9 +238,9 @@ class Encoder(Component):
     # Identity
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the ``identity`` of a frozen encoder; an ``InputError`` if it is fine-tuned, so that it changes.
+        """Return the ``identity`` of a frozen encoder. Raises InputError if it is fine-tuned.
 
-        A feature cache with the same one may replace the encoder.
+        A feature cache with the same identity may replace the encoder.
         """
         if self.trainable_from is not None:
             raise InputError(
@@ -254,10 +250,7 @@ class Encoder(Component):
         return self.identity()
 
     def identity(self) -> dict[str, Any]:
-        """Return plain data that identifies what the encoder computes now: equal identities, equal annotations.
-
-        It has the class and its arguments, a sha256 of the weights, the preprocessing and the annotations' shape.
-        """
+        """Return plain data that identifies the encoder's computation: equal identities mean equal annotations."""
         config, digest = self.to_config(), hashlib.sha256()
         # num_batches_tracked does not take part in the computation, and many weight files lack it.
         for name, tensor in sorted(self.state_dict().items()):
@@ -280,17 +273,17 @@ class Encoder(Component):
 
 
 def whole_name(name: str) -> str:
-    """Return a tensor's name in the whole network of timm, whose feature extraction wraps some and flattens others."""
+    """Return a tensor's name in timm's whole network; feature extraction adds a prefix or joins names by "_"."""
     return re.sub(r"^([a-z_]*[a-z])_(\d+)\.", r"\1.\2.", name.removeprefix("model."))
 
 
 def _load_weights(network: nn.Module, weights: str | Path | dict[str, Tensor]) -> None:
-    """Copy tensors into a network, all of whose own must be among them with their exact shapes."""
+    """Copy tensors into a network. They must include each of the network's tensors in its exact shape."""
     source, tensors = (
         ("weights", weights) if isinstance(weights, dict) else (weights, _read(Path(weights).expanduser()))
     )
     names = {name: name if name in tensors else whole_name(name) for name in network.state_dict()}
-    used = {name: tensors[theirs] for name, theirs in names.items() if theirs in tensors}
+    used = {name: tensors[whole] for name, whole in names.items() if whole in tensors}
     try:
         network.load_state_dict(used)
     except RuntimeError as error:
@@ -310,8 +303,8 @@ def _read(path: Path) -> dict[str, Tensor]:
 
             return load_file(path)
         loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
-        for key in ("state_dict", "model"):  # training scripts wrap it so
+        for key in ("state_dict", "model"):  # training scripts wrap the state dict
             loaded = loaded[key] if isinstance(loaded.get(key), dict) else loaded
-    except Exception as error:  # of many types, where the file is damaged or is refused
+    except Exception as error:  # a damaged or refused file raises errors of many types
         raise InputError(f"{path}: no file of a network's state_dict() alone ({one_line(error)})") from error
     return dict(loaded)

@@ -22,14 +22,14 @@ class ConvEncoder(Encoder):
 
     Args:
         channels: Number of channels of each stage; the last is D.
-        strides: Stride of each stage's first convolution. Their product is the input's side over the grid's.
+        strides: Stride of each stage's first convolution. The input's side is the grid's side times their product.
         image_size: Side of the square input in pixels; the whole image is squashed into it.
-        positions: Add a learned vector of its place to every annotation, initialised with sinusoids. Without it a
-            decoder knows a location's content but not its place, and must guess "left of" from traces of the padding.
+        positions: Add a learned vector of its position to every annotation, initialised with sinusoids. Without it the
+            decoder must guess "left of" from traces of the padding.
         learning_rate: Learning rate of the encoder; None uses the decoder's.
     """
 
-    keeps_batch_norm_statistics = False  # none are published
+    keeps_batch_norm_statistics = False  # there are no published statistics
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class ConvEncoder(Encoder):
             )
         stages: OrderedDict[str, nn.Module] = OrderedDict()
         for i, (before, after, stride) in enumerate(zip((3, *channels), channels, strides, strict=False)):
-            # The first kernel overlaps at its stride, and holds a texture's period of a few pixels.
+            # The first kernel is larger than its stride, and holds a texture's period of a few pixels.
             kernel = 7 if i == 0 else 3
             stages[f"stage{i + 1}"] = nn.Sequential(*_block(before, after, kernel, stride), *_block(after, after, 3, 1))
         if positions:
@@ -83,7 +83,7 @@ class _Positions(nn.Module):
 
 def _sinusoids(length: int, dim: int) -> Tensor:
     """Return (dim, length): sines and cosines in turn, at first half a period over the length, then doubling."""
-    place = (torch.arange(length) + 0.5) / length  # (length,)
+    position = (torch.arange(length) + 0.5) / length  # (length,)
     octave = torch.arange(dim) // 2 % max(1, math.ceil(math.log2(length)))
     phase = torch.arange(dim) % 2 * (math.pi / 2)
-    return torch.sin(math.pi * 2.0 ** octave[:, None] * place + phase[:, None])
+    return torch.sin(math.pi * 2.0 ** octave[:, None] * position + phase[:, None])

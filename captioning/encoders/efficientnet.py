@@ -13,7 +13,7 @@ from captioning.errors import InputError, check_range
 
 # Blocks, channels, side of the kernel and stride of every stage.
 _STAGES = ((1, 16, 3, 1), (3, 24, 3, 2), (3, 48, 5, 2), (4, 88, 3, 2), (4, 120, 5, 1), (5, 208, 5, 2), (1, 352, 3, 1))
-_EXPANSION = 6  # of the channels within a block
+_EXPANSION = 6  # factor of the channels within a block
 
 _norm = functools.partial(nn.BatchNorm2d, eps=1e-3)
 
@@ -21,7 +21,7 @@ _norm = functools.partial(nn.BatchNorm2d, eps=1e-3)
 class EfficientNetLite2(Encoder):
     """EfficientNet-Lite2 up to its last layers, at 1/32 of the image's side.
 
-    Annotations equal those of ``TimmEncoder("tf_efficientnet_lite2", ..)``, tensors have timm's names.
+    ``TimmEncoder("tf_efficientnet_lite2", ..)`` gives equal annotations; tensors have timm's names.
 
     Args:
         weights: A ``.safetensors`` or ``.pth`` file with the state dict of the whole network or of the used part, such
@@ -80,7 +80,7 @@ class _Network(nn.Module):
 
 
 class _FirstBlock(nn.Module):
-    """A convolution of every channel by itself, then one that mixes the channels of a place."""
+    """A depthwise convolution, then one of 1 x 1."""
 
     def __init__(self, before: int, after: int, side: int, stride: int) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class _FirstBlock(nn.Module):
 
 
 class _Block(nn.Module):
-    """An inverted residual: more channels, a convolution of every channel by itself, fewer channels again."""
+    """An inverted residual: more channels, a depthwise convolution, fewer channels again."""
 
     def __init__(self, before: int, after: int, side: int, stride: int) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class _Block(nn.Module):
 
 
 class _Convolution(nn.Conv2d):
-    """A convolution without bias, with TensorFlow's "same" padding: a stride of 2 pads an even side more at its end."""
+    """A convolution without bias, with TensorFlow's "same" padding: a stride of 2 pads the end more than the start."""
 
     def __init__(self, before: int, after: int, side: int, *, stride: int = 1, groups: int = 1) -> None:
         padding = side // 2 if stride == 1 else 0

@@ -26,8 +26,8 @@ class TorchvisionEncoder(Encoder):
         node: A node of ``torchvision.models.feature_extraction.get_graph_node_names``, such as ``layer4``.
         weights: A member of the network's weights enum, such as "DEFAULT", which is downloaded once and verified; the
             path of a ``.pth`` or ``.safetensors`` file with the state dict of the whole network or of the used part; or
-            None for random weights. A path contains a dot or a slash. The preprocessing of a file is that of the
-            published weights with the same file name, or else the default one.
+            None for random weights. A path contains a dot or a slash. A file has the preprocessing of the published
+            weights with the same file name, or else the default one.
         image_size: Side of the square input in pixels; None takes the published one.
         crop: True crops the published fraction of the image; False squashes the whole image into the square.
         mean: Mean of RGB in 0..1; None takes the published one.
@@ -61,8 +61,8 @@ class TorchvisionEncoder(Encoder):
         members = torchvision.models.get_model_weights(name).__members__
         if file is None and weights not in (None, *members):
             raise InputError(f"{OPTION}: {name} has no {weights!r}, but {', '.join(members)}; or give a file")
-        of_file = (member for member in members.values() if file is not None and member.url.endswith(f"/{file.name}"))
-        published = next(of_file, members["DEFAULT" if file is not None or weights is None else weights])
+        same_file = (member for member in members.values() if file is not None and member.url.endswith(f"/{file.name}"))
+        published = next(same_file, members["DEFAULT" if file is not None or weights is None else weights])
         transform = published.transforms()
         side = image_size or transform.crop_size[0]
         scaled = round(transform.resize_size[0] * side / transform.crop_size[0])  # the published fraction of the image
@@ -135,7 +135,7 @@ class TimmEncoder(Encoder):
         check_range(1, image_size=image_size)
         args = {**(model_args or {}), "pretrained": weights == "DEFAULT" and WEIGHTS_WANTED.get()}
         if not WEIGHTS_WANTED.get():
-            args.pop("checkpoint_path", None)  # timm would open that file, and run what is in it
+            args.pop("checkpoint_path", None)  # timm would open the file, and run code from it
         network = _up_to(name, out_index, args, image_size)
         published = network.pretrained_cfg
         side = image_size or published["input_size"][-1]
@@ -181,13 +181,13 @@ def _create(name: str, args: dict[str, Any], image_size: int | None) -> Any:
         import timm
     except ImportError as error:
         raise InputError("TimmEncoder needs the package timm: pip install -e '.[timm]'") from error
-    if not timm.is_model(name):  # such as a place on the hub
+    if not timm.is_model(name):  # such as a name on the hub
         raise InputError(f"TimmEncoder: timm has no {name!r}{did_you_mean(name, timm.list_models())}")
     try:
         published = timm.models.get_pretrained_cfg(name)
         if image_size is not None and published is not None and published.fixed_input_size:
             args = {**args, "img_size": image_size}
         return timm.create_model(name, **args)
-    except Exception as error:  # of many types: wrong arguments, downloads that fail
+    except Exception as error:  # wrong arguments and failed downloads raise errors of many types
         by_hand = f"; {_BY_HAND}" if args["pretrained"] else ""
         raise InputError(f"TimmEncoder: {name}: {one_line(error)}{by_hand}") from error

@@ -32,23 +32,22 @@ fractions of its width and height."""
 
 @dataclass(frozen=True)
 class Caption:
-    """A caption that a search ended with, with the attention at each word and the image.
+    """A caption with the attention at each word and the image.
 
     Attributes:
         text: The words as people write them, in English with spaces between them.
         words: T words, without <start> and <end>.
         log_probs: Log-probability of each word in nats, and one more for <end> if the caption is finished.
-        log_prob: What captions are ranked by: the sum of ``log_probs``, divided by the length normalisation.
+        log_prob: The score of the search: the sum of ``log_probs``, divided by the length normalisation.
         finished: False if the maximum length cut the caption off.
         trace: The attention at each word, as arrays (T, ..).
-        cells: Where the L locations lie on the view.
+        cells: The positions of the L locations on the view.
         view: The pixels that the model saw, after resizing and cropping.
         path: Path of the image file; None for an image given as pixels.
-        photo: Returns the whole image, which a file is read for again; None where there is only the view, as after the
-            file has changed.
-        alternatives: The other captions: of the beam, best first, or drawn, in the order of drawing.
-        model: Name of the model, where others stand beside it.
-        beside: The same words of the same image from other models, by their names, as ``same_words`` makes them.
+        photo: Reads the whole image again; returns None if the file has changed. None if there is only the view.
+        alternatives: The other captions: of the beam, best first, or samples in the order of drawing.
+        model: Name of the model, if ``beside`` has others.
+        beside: The same words of the same image from other models, by name; see ``same_words``.
     """
 
     text: str
@@ -86,7 +85,7 @@ class Caption:
         return self.cells.grid_size
 
     def seen(self) -> Image.Image:
-        """Return the part of the image that the model saw, in its own shape; the view where there is only that."""
+        """Return the part of the image that the model saw, in its shape in the image, or else the view."""
         if (whole := self.photo and self.photo()) is None:
             return self.view
         photo, (left, top, right, bottom) = whole
@@ -96,7 +95,7 @@ class Caption:
     def figure(self, style: Style = "color", *, heads: bool = False, details: bool = False) -> Figure:
         """Return the paper's figure: the image, then the attention at each word.
 
-        Of a file that is no longer the one that was captioned, the model's view is shown in its place.
+        If the image file has changed since, the figure shows the model's view.
 
         Args:
             style: "color": the map's colours on the image. "paper": white on the grey image, as in Fig. 2.
@@ -109,13 +108,14 @@ class Caption:
             raise InputError("heads: this model's attention has none; leave it out")
         if heads and self.beside:
             raise InputError("heads: several models are drawn as one row each; leave it out")
-        shown = {name: (one, one.photo and one.photo()) for name, one in {self.model: self, **self.beside}.items()}
-        photo, _ = shown[self.model][1] or (self.view, WHOLE)
-        looks = {name: Look(one.trace, one.cells, it[1] if it else WHOLE) for name, (one, it) in shown.items()}
+        captions = {self.model: self, **self.beside}
+        photos = {name: (one.photo and one.photo()) or (one.view, WHOLE) for name, one in captions.items()}
+        looks = {name: Look(one.trace, one.cells, photos[name][1]) for name, one in captions.items()}
+        photo, _ = photos[self.model]
         return attention_figure(photo, self.words, looks, style=style, text=self.text, heads=heads, details=details)
 
     def save_figure(self, path: str | Path, style: Style = "color", **options: bool) -> None:
-        """Write ``figure``, which takes the options, to a .png, .pdf or .svg file, or raise an InputError."""
+        """Write ``figure`` with these options to a .png, .pdf or .svg file. Raises InputError for another suffix."""
         from matplotlib import rc_context
 
         from captioning.views.overlays import save_figure
@@ -133,9 +133,9 @@ class Caption:
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the pixels as plain data for JSON, with attention rounded to 6 digits.
 
-        "cells" has the centre of the first location and the distance from one to the next, [y, x] in pixels of the
-        view. "evidence" is null for a decoder without it. "chosen" has the location that hard attention
-        chose at each word, null where the context is an expectation.
+        "cells" has the centre of the first location and the distance between neighbours, [y, x] in pixels of the view.
+        "evidence" is null for a decoder without it. "chosen" has the location that hard attention chose at each word,
+        null where the context is an expectation.
         """
         return {
             "image": self.path,

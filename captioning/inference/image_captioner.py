@@ -27,16 +27,16 @@ from captioning.vocabulary import Vocabulary
 Model = TypeVar("Model", bound=CaptionModel, covariant=True)
 _BATCH_SIZE = 16
 _Place = str | os.PathLike[str]
-_Views = tuple[list[Image.Image], Callable[[], Photo | None]]  # of an image, as ``views_of`` returns them
+_Views = tuple[list[Image.Image], Callable[[], Photo | None]]  # an image's views and its photo, from ``views_of``
 
 
 def load(path: _Place | Sequence[_Place] = PRETRAINED, device: str | torch.device = "cpu") -> ImageCaptioner[Any]:
-    """Return the pretrained captioner, or one that a training run saved. A saved one runs no code when it is opened.
+    """Return the pretrained captioner, or a saved one. Opening a saved captioner runs no code.
 
     Args:
-        path: What ``read_model`` takes: a checkpoint, an exported folder, a name on the hub, or "pretrained", the
-            captioner that is installed with the package; or several of them, whose word distributions are averaged at
-            every step. Views, settings and default options are then the first one's.
+        path: A checkpoint, an exported folder, a name on the hub, or "pretrained", the captioner that is installed with
+            the package. Of several, the word distributions are averaged at every step; the first one gives views,
+            settings and default options.
         device: "cpu", "cuda", "cuda:1" ...
     """
     paths = [path] if isinstance(path, (str, os.PathLike)) else path
@@ -54,8 +54,8 @@ class ImageCaptioner(Generic[Model]):
     Attributes:
         model: The model or the ensemble, in evaluation mode.
         vocabulary: The words that it knows.
-        settings: The full configuration that the (first) model was trained with; {} if that was not saved.
-        options: The default decoding options, those of the search in the training configuration.
+        settings: The full configuration that the (first) model was trained with; {} if none was saved.
+        options: The default decoding options, from the training configuration.
     """
 
     def __init__(self, model: Model, vocabulary: Vocabulary, settings: dict[str, Any] | None = None) -> None:
@@ -68,11 +68,11 @@ class ImageCaptioner(Generic[Model]):
 
     @property
     def encoder(self) -> Encoder:
-        """The encoder of the (first) model; its ``preprocessing`` makes the view, ``cells`` places the locations."""
+        """The encoder of the (first) model, with its ``preprocessing`` and ``cells``."""
         return self.model.encoder
 
     def export(self, folder: str | Path, card: str = "", *, dtype: StoredType = "float32") -> None:
-        """Write a folder that ``load`` takes, to be passed on, with a card in Markdown; see ``write_export``."""
+        """Write a folder that ``load`` reads, with a card in Markdown; see ``write_export``."""
         assert isinstance(self.model, Captioner), "an ensemble is not exported as one; export its members"
         write_export(Path(folder), self.model, self.vocabulary, self.settings, card, dtype=dtype)
 
@@ -90,8 +90,8 @@ class ImageCaptioner(Generic[Model]):
                 upload, an array (height, width, 3) or a tensor (3, height, width), uint8 or floating-point in 0 .. 1.
                 An array or a tensor with four dimensions is a batch.
             batch_size: Number of images that go through the model together.
-            options: Fields of ``DecodingOptions`` such as ``beam_size=5``. Others keep their values in
-                ``self.options``, as does an option that is None.
+            options: Fields of ``DecodingOptions`` such as ``beam_size=5``. Without an option, or if it is None,
+                ``self.options`` counts.
         """
         given = {name: value for name, value in options.items() if value is not None}
         one = is_one(images)
@@ -111,17 +111,16 @@ class ImageCaptioner(Generic[Model]):
     ) -> Iterator[Caption]:
         """Yield captions in the order of the images, as soon as each batch is done.
 
-        The next batch of a sequence of images is decoded while the model works on one.
+        While the model works on one batch of a sequence, the image files of the next batch are read.
 
         Args:
             images: Images as ``caption`` takes them, read when they are needed.
             options: Options of the search, ``self.options`` by default.
-            batch_size: Number of images that go through the model together.
             on_error: Called with an image that cannot be read and the error; the image is then left out. By default
                 the error is raised.
         """
         check_whole(1, batch_size=batch_size)
-        ahead = isinstance(images, Sequence)  # others may wait for the last caption before they give the next image
+        ahead = isinstance(images, Sequence)  # an iterator may wait for a caption before it gives the next image
         sources = iter(images)
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes without the GIL
 
@@ -158,8 +157,8 @@ class ImageCaptioner(Generic[Model]):
 
         Args:
             images: Images as ``caption`` takes them.
-            captions: The words of one caption for each image. A word outside the vocabulary is read as <unk>, and
-                shown as given.
+            captions: The words of one caption for each image. The model reads an unknown word as <unk>; the result
+                shows it as given.
             inference, seed: How hard attention forms its contexts; see ``DecodingOptions``.
         """
         options = dataclasses.replace(self.options, inference=inference, seed=seed)
@@ -176,7 +175,7 @@ class ImageCaptioner(Generic[Model]):
         return results
 
     def members(self) -> list[ImageCaptioner[Captioner]]:
-        """Return the models of an ensemble in their order, each a captioner of its own; of one model, that alone."""
+        """Return a captioner for each model of an ensemble in their order, or for the only model."""
         return [ImageCaptioner(model, self.vocabulary, self.settings) for model in self._captioners()]
 
     def _captioners(self) -> Sequence[Captioner]:
@@ -190,9 +189,9 @@ class ImageCaptioner(Generic[Model]):
         number: int,
         given: list[list[int]] | None = None,
     ) -> list[list[Caption]]:
-        """Return the captions of a batch, of a search or of the ``given`` words' ids.
+        """Return the captions of batch ``number``: from a search, or of the ``given`` words' ids.
 
-        ``images`` have one view for each preprocessing of the models; ``number`` is that of the batch.
+        Each image has one view for each preprocessing of the models.
         """
         device, columns = next(self.model.parameters()).device, zip(*(views for _, (views, _) in images), strict=True)
         with (
@@ -235,7 +234,7 @@ class ImageCaptioner(Generic[Model]):
 def same_words(
     captioners: Mapping[str, ImageCaptioner[Captioner]], image: ImageSource, words: Sequence[str]
 ) -> Caption:
-    """Force the same words through several models; returns the first one's caption, whose figure has a row for each.
+    """Teacher-force the same words through several models. Returns one caption, whose figure has a row for each model.
 
     Attention that can choose a location shows its most probable one, whatever its inference mode.
     """

@@ -1,4 +1,4 @@
-"""Images as callers have them, and how the models see them: paths, PIL images, arrays, tensors, bytes."""
+"""Opens images from paths, PIL images, arrays, tensors and bytes, and makes the models' views of them."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _PHOTO_SIDE = 768  # pixels of a photograph's shorter side, about what a figure 
 def views_of(
     source: ImageSource, preprocessings: Sequence[Preprocessing]
 ) -> tuple[list[Image.Image], Callable[[], Photo | None]]:
-    """Return the pixels that the models see of an image, and what returns the whole image later; or an InputError.
+    """Return the models' views of an image, and a function that returns its ``Photo`` later.
 
-    The whole image comes with the region that the first model sees. It is None where its file has changed by then.
+    The function returns None if the file has changed by then. Raises InputError if the image cannot be read.
     """
     if isinstance(source, (str, os.PathLike)):
         path = os.path.abspath(source)  # the working directory may change
@@ -44,7 +44,7 @@ def views_of(
 
 
 def _without_file(source: Any) -> ImageSource:
-    """Return an open file's or an upload's bytes from its start, because it may be closed soon; others as they are."""
+    """Return the bytes of an open file or an upload, which may be closed soon; other sources unchanged."""
     if not hasattr(source, "read"):
         return bytes(source) if isinstance(source, (bytearray, memoryview)) else source
     file, reason = getattr(source, "file", source), "it is not open in binary mode"  # uploads of FastAPI are async
@@ -73,14 +73,14 @@ def _state(path: str) -> tuple[int, int] | None:
 
 
 def as_it_is(source: ImageSource) -> ImageSource:
-    """Return pixels that stay, where the caller may write the next image into an array or go to another frame."""
+    """Copy pixels that the caller may change: an array, which may take the next image, or a frame of an animation."""
     if isinstance(source, (np.ndarray, Tensor)):
         return source.copy() if isinstance(source, np.ndarray) else source.clone()
     return open_image(source, 0) if getattr(source, "is_animated", False) else source
 
 
 def is_one(images: ImageSource | Iterable[ImageSource]) -> bool:
-    """Return whether this is one image, False for several, also in one array; an InputError if it is neither."""
+    """Return whether this is one image, or several, perhaps in one array. Raises InputError if it is neither."""
     if isinstance(images, Tensor) or (isinstance(images, np.ndarray) and images.dtype.kind not in "OUS"):  # paths
         return images.ndim != 4
     if isinstance(images, (str, os.PathLike, Image.Image, bytes, bytearray, memoryview)) or hasattr(images, "read"):
@@ -91,7 +91,7 @@ def is_one(images: ImageSource | Iterable[ImageSource]) -> bool:
 
 
 def open_image(source: ImageSource, minimum_side: int) -> Image.Image:
-    """Return an image upright in RGB, a large file at a reduced size (``load_image``); an InputError if it is none."""
+    """Return an image upright in RGB, a large file at a reduced size (``load_image``). Raises InputError for others."""
     if isinstance(source, str) and source.startswith(("https://", "http://")):
         raise InputError(f"{source}: is an address; download the image and give its file")
     if isinstance(source, (str, os.PathLike)):
@@ -102,13 +102,13 @@ def open_image(source: ImageSource, minimum_side: int) -> Image.Image:
         raise InputError(f"image: must be {_ACCEPTED}, got {type(source).__name__}")
     try:
         return rgb(Image.open(io.BytesIO(source), formats=formats()) if isinstance(source, bytes) else source)
-    except Exception as error:  # of many types, where the pixels are damaged
+    except Exception as error:  # damaged pixels raise errors of many types
         reason = unreadable(error, source if isinstance(source, bytes) else b"")
         raise InputError(f"image: {type(source).__name__} that cannot be read ({reason})") from error
 
 
 def _from_numbers(source: NDArray[Any] | Tensor) -> Image.Image:
-    """Return an array (.., channels) or a tensor (channels, ..) of 8 bits as an image."""
+    """Return an image from an array (.., channels) or a tensor (channels, ..)."""
     kind, expected, shape = "array", "(height, width, 1, 3 or 4)", tuple(source.shape)
     if isinstance(source, Tensor):
         kind, expected = "tensor", "(1, 3 or 4, height, width)"

@@ -162,8 +162,8 @@ class CaptionDataset(Dataset[CaptionBatch]):
                 mirrored = drawn[rows] < self.flip
                 annotations[torch.from_numpy(mirrored)] = self.flipped.gather(rows[mirrored])
                 views = [self._mirrored if one else self.preprocessing.geometry for one in mirrored]
-        numbers_of_images = map(torch.from_numpy, (image_index, index.image_ids[rows], rows))
-        batch = CaptionBatch(ids, lengths, *numbers_of_images, images, annotations)
+        caption_images, image_ids, image_rows = map(torch.from_numpy, (image_index, index.image_ids[rows], rows))
+        batch = CaptionBatch(ids, lengths, caption_images, image_ids, image_rows, images, annotations)
         return batch if self.regions is None else self._with_regions(batch, captions, views)
 
     def _image(self, row: int, place: tuple[int, int]) -> tuple[Tensor, Callable[[tuple[int, int]], View]]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from captioning import __version__
-from captioning.cli import COMMANDS, FIT_HELP, HELP, IMPORTED, TRAINING, announce, near
+from captioning.cli import COMMANDS, FIT_HELP, HELP, IMPORTED, TRAINING, announce, suggest_path
 from captioning.cli.parser import Parser, call
 from captioning.errors import InputError, did_you_mean, exits_on_input_error
 from captioning.files import command_line, read_config
@@ -48,7 +48,7 @@ def _run(name: str, words: list[str]) -> None:
     for option, value in [*itertools.pairwise(words), *(word.partition("=")[::2] for word in words if "=" in word)]:
         is_path = option in _FILES and value not in _NO_FILES and not value.startswith(("{", "hf:"))
         if is_path and not Path(value).exists():
-            raise InputError(f"{option} {value}: no such file{near(value)}")
+            raise InputError(f"{option} {value}: no such file{suggest_path(value)}")
         if is_path and option in ("--config", "-c"):
             read_config(Path(value), option)  # names the file
             folders.append(Path(value).parent)

@@ -22,12 +22,12 @@ class InputError(ValueError):
     """A file, option or value that cannot be used. The message is one line: what, where, and what to do."""
 
     def __init__(self, message: object) -> None:
-        # PyTorch raises the error of a process that loads data again, with the traceback in its message.
+        # PyTorch raises the error of a data-loading process again, with its traceback in the message.
         super().__init__(str(message).rpartition("InputError: ")[2].strip())
 
 
 def check_whole(low: int, high: float = math.inf, **values: int | None) -> None:
-    """Refuse, by an InputError, values that are not whole numbers in low .. high. None is a value that is not set."""
+    """Raise InputError if a value is neither None nor a whole number in low .. high."""
     for name, value in values.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
             raise InputError(f"{name} must be a whole number, got {value!r}")
@@ -35,7 +35,7 @@ def check_whole(low: int, high: float = math.inf, **values: int | None) -> None:
 
 
 def check_range(low: float, high: float = math.inf, **values: float | None) -> None:
-    """Refuse, by an InputError, numbers outside low .. high, NaN or infinite. None is a value that is not set."""
+    """Raise InputError if a value is neither None nor a finite number in low .. high."""
     for name, value in values.items():
         if value is not None and not (low <= value <= high and abs(value) < math.inf):
             lower = f"at least {low}" if low > -math.inf else "finite"
@@ -43,7 +43,7 @@ def check_range(low: float, high: float = math.inf, **values: float | None) -> N
 
 
 def check_choice(choices: Any, **values: object) -> None:
-    """Refuse, by an InputError, values that are not among choices, or not those of a ``Literal``."""
+    """Raise InputError if a value is not among the choices, a collection or a ``Literal``."""
     names = get_args(choices) or tuple(choices)
     for name, value in values.items():
         if value not in names:
@@ -71,29 +71,25 @@ def warn_once(line: str) -> None:
     logging.getLogger("captioning").warning(line)
 
 
-_ALSO_CALLED = "learning_rate=lr epochs=max_epochs steps=max_steps seed=seed_everything gpus=devices gpu=device"
-_ALSO_CALLED += " device=accelerator resume=ckpt_path"
-"""What other programs call an option, with its name here."""
+_ALSO_CALLED = {"learning_rate": "lr", "epochs": "max_epochs", "steps": "max_steps", "seed": "seed_everything"}
+_ALSO_CALLED |= {"gpus": "devices", "gpu": "device", "device": "accelerator", "resume": "ckpt_path"}
+"""Names of options in other programs, each with the name here."""
 
 
 def did_you_mean(word: str, words: Collection[str]) -> str:
     """Return ``; did you mean X?`` with the nearest of ``words``, "" if none is near.
 
-    Of ``--model.optimizer.lr``, the last part or its beginning is enough; the name with the fewest parts wins.
+    The last part of ``--model.optimizer.lr``, or its beginning, is enough. The name with the fewest parts wins.
     """
     names: dict[str, str] = {}
     for name in sorted(words, key=lambda name: (name.count("."), name)):
         names.setdefault(name.rpartition(".")[2].lstrip("-"), name)
     key = word.rpartition(".")[2].lstrip("-")
-    near = [
-        names[last]
-        for last in (dict(pair.split("=") for pair in _ALSO_CALLED.split()).get(key, key), key)
-        if last in names
-    ]
-    near += difflib.get_close_matches(word, words, 1, 0.8)
-    near += [names[last] for last in names if last.startswith(key)]
-    near += [names[last] for last in difflib.get_close_matches(key, names, 1)]
-    return f"; did you mean {near[0]}?" if near else ""
+    matches = [names[last] for last in (_ALSO_CALLED.get(key, key), key) if last in names]
+    matches += difflib.get_close_matches(word, words, 1, 0.8)
+    matches += [names[last] for last in names if last.startswith(key)]
+    matches += [names[last] for last in difflib.get_close_matches(key, names, 1)]
+    return f"; did you mean {matches[0]}?" if matches else ""
 
 
 _REMEDIES = {
@@ -103,14 +99,14 @@ _REMEDIES = {
     "DataLoader timed out": "no batch came ({}); does a disk hang? To do without workers: --data.num_workers 0",
     r"DataLoader worker \(pid": "a process that loads images died ({}), as where memory is short; lower num_workers",
 }
-"""What to do about errors of PyTorch and the system, by what is in them."""
+"""Messages for errors of PyTorch and the system, by a pattern of the error."""
 
 
 def exits_on_input_error(main: Callable[P, None]) -> Callable[P, None]:
-    """Wrap a script's ``main``: an ``InputError``, a full disk or memory is one line on stderr and exit code 2.
+    """Wrap a script's ``main``: an ``InputError``, a full disk or a full memory ends in one line and exit code 2.
 
-    Ctrl-C ends with exit code 130, and an output that is closed with 141, as in other programs. Other errors keep their
-    traceback. Characters that the terminal's encoding lacks are printed as ``\\u732b``.
+    The exit code is 130 after Ctrl-C and 141 after a closed output. Other errors keep their traceback. Characters that
+    the terminal's encoding lacks are printed as ``\\u732b``.
     """
 
     @functools.wraps(main)
@@ -130,13 +126,13 @@ def exits_on_input_error(main: Callable[P, None]) -> Callable[P, None]:
         except Exception as error:
             if "DataLoader worker (pid" in str(error):  # PyTorch's handler would raise it again while it is told
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            # PyTorch raises the error of a worker again, with its traceback in the message.
-            kind, said = type(error).__name__, str(error).strip().rpartition("\n")[2][:200]
-            remedies = [what for pattern, what in _REMEDIES.items() if re.search(pattern, f"{kind}: {said}")]
+            # The last line: PyTorch puts the traceback of a data-loading process before it.
+            kind, message = type(error).__name__, str(error).strip().rpartition("\n")[2][:200]
+            remedies = [what for pattern, what in _REMEDIES.items() if re.search(pattern, f"{kind}: {message}")]
             if isinstance(error, InputError):
                 line = str(error)
             elif isinstance(error, (OSError, RuntimeError, MemoryError)) and remedies:
-                line = remedies[0].format(said or kind)
+                line = remedies[0].format(message or kind)
             elif isinstance(error, OSError) and error.errno is not None:
                 line = f"{error.filename or 'standard output or a temporary file'}: {error.strerror}"
             else:

@@ -1,4 +1,4 @@
-"""Files that a crash cannot leave half written, JSON, settings in YAML, and paths as people write them."""
+"""Reading and writing files: atomic writing, JSON, settings in YAML, and checks of output paths."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PAGES, JSON = (".html", ".htm"), (".json", ".jsonl")
 
 @contextmanager
 def replacing(path: Path, option: str = "") -> Iterator[Path]:
-    """Yield a temporary name beside ``path``, which takes its place when the block ends without an error.
+    """Yield a temporary path beside ``path``; rename it to ``path`` when the block ends without an error.
 
-    Folders are made as needed. Of a link, the target is replaced. An InputError says, with the ``option`` that named
-    the file, that it cannot be written.
+    Make missing folders. Replace the target of a link. Raise InputError, which names ``option``, if the file cannot be
+    written.
     """
     path = path.expanduser()
     path = path.resolve() if path.is_symlink() else path
@@ -35,7 +35,7 @@ def replacing(path: Path, option: str = "") -> Iterator[Path]:
         part.replace(path)
     except OSError as error:
         elsewhere = error.filename is not None and Path(error.filename) not in (part, path, *path.parents)
-        if elsewhere or isinstance(error, BrokenPipeError):  # of what else the block reads, writes or prints
+        if elsewhere or isinstance(error, BrokenPipeError):  # an error of another file of the block
             raise
         raise InputError(f"{option} {path}: cannot be written ({error.strerror or error})".lstrip()) from error
     finally:
@@ -53,7 +53,7 @@ def write_json(path: Path, content: Any, *, indent: int | None = 1) -> None:
 
 
 def read_json(path: Path, what_to_do: str = "") -> Any:
-    """Return the content of a JSON file; an InputError, with ``what_to_do``, if it cannot be read or is not JSON."""
+    """Return the content of a JSON file; raise InputError, which ends in ``what_to_do``, if it is not readable JSON."""
     advice = f"; {what_to_do}" if what_to_do else ""
     try:
         return json.loads(path.read_bytes())
@@ -64,7 +64,7 @@ def read_json(path: Path, what_to_do: str = "") -> Any:
 
 
 def read_config(path: Path, option: str = "") -> dict[str, Any]:
-    """Read a YAML file of settings, which ``option`` named; an InputError if it is none, or has a key twice."""
+    """Return the settings in a YAML file; raise InputError, which names ``option``, if it is no valid mapping."""
     import yaml
 
     try:
@@ -82,7 +82,10 @@ def read_config(path: Path, option: str = "") -> dict[str, Any]:
 
 
 def _with_named(settings: Any, folder: Path) -> Any:
-    """Return settings with what the YAML files say that they name, as ``objective: mine.yaml``, beside their file."""
+    """Return settings in which the name of a YAML file, as in ``objective: mine.yaml``, is replaced by its content.
+
+    The named file lies in ``folder``.
+    """
     if isinstance(settings, dict):
         return {key: _with_named(value, folder) for key, value in settings.items()}
     return read_config(folder / settings) if str(settings).endswith((".yaml", ".yml")) else settings
@@ -90,9 +93,10 @@ def _with_named(settings: Any, folder: Path) -> Any:
 
 @functools.cache
 def settings_loader() -> Callable[[str], Any]:
-    """Return what reads settings in YAML, here and from now on in jsonargparse, by whose rules 1e-3 is a number.
+    """Return the function that parses YAML settings, after telling jsonargparse to use it, too.
 
-    ``~`` is the home folder. A key that stands twice is an InputError: PyYAML takes the last one.
+    It follows jsonargparse's rules, by which 1e-3 is a number, and expands ``~``. It raises InputError if a key stands
+    twice, because PyYAML would silently take the last one.
     """
     import yaml
     from jsonargparse import get_loader, set_loader
@@ -102,7 +106,7 @@ def settings_loader() -> Callable[[str], Any]:
     def load(text: str) -> Any:
         if twice := [*_twice(yaml.compose(text, yaml.SafeLoader))]:
             raise InputError("; ".join(twice))
-        return _without_moved(_at_home(rules(text)))
+        return _without_moved(map_strings(_expand_home, rules(text)))
 
     set_loader("yaml", load, (yaml.YAMLError,))
     return load
@@ -115,7 +119,7 @@ _MOVED = {  # settings of earlier versions: their defaults, and the options of t
 
 
 def _without_moved(settings: Any) -> Any:
-    """Return settings without those that are options of a command now, and say so if they were set to something."""
+    """Remove settings that are now options of a command, with a warning if they had another value than the default."""
     for (part, name), (default, option) in _MOVED.items():
         inside = settings.get(part) if isinstance(settings, dict) else None
         if isinstance(inside, dict) and inside.pop(name, default) != default:
@@ -136,38 +140,41 @@ def _twice(node: Any) -> Iterator[str]:
         yield from _twice(child[1] if isinstance(child, tuple) else child)
 
 
-def _at_home(value: Any) -> Any:
-    """Return settings, or a word, with the home folder for ``~``; of ``--option=~/x``, no shell writes it out."""
+def map_strings(function: Callable[[str], str], value: Any) -> Any:
+    """Return plain data in which ``function`` has replaced every string."""
     if isinstance(value, dict):
-        return {key: _at_home(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_at_home(inner) for inner in value]
-    if not isinstance(value, str):
-        return value
-    option, sign, path = value.partition("=") if value.startswith("--") else ("", "", value)
+        return {key: map_strings(function, inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [map_strings(function, inner) for inner in value]
+    return function(value) if isinstance(value, str) else value
+
+
+def _expand_home(word: str) -> str:
+    """Return a word with the home folder for ``~``; also in ``--option=~/x``, where the shell does not expand it."""
+    option, sign, path = word.partition("=") if word.startswith("--") else ("", "", word)
     return option + sign + os.path.expanduser(path)
 
 
 def command_line(args: Sequence[str] | None) -> list[str]:
     """Return the words of a command line, None for sys.argv's, with the home folder for ``~``."""
-    return [_at_home(word) for word in (sys.argv[1:] if args is None else args)]
+    return [_expand_home(word) for word in (sys.argv[1:] if args is None else args)]
 
 
 def refuse_inputs(output: str | Path | None, inputs: Iterable[str | Path], option: str) -> None:
-    """Refuse, by an InputError, an output that is one of the files that are read, by any name or link."""
+    """Raise InputError if the output is one of the input files, under any name or link."""
     for path in inputs:
         if output is not None and os.path.exists(output) and os.path.exists(path) and os.path.samefile(path, output):
             raise InputError(f"{option} {output}: would replace {path}, which is an input; give another name")
 
 
 def check_suffix(path: str | Path, suffixes: Sequence[str] = FIGURES, option: str = "") -> None:
-    """Refuse, by an InputError, a file to write that does not end as its format does."""
+    """Raise InputError if an output file has none of the suffixes."""
     if Path(path).suffix.lower() not in suffixes:
         raise InputError(f"{option} {path}: must end in {', '.join(suffixes)}".lstrip())
 
 
 def is_lfs_pointer(path: Path) -> bool:
-    """Return whether a file is the short text that a clone without git-LFS has in place of a large file."""
+    """Return whether a file is a git-LFS pointer, the short text that a clone without git-LFS gets."""
     if not path.is_file():
         return False
     with path.open("rb") as file:

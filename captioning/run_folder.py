@@ -1,4 +1,4 @@
-"""The layout of a run's folder, whether its results are of its weights, and its settings as lines."""
+"""The layout of a run's folder, checksums of its weights, and its settings as flat keys."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 
 from captioning.errors import InputError
 
-PLACES = (
+LOCATION_SETTINGS = (
     "name runs results config ckpt_path trainer.default_root_dir trainer.logger checkpoint.dirpath last.dirpath"
 ).split()
-"""Settings that say where a run is stored and logged."""
+"""Settings of where a run is stored and logged."""
 
 
 class RunFolder:
     """RUNS/NAME, the folder of a training run. Any of its files may be missing."""
 
-    is_new = False  # whether a claim has made it
+    is_new = False  # whether ``claim`` has made the folder
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,9 +31,9 @@ class RunFolder:
 
     @classmethod
     def of(cls, checkpoint: str | Path) -> RunFolder | None:
-        """Return RUNS/NAME of RUNS/NAME/checkpoints/x.ckpt or of a link to it, None for a file elsewhere.
+        """Return RUNS/NAME for RUNS/NAME/checkpoints/x.ckpt or a link to it, None for a file elsewhere.
 
-        The path is relative if the folder is below the current one.
+        The path is relative if the folder lies below the current one.
         """
         for file in (Path(os.path.abspath(checkpoint)), Path(checkpoint).resolve()):
             if file.parent.name == "checkpoints":
@@ -46,11 +46,11 @@ class RunFolder:
         return self.checkpoints / f"{name}.ckpt"
 
     def is_trained(self) -> bool:
-        """Return whether a run has saved something here."""
+        """Return whether the folder has a checkpoint."""
         return self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
 
     def claim(self) -> bool:
-        """Take the folder for a run that starts; returns False if it is another's, which may have no checkpoint yet."""
+        """Take the folder for a new run; return False if another run has it, possibly without a checkpoint yet."""
         self.is_new = not self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -64,19 +64,19 @@ class RunFolder:
         return False
 
     def release(self) -> None:
-        """Let another run take the folder if this one, which has claimed it, has saved nothing."""
+        """Undo ``claim`` unless the run has saved a checkpoint."""
         if not self.is_trained():
             self.config.unlink(missing_ok=True)
-            if self.is_new:  # with what loggers wrote
+            if self.is_new:  # includes the loggers' files
                 shutil.rmtree(self.path, ignore_errors=True)
-            with suppress(OSError):  # it has other files
+            with suppress(OSError):  # the folder has other files
                 if not self.is_new:
                     self.path.rmdir()
                 self.path.parent.rmdir()
 
 
 def checksum(checkpoint: str | Path) -> str:
-    """Return what tells a checkpoint's content from others', by the checksums of its tensors; "" without a file."""
+    """Return a hash of the checksums of a checkpoint's tensors; "" without a file."""
     try:
         with zipfile.ZipFile(checkpoint) as archive:
             return hashlib.sha256(repr([part.CRC for part in archive.infolist()]).encode()).hexdigest()[:16]
@@ -85,15 +85,15 @@ def checksum(checkpoint: str | Path) -> str:
 
 
 def is_current(search: dict[str, Any], checkpoint: Path | None) -> bool:
-    """Take the checksum of tested weights out of options; return whether a checkpoint, if known, has these weights."""
+    """Return whether a checkpoint has the weights of a test, and remove their checksum from the test's options."""
     weights = search.pop("weights", "")
     return not weights or checkpoint is None or weights == checksum(checkpoint)
 
 
 def flat(settings: Mapping[str, Any], without: Iterable[str] = ()) -> dict[str, Any]:
-    """Return settings as {"model.decoder.dropout": 0.5}, but those in or beneath ``without``.
+    """Return settings as {"model.decoder.dropout": 0.5}, except the settings in or beneath ``without``.
 
-    A class has its short name, unless it is the user's own. Components of a list are keyed by their class.
+    A class of the user has its full name, another class its short name. Items of a list are keyed by their class.
     """
     left_out = tuple(f"{name}." for name in without)
     return {key: value for key, value in _flat("", settings) if not f"{key}.".startswith(left_out)}

@@ -70,7 +70,7 @@ def test_words_flags_repeated_options_and_defaults_reach_the_function():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--topping 3", "the following arguments are required: BREADS (see captioning toast --help)"),
+        ("--topping 3", "arguments are required: BREADS, as in captioning toast rye (see captioning toast --help)"),
         ("rye", "the following arguments are required: --topping"),
         ("rye --topping x", "argument --topping: invalid float value: 'x'"),
         ("rye --topping", "argument --topping: expected 1 argument"),

@@ -19,14 +19,13 @@ _KEPT = ("captioning", "state_dict", "pytorch-lightning_version", "epoch", "glob
 
 @torch.no_grad()
 def average_checkpoints(paths: Sequence[Path], fractions: Sequence[float] | None = None) -> dict[str, Any]:
-    """Return a checkpoint of the model alone, whose parameters are means over the checkpoints' parameters.
+    """Return a checkpoint without training state, whose parameters are means over the checkpoints' parameters.
 
-    Runs that began with the same weights, or one with the other's, mostly lie in one basin: the mean loses nothing, and
-    what is particular to one run fades (Izmailov et al. 2018; Wortsman et al. 2022). Runs with random beginnings of
-    their own have no useful mean. Buffers with statistics must be equal; everything else is the last checkpoint's.
+    Runs that started from the same weights mostly lie in one basin, where the mean cancels the noise of single runs
+    (Izmailov et al. 2018; Wortsman et al. 2022). Runs with different random weights have no useful mean. Buffers with
+    statistics must be equal. Everything else is the last checkpoint's.
 
     Args:
-        paths: The checkpoints.
         fractions: The weight of each checkpoint in the mean, divided by their sum. Equal by default.
 
     Raises:
@@ -61,7 +60,7 @@ def average_checkpoints(paths: Sequence[Path], fractions: Sequence[float] | None
 
 
 def _identity(model: SavedModel) -> dict[str, Any]:
-    """Return what must be equal in two models whose weights are averaged, by the names that an error gives."""
+    """Return the properties that models must share to be averaged, by the names that an error shows."""
     encoder = model.captioner.encoder.identity()
     del encoder["weights"]
     decoder = without(model.captioner.decoder.to_config(), lambda name, _: "dropout" in name)

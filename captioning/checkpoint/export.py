@@ -18,7 +18,7 @@ from torch import Tensor
 
 from captioning.checkpoint.format import describe
 from captioning.errors import InputError, check_choice
-from captioning.files import is_lfs_pointer, read_json, replacing, write_json, write_text
+from captioning.files import is_lfs_pointer, map_strings, read_json, replacing, write_json, write_text
 from captioning.model.captioner import Captioner
 from captioning.vocabulary import Vocabulary
 
@@ -33,8 +33,8 @@ def is_export(folder: Path) -> bool:
 
 
 def refuse_other_folder(folder: Path) -> None:
-    """Refuse, by an InputError, to write over files of something else, such as a model of another library."""
-    is_ours = is_export(folder) and (folder / VOCABULARY).is_file()  # which folders of other models lack
+    """Raise InputError if the folder has files that this project did not write, such as another library's model."""
+    is_ours = is_export(folder) and (folder / VOCABULARY).is_file()  # other libraries write no vocabulary.json
     for name in () if is_ours else (CARD, WEIGHTS, CONFIG, VOCABULARY, CHECKSUMS):
         if (folder / name).exists():
             raise InputError(f"--output {folder}: has a {name} of something else; give a folder of its own")
@@ -51,18 +51,15 @@ def write_export(
 ) -> None:
     """Write a folder that ``read_export`` reads.
 
-    Absolute paths in the settings are reduced to the file's name: they tell where files lay on another machine.
+    An absolute path in the settings, which are the full training configuration, is reduced to the file's name.
 
     Args:
-        folder: The folder, which need not exist.
-        captioner, vocabulary: The model, and the words that it knows.
-        settings: The full configuration that it was trained with.
         card: The model card, in Markdown.
-        dtype: Type that the large parameters are stored in. The model still computes in float32. The smallest ones,
-            2 % of all numbers, and the buffers keep their types: they need the digits, and are small.
+        dtype: Type that the large parameters are stored in. The model still computes in float32. The smallest
+            parameters, 2 % of all numbers, and the buffers keep their types, because they need the digits.
 
     Raises:
-        InputError: The folder cannot be written or has files of something else, or the type is too small for a weight.
+        InputError: The folder cannot be written or has other files, or a weight is out of the type's range.
     """
     from safetensors.torch import save
 
@@ -74,7 +71,7 @@ def write_export(
     config = describe(captioner, vocabulary, settings)
     write_json(folder / VOCABULARY, {"words": config.pop("vocabulary")}, indent=0)
     config["cells"] = dataclasses.asdict(captioner.encoder.cells)  # measuring them takes a second
-    write_json(folder / CONFIG, _without_folders(config))
+    write_json(folder / CONFIG, map_strings(_without_folder, config))
     write_text(folder / CARD, card)
     files = (WEIGHTS, CONFIG, VOCABULARY)
     sums = [f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in files]
@@ -84,9 +81,7 @@ def write_export(
 def read_export(folder: Path) -> dict[str, Any]:
     """Return the content and the weights of a folder, arranged as in a checkpoint.
 
-    Raises:
-        InputError: A file is missing, or is no JSON.
-        Exception: Of any kind, where the content is damaged.
+    Raise InputError if a file is missing or is no JSON, and any other exception if the content is damaged.
     """
     from safetensors.torch import load_file
 
@@ -97,11 +92,15 @@ def read_export(folder: Path) -> dict[str, Any]:
     return {"captioning": content, "state_dict": state}
 
 
-def _stored_weights(captioner: Captioner, dtype: StoredType) -> dict[str, Tensor]:
-    """Return the model's state, with all parameters in the type but the smallest ones, which together have 2 %.
+def _without_folder(text: str) -> str:
+    return os.path.basename(text) if os.path.isabs(text) else text
 
-    Of the pretrained captioner these are the biases, the depthwise convolutions and the first layers of its encoder.
-    Rounded to float16, they changed more captions than all others together.
+
+def _stored_weights(captioner: Captioner, dtype: StoredType) -> dict[str, Tensor]:
+    """Return the model's state, with all parameters in ``dtype`` except the smallest ones, 2 % of all numbers.
+
+    In the pretrained captioner the smallest parameters are the biases, the depthwise convolutions and the encoder's
+    first layers. Rounding them to float16 changed more captions than rounding all others.
     """
     sizes = {name: parameter.numel() for name, parameter in captioner.named_parameters(remove_duplicate=False)}
     by_size = sorted(sizes, key=sizes.__getitem__)
@@ -109,18 +108,9 @@ def _stored_weights(captioner: Captioner, dtype: StoredType) -> dict[str, Tensor
     large = set(by_size[np.searchsorted(cumulated, 0.02 * cumulated[-1], side="right") :])
     stored = {}
     for name, tensor in captioner.state_dict().items():
-        # Tied embeddings are one tensor with two names. The format takes no tensor twice, so each name gets a copy.
+        # Tied embeddings are one tensor with two names, and safetensors stores no tensor twice: each name gets a copy.
         kept = tensor.detach().cpu().contiguous().clone()
         stored[name] = kept.to(getattr(torch, dtype)) if name in large else kept
         if kept.isfinite().all() and not stored[name].isfinite().all():
             raise InputError(f"--dtype {dtype}: {name} is beyond its range; take bfloat16 or float32")
     return stored
-
-
-def _without_folders(value: Any) -> Any:
-    """Return plain data in which an absolute path is only its last part."""
-    if isinstance(value, dict):
-        return {name: _without_folders(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_folders(item) for item in value]
-    return os.path.basename(value) if isinstance(value, str) and os.path.isabs(value) else value

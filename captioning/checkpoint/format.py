@@ -15,14 +15,11 @@ from captioning.model.decoder import Decoder
 from captioning.vocabulary import Vocabulary, tokenizer_config, tokenizer_from
 
 CHECKPOINT_FORMAT = 1
-"""Counts up when a checkpoint's ``["captioning"]`` entry changes such that an older program cannot read it."""
+"""Increased when older versions cannot read a checkpoint's ``["captioning"]`` entry any more."""
 
 
 def describe(captioner: Captioner, vocabulary: Vocabulary, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint's ``["captioning"]`` entry, from which ``rebuild`` makes the model.
-
-    ``settings`` are the full configuration that the model was trained with.
-    """
+    """Return a checkpoint's ``["captioning"]`` entry; ``settings`` are the full training configuration."""
     cells = captioner.encoder.known_cells
     return {
         "format": CHECKPOINT_FORMAT,
@@ -37,17 +34,11 @@ def describe(captioner: Captioner, vocabulary: Vocabulary, settings: Mapping[str
 
 
 def rebuild(content: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[Captioner, Vocabulary]:
-    """Return the model that a checkpoint describes, with its weights and its vocabulary.
+    """Return the captioner and the vocabulary of a checkpoint's ``["captioning"]`` and ``["state_dict"]`` entries.
 
-    Only known classes are constructed, and no file that the description names is read or written.
-
-    Args:
-        content: The checkpoint's ``["captioning"]`` entry.
-        weights: The checkpoint's ``["state_dict"]``; the captioner's names begin with "captioner.".
-
-    Raises:
-        InputError: The format is a newer version's, a class is unknown, or the weights are not finite.
-        Exception: Of any kind, where the content is damaged.
+    Only known classes are constructed, and no file that the description names is read or written. Raise InputError if
+    the format is a newer version's, a class is unknown, or the weights are not finite, and any other exception if the
+    content is damaged.
     """
     if content["format"] > CHECKPOINT_FORMAT:
         formats = f"{content['format']}, this version reads up to {CHECKPOINT_FORMAT}"
@@ -68,12 +59,12 @@ def rebuild(content: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[Cap
 
 
 def without(config: Any, leaves_out: Callable[[str, Any], bool]) -> Any:
-    """Return a model's description without arguments that do not change a trained model."""
+    """Return a model's description without the arguments for which ``leaves_out(name, value)`` is true."""
     if not isinstance(config, dict):
         return config
     return {name: without(value, leaves_out) for name, value in config.items() if not leaves_out(name, value)}
 
 
 def _counts_batches(name: str, value: Any) -> bool:
-    """Return whether an argument is a schedule of 0.2.0."""
+    """Return whether an argument is a schedule of version 0.2.0, which counted batches."""
     return name in ("anneal", "final_temperature") or (name == "ramp" and max(value or (0,)) > 1)

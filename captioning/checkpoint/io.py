@@ -15,10 +15,10 @@ from captioning.run_folder import RunFolder
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Return what `captioning fit` saved, on the CPU. No code in the file is run.
+    """Return what `captioning fit` saved, on the CPU, without running code in the file.
 
-    The tensors are read when they are used, so that the optimizer's state, two thirds of the file, stays on the disk.
-    An InputError says that the file is missing, damaged, or of another project.
+    Tensors are read on first use, so that the optimizer's state, two thirds of the file, stays on the disk. Raise
+    InputError if the file is missing, damaged, or another project's.
     """
     if path.is_dir():
         best = RunFolder(path).checkpoint("best")
@@ -42,8 +42,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint as a whole; an InputError, and an unchanged file, if there is no space or no permission."""
-    content = io.BytesIO()  # of a full disk, torch.save itself says nothing that can be understood
+    """Write a checkpoint; on a full disk or without permission, raise InputError and leave the old file unchanged."""
+    content = io.BytesIO()  # torch.save's own message about a full disk does not mention the disk
     torch.save(checkpoint, content)
     with replacing(path) as part:
         part.write_bytes(content.getbuffer())

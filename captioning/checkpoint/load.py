@@ -25,29 +25,22 @@ FOLDER = Path(__file__).parent.parent / "pretrained" / "photos_lite2"
 
 
 class SavedModel(NamedTuple):
-    """A model as it was saved.
-
-    Attributes:
-        path: Where it was read from.
-        captioner: Encoder and decoder with their weights.
-        vocabulary: The words that the model knows.
-        settings: The full configuration that the model was trained with; {} if that was not saved.
-    """
+    """A model as it was saved."""
 
     path: str
     captioner: Captioner
     vocabulary: Vocabulary
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # the full training configuration; {} if it was not saved
 
     def load_into(self, captioner: Captioner, vocabulary: Vocabulary) -> None:
-        """Copy these weights into a captioner that is to be trained; its training batches count from 0.
+        """Copy these weights into a captioner to train; its count of training batches stays 0.
 
-        Its ``vocabulary`` has this model's words, and possibly further ones, which begin with the weights of <unk>. An
-        InputError says that the weights belong to another vocabulary or to another model.
+        ``vocabulary`` starts with this model's words. Further words start with the weights of <unk>. Raise InputError
+        if the vocabulary or the model does not fit.
         """
         if vocabulary.words[: len(self.vocabulary.words)] != self.vocabulary.words:
             check_vocabulary(f"{self.path}: its", self.vocabulary.words, vocabulary, ", or data.vocabulary.extend")
-        counter = ".batches"  # hard attention's number of training batches, which its schedules depend on
+        counter = ".batches"  # the batch count of hard attention's schedules
         weights = {name: value for name, value in self.captioner.state_dict().items() if not name.endswith(counter)}
         weights |= {name: value for name, value in captioner.state_dict().items() if name.endswith(counter)}
         further = len(vocabulary) - len(self.vocabulary)
@@ -64,25 +57,24 @@ class SavedModel(NamedTuple):
 
 
 def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.device = "cpu") -> SavedModel:
-    """Return the model that a training run saved. The file alone is enough, and no code in it is run.
+    """Return a saved model without running code in its file.
 
     Args:
-        path: A .ckpt file of this project, a folder that `captioning export` wrote, the name of such a folder on the
-            Hugging Face hub, "hf:owner/name" or "hf:owner/name@revision", or "pretrained", the captioner that is
-            installed with the package.
-        device: Where the model goes: "cpu", "cuda", "cuda:1" ...
+        path: A .ckpt file, a folder that `captioning export` wrote, such a folder's name on the Hugging Face hub
+            ("hf:owner/name" or "hf:owner/name@revision"), or "pretrained", the captioner installed with the package.
+        device: "cpu", "cuda", "cuda:1" ..
 
     Raises:
         InputError: The file is missing, damaged, of another project or of a newer version of this one; the device does
             not exist; or the hub has no such captioner or cannot be reached.
     """
     target, path = check_device(device), os.path.expanduser(path)
-    place = FOLDER if path == PRETRAINED else _download(str(path)) if str(path).startswith("hf:") else Path(path)
-    if path == PRETRAINED and not is_export(place):
-        raise InputError(f"this installation has no pretrained captioner ({place} is missing); name a model")
-    checkpoint = {} if is_export(place) else read_checkpoint(place)
+    source = FOLDER if path == PRETRAINED else _download(str(path)) if str(path).startswith("hf:") else Path(path)
+    if path == PRETRAINED and not is_export(source):
+        raise InputError(f"this installation has no pretrained captioner ({source} is missing); name a model")
+    checkpoint = {} if is_export(source) else read_checkpoint(source)
     try:
-        checkpoint = checkpoint or read_export(place)
+        checkpoint = checkpoint or read_export(source)
         content = checkpoint["captioning"]
         captioner, vocabulary = rebuild(content, checkpoint["state_dict"])
         if "cells" in content:
@@ -99,7 +91,7 @@ def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.de
 def read_members(
     first: SavedModel, paths: Sequence[str | os.PathLike[str]], device: str | torch.device = "cpu"
 ) -> list[SavedModel]:
-    """Return further members of an ensemble, as ``read_model`` does; an InputError if their vocabulary is another."""
+    """Return further members of an ensemble; raise InputError if a vocabulary differs from the first member's."""
     others = [read_model(path, device) for path in paths]
     for other in others:
         if other.vocabulary != first.vocabulary:
@@ -108,10 +100,9 @@ def read_members(
 
 
 def _download(name: str) -> Path:
-    """Return the folder of "hf:owner/name" or "hf:owner/name@revision", downloaded where the hub's cache lacks it.
+    """Download "hf:owner/name" or "hf:owner/name@revision" unless the hub's cache has it; return its folder.
 
-    Without a connection, or with ``HF_HUB_OFFLINE=1``, only the cache is used. The configuration is fetched first, so
-    that the weights of another kind of model are never downloaded.
+    The configuration is downloaded first, so that the weights of another kind of model never are.
     """
     try:
         from huggingface_hub import hf_hub_download
@@ -130,7 +121,7 @@ def _download(name: str) -> Path:
 
 
 def check_device(name: str | torch.device) -> torch.device:
-    """Return a device that exists and can caption: Apple's mps has no float64, in which words are drawn."""
+    """Return the device; raise InputError unless it is this machine's CPU or CUDA GPU (sampling needs float64)."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     usable = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
@@ -140,17 +131,15 @@ def check_device(name: str | torch.device) -> torch.device:
 
 
 def check_tokenizer(checkpoint: Tokenizer, data: Tokenizer) -> None:
-    """Refuse, by an InputError, data that are tokenised otherwise than the checkpoint's words."""
+    """Raise InputError if the data's tokenizer differs from the checkpoint's."""
     if checkpoint != data:
-        there, here = type(checkpoint).__name__, type(data).__name__
-        raise InputError(f"data.vocabulary.tokenizer: {here}, the checkpoint's words are those of {there}; set {there}")
+        trained, given = type(checkpoint).__name__, type(data).__name__
+        problem = f"{given}, the checkpoint's words are those of {trained}; set {trained}"
+        raise InputError(f"data.vocabulary.tokenizer: {problem}")
 
 
 def check_vocabulary(whose: str, words: Sequence[str], vocabulary: Vocabulary, remedy: str = "") -> None:
-    """Refuse, by an InputError, data whose ``vocabulary`` has other words than a checkpoint.
-
-    ``whose`` begins the message, such as "the checkpoint's"; ``remedy`` ends it.
-    """
+    """Raise InputError, with a message from ``whose`` to ``remedy``, if the data have other words than a checkpoint."""
     if tuple(words) != vocabulary.words:
         raise InputError(
             f"{whose} vocabulary ({len(words)} words) is not the data's ({len(vocabulary.words)}): "

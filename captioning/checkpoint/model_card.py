@@ -72,13 +72,11 @@ def card(
     """Return the model card, Markdown with a YAML head.
 
     Args:
-        captioner, vocabulary: The model, and the words that it knows.
-        settings: The full configuration that it was trained with.
-        name: The title of the card.
-        checkpoint: Its file, if it lies in a run's folder. Results there of other weights are left out.
-        license: License of the weights; the card says so if it is None.
-        notes: What only a person knows, in Markdown. A section ``## TITLE`` replaces the card's own of that title, or
-            follows the others; what comes before the first section replaces the card's beginning.
+        settings: The full training configuration.
+        checkpoint: The model's file; the card has the tests of these weights in its run's folder.
+        license: License of the weights.
+        notes: Further text in Markdown. A section ``## TITLE`` replaces the card's section of that title, or is
+            appended. Text before the first section replaces the card's beginning.
     """
     encoder, decoder = captioner.encoder, captioner.decoder
     text = _TEMPLATE.format(
@@ -100,7 +98,7 @@ def card(
 
 
 def _sections(markdown: str) -> dict[str, str]:
-    """Return the sections of a text by their titles; the title of what comes before them is ""."""
+    """Return the sections of a text by title; the text before the first section has the title ""."""
     start, *parts = re.split(r"^## +(.*)$", markdown, flags=re.MULTILINE)
     sections = {title.strip(): f"## {title}{text}" for title, text in zip(parts[::2], parts[1::2], strict=True)}
     return {title: text.strip() for title, text in ({"": start} | sections).items() if text.strip()}
@@ -128,7 +126,7 @@ def _class(config: Mapping[str, Any] | None) -> str | None:
 
 
 def _metrics(checkpoint: Path | None) -> str:
-    """Return a table for each split on which this checkpoint was tested."""
+    """Return a table of metrics for each split on which this checkpoint was tested."""
     if checkpoint is None or (run := RunFolder.of(checkpoint)) is None:
         return UNTESTED
     tables = []

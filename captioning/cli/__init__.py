@@ -90,42 +90,41 @@ examples:
   captioning fit --ckpt_path runs/shapes_soft/checkpoints/last.ckpt     (resume)"""
 
 
-def near(path: str | Path) -> str:
-    """Return ``; did you mean X?`` with the file of that folder whose name is nearest, "" if none is near."""
-    folder = Path(path).parent
-    names = difflib.get_close_matches(
-        Path(path).name, [other.name for other in folder.glob("*") if other.exists()], 1, 0.75
-    )
-    return f"; did you mean {folder / names[0]}?" if names else ""
+def suggest_path(path: str | Path) -> str:
+    """Return ``; did you mean X?`` with the file of the same folder whose name is nearest, "" if none is near."""
+    path = Path(path)
+    names = [other.name for other in path.parent.glob("*") if other.exists()]
+    nearest = difflib.get_close_matches(path.name, names, 1, 0.75)
+    return f"; did you mean {path.with_name(nearest[0])}?" if nearest else ""
 
 
 def check_output(option: str, path: Path | None, suffixes: tuple[str, ...] = ()) -> None:
-    """Refuse, by an InputError, what is probably mistyped: an output that needs two new folders, or ends wrongly.
+    """Raise InputError for a probably mistyped output: it needs two new folders, or has none of the suffixes.
 
-    Without ``suffixes`` it is a folder itself. None and - are no file.
+    Without ``suffixes``, the output is a folder. None and - are not checked.
     """
     if path is not None and str(path) != "-":
         if suffixes:
             check_suffix(path, suffixes, option)
         folder = path.parent if suffixes else path
         if not (folder.exists() or folder.parent.exists()):
-            remedy = near(folder.parent) or "; make it if it is meant"
+            remedy = suggest_path(folder.parent) or "; make it if it is meant"
             raise InputError(f"{option} {path}: there is no folder {folder.parent}{remedy}")
 
 
 def announce(command: str, what: str = "PyTorch") -> None:
-    """Say that torch is imported, which takes seconds, unless it is imported already."""
+    """Print that torch is being imported, which takes seconds, unless it is imported already."""
     if "torch" not in sys.modules:
         print(f"captioning {command}: importing {what} ...", file=sys.stderr, flush=True)
 
 
-def say_written(path: Path) -> None:
+def print_written(path: Path) -> None:
     print(f"written to {path}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
-def tables(json: Path | None) -> Iterator[dict[str, Any]]:
-    """Yield what takes the numbers of printed tables, and write them as JSON at the end; ``-`` prints them alone."""
+def json_output(json: Path | None) -> Iterator[dict[str, Any]]:
+    """Yield a dict for results and write it as JSON at the end; with ``-``, stdout has only the JSON."""
     numbers: dict[str, Any] = {}
     with contextlib.redirect_stdout(sys.stderr) if str(json) == "-" else contextlib.nullcontext():
         yield numbers
@@ -133,4 +132,4 @@ def tables(json: Path | None) -> Iterator[dict[str, Any]]:
         print(json_text.dumps(numbers, ensure_ascii=False, indent=1))
     elif json is not None:
         write_json(json, numbers)
-        say_written(json)
+        print_written(json)

@@ -20,9 +20,7 @@ h1 { font-family: system-ui, sans-serif; }
 .frame { display: block; width: 100%; border: 0; }
 footer { display: none !important; }
 """
-
-
-# The frame is as high as its content, and arrow keys go to it at once. "vh" in it is this window's.
+# The frame is as high as its content and has the focus, for arrow keys. --screen is the height of this window.
 _LOADED = """
 const { body, documentElement: page } = this.contentDocument;
 page.style.setProperty("--screen", innerHeight + "px");
@@ -50,7 +48,7 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
     if importlib.util.find_spec("gradio") is None:
         raise InputError("captioning app needs gradio: pip install -e '.[app]'")
     print(f"captioning app: loading {printable(model)} ...", file=sys.stderr, flush=True)
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # for what gradio sends when it is imported
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio sends some on import
     import gradio
 
     from captioning.checkpoint.load import FOLDER
@@ -64,7 +62,7 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
         introduction = "Drop a photograph: the model describes it, and shows where it looked at each word."
         gradio.Markdown(f"# Describe a photograph\n{introduction} {_limits(model)}")
         photo: Any = gradio.Image(label="Photograph", height=220, sources=["upload", "clipboard"], buttons=[])
-        # The file comes as it is, not read by gradio: what is no photograph gets our one line.
+        # gradio passes the file without reading it, so that a file that is no photograph gets our one line.
         photo.preprocess = lambda upload: upload and upload.path
         files = [[str(examples / one["file"])] for one in shown]
         samples = gradio.Dataset(components=[photo], samples=files, label="Examples, the last one difficult")
@@ -72,10 +70,10 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
         gradio.Markdown(f"<small>{sources}</small>")
         result, known = gradio.HTML(padding=False), {(one["file"], one["caption"]): one for one in shown}
         photo.change(lambda path: _answer(captioner, name, path, known), photo, result, api_visibility="private")
-    place: dict[str, Any] = {"server_name": host, "server_port": port, "allowed_paths": [str(examples)]}
+    server: dict[str, Any] = {"server_name": host, "server_port": port, "allowed_paths": [str(examples)]}
     try:
-        page.launch(**place, prevent_thread_lock=True, quiet=True, ssr_mode=False, run_history=False, css=_STYLE)
-    except (OSError, OverflowError) as error:  # gradio's own, without an errno, or no port's number
+        page.launch(**server, prevent_thread_lock=True, quiet=True, ssr_mode=False, run_history=False, css=_STYLE)
+    except (OSError, OverflowError) as error:  # OSError is gradio's own, without an errno
         what_to_do = "give an address of this machine and a free port"
         raise InputError(f"--host {host} --port {port}: cannot be served on; {what_to_do}") from error
     print(f"captioning app: {page.local_url} (Ctrl-C ends it)", file=sys.stderr, flush=True)
@@ -83,7 +81,7 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
 
 
 def _limits(model: str) -> str:
-    """Return what the card of an exported folder says first about the model's limits."""
+    """Return the first limit in the model card of an exported folder."""
     from captioning.checkpoint.load import FOLDER, PRETRAINED
 
     card = (FOLDER if model == PRETRAINED else Path(model)) / "README.md"
@@ -92,7 +90,7 @@ def _limits(model: str) -> str:
 
 
 def _answer(captioner: ImageCaptioner[Any], name: str, path: str | None, known: dict[Any, Any]) -> str:
-    """Return HTML: the explorer of the photograph, below an example's wrong words; or why there is none, in a line."""
+    """Return HTML: an example's wrong words and the explorer of the photograph, or one line with the error."""
     from captioning.views.explorer import explorer_page, shown_image
 
     if path is None:

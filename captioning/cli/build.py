@@ -1,4 +1,4 @@
-"""Objects that parts of a training configuration describe."""
+"""Building objects from parts of a training configuration."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from captioning.files import settings_loader
 
 
 def restrict_imports() -> None:
-    """Let settings name classes of this package, of PyTorch and Lightning, and of modules that ``--import`` named.
-
-    A module that a file of settings names is not imported otherwise.
-    """
+    """Let settings name classes only of this package, PyTorch, Lightning, and modules given by ``--import``."""
     settings_loader()
     known = ["captioning", "torch.optim", "torch.nn", "pytorch_lightning", "lightning_fabric", *IMPORTED]
     set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=known)
@@ -34,34 +31,34 @@ def build(
     options: Sequence[str] = (),
     grouped: Sequence[str] = (),
 ) -> list[Any]:
-    """Build the parts of training configurations that are named as in ``{"data.source": CaptionSource}``.
+    """Build the parts of training configurations with the types ``kinds``, such as ``{"data.source": CaptionSource}``.
 
-    A part whose type admits None may be missing. Later configurations win over earlier ones, and options of the
-    training command, ``["--data.source.root", "DIR"]``, over both. The settings of a ``grouped`` part are the arguments
-    of that one class, without ``class_path``.
+    A part whose type admits None may be missing. A later configuration wins over earlier ones; ``options`` of the
+    training command, ``["--data.source.root", "DIR"]``, win over all. A ``grouped`` part has the arguments of its type
+    instead of a ``class_path``.
     """
     restrict_imports()
     parser = _Parser(prog="captioning fit", allow_abbrev=False)
     parser.settings = configs = [*configs]
     parser.add_argument("--config", action=ActionConfigFile)
-    for place, kind in kinds.items():
-        if place in grouped:
-            parser.add_class_arguments(kind, place)
+    for key, kind in kinds.items():
+        if key in grouped:
+            parser.add_class_arguments(kind, key)
         else:
-            parser.add_argument(f"--{place}", type=kind, required=type(None) not in get_args(kind))
+            parser.add_argument(f"--{key}", type=kind, required=type(None) not in get_args(kind))
     arguments = []
     for config in configs:
-        parts = {place: part for place in kinds if (part := _at(place, config)) is not None}
+        parts = {key: part for key in kinds if (part := _at(key, config)) is not None}
         arguments += ["--config", json.dumps(parts, default=str)]
     settings = parser.parse_args([*arguments, *options])
     try:
         built = parser.instantiate(settings)
     except (TypeError, ValueError) as error:  # an argument that its class refuses
         raise error if isinstance(error, InputError) else InputError(f"{', '.join(kinds)}: {error}") from error
-    return [built[place] for place in kinds]
+    return [built[key] for key in kinds]
 
 
-def _at(place: str, config: Any) -> Any:
-    for name in place.split("."):
+def _at(key: str, config: Any) -> Any:
+    for name in key.split("."):
         config = config.get(name) if isinstance(config, Mapping) else None
     return config

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from captioning.cli import announce, check_output, near, say_written
+from captioning.cli import announce, check_output, print_written, suggest_path
 from captioning.errors import InputError, printable
 from captioning.files import FIGURES, JSON, PAGES, refuse_inputs, replacing, write_text
 from captioning.run_folder import RunFolder
@@ -91,7 +91,7 @@ def caption(
     named = list(_paths(images))
     for path in named:
         if not os.path.exists(path):
-            skip(path, f"{path}: no such image file{near(path)}")
+            skip(path, f"{path}: no such image file{suggest_path(path)}")
     paths = [path for path in named if path not in unread]
     for option, output in (("--overlay", overlay), ("--json", json), ("--explorer", explorer)):
         refuse_inputs(output, [*paths, *models], option)
@@ -115,7 +115,7 @@ def caption(
     explored = []
     with contextlib.ExitStack() as stack:
         lines = sys.stdout if str(json) == "-" else None
-        if json is not None and lines is None:  # the file gets its name when it is complete
+        if json is not None and lines is None:  # replaced only when it is complete
             part = stack.enter_context(replacing(json, "--json"))
             lines = stack.enter_context(part.open("w", encoding="utf-8"))
         for one in captioner.stream(paths, options, batch_size=batch_size, on_error=skip):
@@ -136,15 +136,15 @@ def caption(
         write_text(explorer, explorer_page(explored, f"Where {title} looks"), "--explorer")
     for output in (overlay, explorer, json):
         if output is not None and len(unread) < len(named) and str(output) != "-":
-            say_written(output)
-    if unread and not single:
-        print(f"error: {len(unread)} of {len(named)} images unreadable", file=sys.stderr)
+            print_written(output)
     if unread:
+        if not single:
+            print(f"error: {len(unread)} of {len(named)} images unreadable", file=sys.stderr)
         raise SystemExit(2)
 
 
 def _paths(images: Sequence[str]) -> Iterator[str]:
-    """Yield the files as named, the images below folders in the order of their names, and those of standard input."""
+    """Yield the named files, the images below named folders in order, and the paths of standard input for ``-``."""
     for name in images:
         if name == "-":
             lines = sys.stdin.buffer.read().removeprefix(codecs.BOM_UTF8).splitlines()
@@ -153,21 +153,21 @@ def _paths(images: Sequence[str]) -> Iterator[str]:
             from captioning.data.images import HEIC, suffixes
 
             inside = [*_below(name)]
-            counts, read = Counter(kind for kind, _ in inside), set(suffixes())
-            others = {kind: counts[kind] for kind in sorted(counts.keys() - read)}
-            kinds = ", ".join(f"{count} {kind or 'without a suffix'}" for kind, count in others.items())
-            kinds += f" ({HEIC})" if {".heic", ".heif"} & others.keys() else ""
+            counts, read = Counter(suffix for suffix, _ in inside), set(suffixes())
+            others = {suffix: counts[suffix] for suffix in sorted(counts.keys() - read)}
+            listing = ", ".join(f"{count} {suffix or 'without a suffix'}" for suffix, count in others.items())
+            listing += f" ({HEIC})" if {".heic", ".heif"} & others.keys() else ""
             if len(inside) == sum(others.values()):
-                raise InputError(f"{name}: no image in this folder" + f", only {kinds}" * bool(others))
+                raise InputError(f"{name}: no image in this folder" + f", only {listing}" * bool(others))
             if others:
-                print(f"{name}: left out what are no images: {printable(kinds)}", file=sys.stderr)
-            yield from sorted(path for kind, path in inside if kind in read)
+                print(f"{name}: left out what are no images: {printable(listing)}", file=sys.stderr)
+            yield from sorted(path for suffix, path in inside if suffix in read)
         else:
             yield name
 
 
 def _below(folder: str, above: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
-    """Yield suffix and path of the files below a folder, also behind links, except those that lead back above."""
+    """Yield suffix and path of the files below a folder; follow links, except links to a folder above."""
     from captioning.data.images import has_header
 
     above = (*above, os.path.realpath(folder))
@@ -185,7 +185,7 @@ def _below(folder: str, above: tuple[str, ...] = ()) -> Iterator[tuple[str, str]
 
 
 def _overlay_paths(target: Path, paths: Sequence[str], single: bool) -> dict[str, Path]:
-    """Return the overlay of each image: the file, or one in the folder."""
+    """Return each image's overlay: ``target``, or a file in the folder ``target``."""
     is_figure = target.suffix.lower() in FIGURES
     if (is_figure or target.is_file() or (single and target.suffix)) and not target.is_dir():
         if not single:
@@ -197,11 +197,11 @@ def _overlay_paths(target: Path, paths: Sequence[str], single: bool) -> dict[str
     check_output("--overlay", target)
     counts: Counter[str] = Counter()
     folders = {Path(path).resolve().parent for path in paths}
-    images: dict[str, tuple[str, Path]] = {}  # and overlays by their names, whose case some disks ignore
+    images: dict[str, tuple[str, Path]] = {}  # images and overlays, by lower-case name: some disks ignore case
     for path in dict.fromkeys(paths):
         stem = Path(path).stem
         overlay = target / f"{stem}.png"
-        while str(overlay).lower() in images:  # of an image of the same name, as from another folder
+        while str(overlay).lower() in images:  # images of two folders may have the same name
             counts[stem] += 1
             overlay = target / f"{stem}-{counts[stem] + 1}.png"
         if target.resolve() in folders and overlay.exists():

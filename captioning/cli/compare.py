@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from captioning.cli import IMPORTED, announce, check_output, near, say_written, tables
+from captioning.cli import IMPORTED, announce, check_output, json_output, print_written, suggest_path
 from captioning.errors import InputError, check_whole
 from captioning.files import FIGURES, JSON, PAGES, refuse_inputs, write_text
 
@@ -46,7 +46,7 @@ def compare(
         captioning compare runs/soft_1 runs/soft_2 runs/hard_1 runs/hard_2 --metric bleu1
     """
     if missing := next((run for run in runs if not Path(run).is_dir()), None):
-        raise InputError(f"{missing}: no such folder of a run{near(missing)}")
+        raise InputError(f"{missing}: no such folder of a run{suggest_path(missing)}")
     for option, path, suffixes in (("--figure", figure, FIGURES), ("--output", output, PAGES), ("--json", json, JSON)):
         check_output(option, path, suffixes)
     check_whole(1, resamples=resamples)
@@ -59,8 +59,8 @@ def compare(
     from captioning.comparison.terminal import print_comparison
     from captioning.provenance import provenance
 
-    with tables(json) as numbers:
-        # A run that was named by itself, to compare with, is not added again with those of its folder.
+    with json_output(json) as numbers:
+        # A run that is named by itself and by its folder counts once.
         found = list({os.path.realpath(run.folder): run for name in runs for run in find_runs(name)}.values())
         if len(found) < 2:
             raise InputError(f"give two or more runs to compare, got {' '.join(runs)}")
@@ -75,14 +75,14 @@ def compare(
                 options = ["--ckpt_path", str(run.checkpoint), *(f"--import={module}" for module in IMPORTED)]
                 test_command = [sys.executable, "-m", "captioning", "test", *options]
                 print(f"testing {run.name} ...", file=sys.stderr, flush=True)
-                # What the test prints stands in the comparison.
+                # The comparison shows the test's results.
                 if subprocess.run(test_command, stdout=subprocess.DEVNULL, check=False).returncode:
                     raise InputError(f"{run.name}: captioning test failed")
         found = [read_run(run.folder) for run in found] if test else found
         name_runs(found)
         models, problems = load_models(found)
         comparison = comparison_of(found, metric=metric, resamples=resamples, seed=seed, images=images)
-        found = [run for run in found if run.name in comparison.runs]  # without those on other data
+        found = [run for run in found if run.name in comparison.runs]  # without runs on other data
         explorer, more = explore(found, models, comparison, seed=seed)
         comparison.notices += problems + more
         first = [run for run in found if run.name in {names[0] for names in comparison.variants}]
@@ -91,7 +91,7 @@ def compare(
             if picture is None:
                 raise InputError(f"--figure {figure}: the runs have no image in common whose file and models are there")
             picture.save_figure(figure)
-            say_written(figure)
+            print_written(figure)
         print_comparison(comparison)
         command = f"captioning compare {shlex.join(runs)} --metric {metric}"
         origin = provenance(command=command, seed=seed)

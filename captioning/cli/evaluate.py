@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from captioning.cli import announce, check_output, tables
+from captioning.cli import announce, check_output, json_output
 from captioning.files import JSON, refuse_inputs
 
 
@@ -36,20 +36,21 @@ def evaluate(
     announce("evaluate")
     from captioning.evaluation.records import pair, read_references, read_results
     from captioning.metrics.resampling import intervals
-    from captioning.metrics.table import UNIT, count, few
+    from captioning.metrics.table import UNIT, count, few_images_warning
     from captioning.vocabulary import tokenizer_from
 
-    with tables(json) as numbers:
+    with json_output(json) as numbers:
         words = tokenizer_from(tokenizer)
         given = read_results(captions)
         known = read_references(references, split=split, tokenizer=words)
         hypotheses, references_of_images = pair(given, known, where=captions, tokenizer=words)
-        print(f"{len(given)} captions of {len(known)} images with references{few(len(references_of_images))}")
+        images = len(references_of_images)
+        print(f"{len(given)} captions of {len(known)} images with references{few_images_warning(images)}")
         print(f"{'':12}{'score':>8}  {'95 % interval':>18}")
         numbers["values"] = {}
         for family, counts in count(hypotheses, references_of_images, java=words.english):
             for title, (value, low, high) in zip(family.titles, intervals(counts, family.values).T, strict=True):
                 print(f"{title:12}{value:8.2f}  {f'{low:.2f} to {high:.2f}':>18}")
                 numbers["values"][title] = {"value": float(value), "interval": [float(low), float(high)]}
-        numbers |= {"unit": UNIT, "images": len(references_of_images), "tokens": words.description}
+        numbers |= {"unit": UNIT, "images": images, "tokens": words.description}
         print(f"{UNIT}. Intervals: bootstrap over images, 1000 resamples.\nTokens: {words.description}.")

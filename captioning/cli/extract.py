@@ -69,12 +69,12 @@ def extract(
         except RuntimeError as error:
             raise InputError(f"--init_from {init_from}: its encoder is not the config's ({one_line(error)})") from error
     source.prepare()
-    place = check_device(device)
+    target = check_device(device)
     extract_features(
-        encoder.to(place).eval(),
+        encoder.to(target).eval(),
         {name: source.index(name) for name in splits},
         output,
-        device=place,
+        device=target,
         batch_size=batch_size,
         num_workers=num_workers,
         flipped=["train"] if flipped else [],

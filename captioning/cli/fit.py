@@ -35,7 +35,7 @@ from captioning.encoders.base import without_weights
 from captioning.errors import InputError, check_range, did_you_mean, one_line
 from captioning.files import read_config, write_text
 from captioning.kernels.machine import best_precision
-from captioning.metrics.table import METRICS, better, few, log_key
+from captioning.metrics.table import METRICS, better, few_images_warning, log_key
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder, flat
 from captioning.training import (
@@ -51,16 +51,14 @@ from captioning.training import (
     start_loggers,
 )
 
-_FOLDER = "CAPTIONING_RUN_FOLDER"  # an environment variable, by which the first process tells the others the folder
-_BY_NAME = ("best", "last")  # checkpoints that are named by their run
+_FOLDER = "CAPTIONING_RUN_FOLDER"  # environment variable with the run's folder, for the other processes
+_BY_NAME = ("best", "last")  # values of --ckpt_path that stand for a checkpoint of the run --name
 
 
 def fit(args: list[str]) -> Fit:
     """Run ``captioning fit``, and return the command line with its trainer, module and data module.
 
-    Raises:
-        InputError: Something in the command line, a configuration or the data cannot be used.
-        SystemExit: Training was asked to stop; it can be resumed.
+    Raise SystemExit if training was asked to stop; it can be resumed.
     """
     restrict_imports()
     _quieten()
@@ -75,18 +73,16 @@ def fit(args: list[str]) -> Fit:
 
 
 def _refused_by_library(error: Exception) -> bool:
-    """Return whether an error is a library's own or raised by its own check. Others are faults, with a traceback."""
+    """Return whether a library refused its input, by an error of its own or a check. Other errors are faults."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    names = type(error).__module__, frame.f_globals.get("__name__", "")
-    of, raised_in = (
-        name.partition(".")[0] in ("pytorch_lightning", "lightning_fabric", "wandb", "yaml") for name in names
-    )
-    checked = raised_in and isinstance(error, (ValueError, TypeError, ImportError, RuntimeError))
-    return of or checked or str(error).startswith("Error(s) in loading state_dict")
+    modules = type(error).__module__, frame.f_globals.get("__name__", "")
+    own_type, own_code = (re.match("(pytorch_lightning|lightning_fabric|wandb|yaml)\\b", name) for name in modules)
+    checked = own_code and isinstance(error, (ValueError, TypeError, ImportError, RuntimeError))
+    return bool(own_type or checked) or str(error).startswith("Error(s) in loading state_dict")
 
 
 def _quieten() -> None:
-    """Silence what libraries say of choices made here, or in vain, and let wandb log offline without an account."""
+    """Silence libraries' warnings about deliberate choices, and let wandb log offline without an account."""
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # Lightning's own calls
     for message in (
         "LightningCLI's args parameter is intended",
@@ -100,21 +96,21 @@ def _quieten() -> None:
     ):
         warnings.filterwarnings("ignore", message=message)
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # type: ignore[assignment,misc]
-    logging.getLogger("pytorch_lightning").handlers = [_Said()]
+    logging.getLogger("pytorch_lightning").handlers = [_LightningLines()]
     netrc = Path(os.environ.get("NETRC") or os.path.expanduser("~/.netrc"))
     if not os.environ.get("WANDB_API_KEY") and not (netrc.is_file() and "wandb" in netrc.read_text(errors="ignore")):
-        os.environ.setdefault("WANDB_MODE", "offline")  # otherwise it would ask, or fail where it cannot
+        os.environ.setdefault("WANDB_MODE", "offline")  # otherwise it asks for a key, or fails without a terminal
     if os.environ.get("WANDB_MODE") == "offline":
-        os.environ.setdefault("WANDB_SILENT", "true")  # how to upload is said once, by fit
+        os.environ.setdefault("WANDB_SILENT", "true")  # fit prints how to upload
 
 
-class _Said(logging.Handler):
-    """What Lightning logs, printed above the progress bar, without what it says in vain or our lines say."""
+class _LightningLines(logging.Handler):
+    """Prints Lightning's log above the progress bar, without lines that are useless or repeat ours."""
 
-    _IN_VAIN = "Tip:|SIGTERMException was|already configured|TPU av|LOCAL_RANK|`train_dataloader` to|Restor(ing|ed all)"
+    _USELESS = "Tip:|SIGTERMException was|already configured|TPU av|LOCAL_RANK|`train_dataloader` to|Restor(ing|ed all)"
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not re.search(self._IN_VAIN, line := record.getMessage()):
+        if not re.search(self._USELESS, line := record.getMessage()):
             print(line, file=sys.stderr, flush=True)
 
 
@@ -128,14 +124,14 @@ class Fit(LightningCLI):
     def __init__(self, args: list[str]) -> None:
         if "WANDB_SWEEP_ID" in os.environ:  # wandb does not promise the order in which its agent passes parameters
             args = sorted(args, key=lambda arg: not arg.startswith("--config="))
-        words, _ = _parse_place(args)
+        words = _parse_run_options(args)
         run = _run_of(words)
         if run is not None and not (words.config and words.ckpt_path in _BY_NAME):
-            # A resumed run stays where its checkpoint lies, whatever the config is called.
+            # A resumed run stays in its checkpoint's folder, whatever the config is called.
             args = [*args, *["--runs", str(run.path.parent)] * (words.runs is None)]
             args += ["--name", run.path.name] * (words.name is None)
-            if not words.config:  # it has its own
-                read_config(run.config)  # names the file
+            if not words.config:
+                read_config(run.config)  # an error names the file
                 args = ["--config", str(run.config), *args]
         self.options = {arg.partition("=")[0] for arg in args}
         self.claimed: RunFolder | None = None
@@ -155,7 +151,7 @@ class Fit(LightningCLI):
 
     @contextlib.contextmanager
     def _claiming(self) -> Iterator[None]:
-        """Free the name of a run that fails before it has saved anything."""
+        """Release the folder of a run that fails before it has saved a checkpoint."""
         try:
             yield
         except BaseException:
@@ -166,8 +162,7 @@ class Fit(LightningCLI):
             raise
 
     def parse_arguments(self, parser: Any, args: Any) -> None:
-        files = _parse_place(list(args))[0].config
-        parser.settings = [read_config(Path(file)) for file in files]
+        parser.settings = [read_config(Path(file)) for file in _parse_run_options(list(args)).config]
         super().parse_arguments(parser, args)
         check_range(0, 2**32 - 1, seed_everything=int(self.config.seed_everything or 0))
         if self.config.seed_everything is False:
@@ -182,7 +177,7 @@ class Fit(LightningCLI):
             type=str | None,
             help="Begin with the weights of this model, and a new optimizer. --ckpt_path wins.",
         )
-        # Two checkpoints: after an exception, that of the best would be written over.
+        # Two callbacks, because save_on_exception would overwrite the best checkpoint.
         parser.add_lightning_class_args(BestCheckpoint, "checkpoint")
         parser.add_lightning_class_args(callbacks.ModelCheckpoint, "last")
         parser.add_lightning_class_args(ResumableStopping, "early_stopping")
@@ -190,7 +185,7 @@ class Fit(LightningCLI):
         parser.set_defaults(
             {
                 "checkpoint.monitor": "val/bleu4",
-                "checkpoint.mode": None,  # that of the monitored metric
+                "checkpoint.mode": None,  # the monitored metric's
                 "checkpoint.filename": "best",
                 "checkpoint.auto_insert_metric_name": False,
                 "checkpoint.enable_version_counter": False,
@@ -210,8 +205,8 @@ class Fit(LightningCLI):
         )
 
     def before_instantiate_classes(self) -> None:
-        """Choose the folder of the run: that of the resumed one, or the first that is free of NAME, NAME-2 .."""
-        self.is_first = getattr(pl.utilities.rank_zero_only, "rank", 0) == 0  # no trainer yet that knows its rank
+        """Choose the run's folder: the resumed run's, or the first free one of NAME, NAME-2 .."""
+        self.is_first = getattr(pl.utilities.rank_zero_only, "rank", 0) == 0  # no trainer exists yet
         self.stop, config = StopOnRequest(), self.config
         files = [read_config(Path(str(getattr(path, "absolute", path)))) for path in config.config or ()]
         _refuse_what_training_cannot_do(config, self.options, files)
@@ -237,9 +232,9 @@ class Fit(LightningCLI):
             ended = "" if first.is_trained() else ", by a run without a checkpoint; delete it if that has ended"
             taken = f" ({first.path} is taken{ended})" if len(folders) > 1 else ""
             print(f"run folder: {self.folder}{taken}", flush=True)
-        elif _FOLDER in os.environ:  # which torchrun does not set: there the trainer tells where checkpoints go
+        elif _FOLDER in os.environ:  # under torchrun it is unset, and the trainer broadcasts the folder
             self.folder = Path(os.environ[_FOLDER])
-        os.environ[_FOLDER] = str(self.folder)  # the processes that this one starts must not choose another
+        os.environ[_FOLDER] = str(self.folder)  # processes started by this one take the same folder
         config.trainer.default_root_dir = str(self.folder)
         config.trainer.use_distributed_sampler = False  # the samplers know the processes
         if config.trainer.precision is None:
@@ -254,9 +249,9 @@ class Fit(LightningCLI):
     def instantiate_classes(self) -> None:
         config = self.config
         if config.ckpt_path is not None:
-            saved = read_checkpoint(Path(config.ckpt_path))  # says at once if it is missing, damaged or foreign
-            config.init_from = saved["captioning"]["settings"].get("init_from")  # what it began with, whatever is typed
-        if self.is_first:  # missing data are told before weights are downloaded and wandb begins
+            saved = read_checkpoint(Path(config.ckpt_path))  # an early error if it is missing, damaged or foreign
+            config.init_from = saved["captioning"]["settings"].get("init_from")  # wins over the command line
+        if self.is_first:  # report missing data before weights are downloaded and wandb starts
             (source,) = build({"data.source": CaptionSource}, [{"data": {"source": config.data.source.as_dict()}}])
             source.prepare()
         start = read_model(config.init_from) if config.init_from and config.ckpt_path is None else None
@@ -274,7 +269,7 @@ class Fit(LightningCLI):
         self.model.start, self.model.settings = start, self.config_dump
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        """Return the trainer with the callbacks of every run that the configuration neither has nor turns off."""
+        """Return the trainer, with the default callbacks that the configuration neither replaces nor turns off."""
         trainer = self.config_init.trainer
         given, bar = trainer.callbacks or [], callbacks.ProgressBar
         chosen = [*given] if isinstance(given, list) else [given]
@@ -286,60 +281,55 @@ class Fit(LightningCLI):
         trainer.callbacks = [callback for callback in chosen if not isinstance(callback, off)]
         return super().instantiate_trainer(**kwargs)
 
-    def provenance(self) -> dict[str, Any]:
-        """Return where this command's results come from, with what was used where the configuration leaves it open."""
-        trainer, data = self.trainer, self.datamodule
-        used = {"device": trainer.strategy.root_device.type, "processes": trainer.world_size}
-        used |= {"precision": trainer.precision, "num_workers": data.workers}
-        return provenance(command=shlex.join(sys.argv), seed=data.seed) | {"used": used}
-
     def start(self) -> None:
         with self._claiming():
             self._train()
 
     def _train(self) -> None:
-        """Train, and tell where the best checkpoint is or how a run that was stopped goes on."""
+        """Train; print where the best checkpoint is, or how to resume a stopped run."""
         run, trainer = RunFolder(self.folder), self.trainer
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if hasattr(callback, "monitor") and hasattr(callback, "mode"):
                 _mode(f"trainer.callbacks: {type(callback).__name__}", callback.monitor, callback.mode)
         if trainer.is_global_zero:
-            self.datamodule.changes(self.model.encoder)  # what cannot be is told before the run has files
+            self.datamodule.changes(self.model.encoder)  # raise before the run has files
             for split in ("train", "val"):
                 self.datamodule.index(split)
             config = self.config.clone()
-            config.ckpt_path = None  # a run that is started with this file is a new one
+            config.ckpt_path = None  # a run with this configuration is a new one
             text = self.parser.dump(config, skip_none=False)
-            if self.config.ckpt_path and run.config.is_file():  # a resume may be refused until its state is restored
+            if self.config.ckpt_path and run.config.is_file():  # restoring the state may fail
                 save = callbacks.LambdaCallback(on_train_start=lambda *_: write_text(run.config, text))
                 trainer.callbacks.append(save)  # type: ignore[attr-defined]
             else:
                 write_text(run.config, text)
         estimator = getattr(self.model.objective, "estimator", None)
+        used = {"device": trainer.strategy.root_device.type, "processes": trainer.world_size}
+        used |= {"precision": trainer.precision, "num_workers": self.datamodule.workers}
         labels = {  # columns of wandb's table of runs
             "attention": attention_kind(self.config_dump),
             "estimator": estimator and type(estimator).__name__,
             "inference": self.model.attention.inference,
             "encoder": type(self.model.encoder).__name__,
             "seed": self.datamodule.seed,
-            "provenance": self.provenance(),
+            "provenance": provenance(command=shlex.join(sys.argv), seed=self.datamodule.seed) | {"used": used},
         }
         start_loggers(trainer.loggers, self.config_dump | labels)
         best: Any = trainer.checkpoint_callbacks[0]
         for logger in trainer.loggers:
-            if isinstance(logger, WandbLogger) and best.monitor:  # its table of runs has the best value, too
+            if isinstance(logger, WandbLogger) and best.monitor:  # the table of runs shows the best value, too
                 step, both = "trainer/global_step", f"{best.mode},last"
                 logger.experiment.define_metric(best.monitor, step_metric=step, step_sync=True, summary=both)
         code = 0
         try:
             trainer.fit(self.model, self.datamodule, ckpt_path=self.config.ckpt_path, weights_only=True)
         except SIGTERMException:
-            if trainer.global_rank:  # any other code would make the launcher kill the first while it saves
+            if trainer.global_rank:  # after another code, the launcher would kill the first process while it saves
                 raise SystemExit(0) from None
             code = 130 if self.stop.asked == signal.SIGINT else 143
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
-                logger.experiment.finish(code)  # so that what it says at its end stands above our last line
+                logger.experiment.finish(code)  # so that wandb's last lines come before ours
         if code:
             words = ["--ckpt_path", str(run.checkpoint("last"))]
             words += [word for module in IMPORTED for word in ("--import", module)]
@@ -348,7 +338,7 @@ class Fit(LightningCLI):
         if not trainer.is_global_zero:
             return
         if best.best_model_score is not None:
-            score = f"{best.monitor} {float(best.best_model_score):.2f}{few(len(self.model.results))}"
+            score = f"{best.monitor} {float(best.best_model_score):.2f}{few_images_warning(len(self.model.results))}"
             print(f"best checkpoint: {best.best_model_path} ({score})")
         elif not best.best_model_path and best.save_top_k:
             steps = f"in {trainer.global_step} steps of training"
@@ -358,10 +348,10 @@ class Fit(LightningCLI):
 
 
 def _refuse_what_training_cannot_do(config: Any, options: Iterable[str], files: list[dict[str, Any]]) -> None:
-    """Raise an InputError for options of Lightning's that this training has no meaning for, before it has files."""
+    """Raise InputError for options of Lightning that do not work in this training."""
     best, trainer = config.checkpoint, config.trainer
-    of_users = [flat(file).items() for file in files if not {"name", "runs"} <= file.keys()]  # fit writes these two
-    for option in (*(option[2:] for option in options), *(key for file in of_users for key, value in file if value)):
+    user_files = [flat(file).items() for file in files if not {"name", "runs"} <= file.keys()]  # not fit's own file
+    for option in (*(option[2:] for option in options), *(key for file in user_files for key, value in file if value)):
         if re.fullmatch(r"(checkpoint|last)\.dirpath|trainer\.(default_root_dir|logger\b.*\.(save_)?dir)", option):
             raise InputError(f"--{option}: checkpoints and logs of a run are in RUNS/NAME; give --runs and --name")
         if option == "trainer.use_distributed_sampler":
@@ -385,32 +375,31 @@ def _refuse_what_training_cannot_do(config: Any, options: Iterable[str], files: 
 
 
 def _mode(option: str, monitor: str | None, mode: str | None) -> str:
-    """Return how values of what is monitored compare: as the metric does, which no other mode may contradict."""
-    if monitor is None:  # a checkpoint is the newest
+    """Return min or max for a monitored metric; raise InputError if no such metric is logged or ``mode`` is wrong."""
+    if monitor is None:  # the newest checkpoint is kept
         return mode or "min"
     keys = [log_key("val", name) for name in METRICS if name not in ("meteor", "bound", "iwae_bound")]  # too slow
     if monitor.startswith("val") and monitor not in keys:
         raise InputError(f"{option}.monitor {monitor}: no validation logs that{did_you_mean(monitor, keys)}")
-    own = better(monitor)
-    if mode is None and own is None:
+    metric_mode = better(monitor)
+    if mode is None and metric_mode is None:
         raise InputError(f"{option}.mode: give min or max for {monitor}")
-    if own not in (None, mode or own):
-        raise InputError(f"{option}.mode {mode}: {monitor} is best at its {own}imum; set it to {own}")
-    return mode or str(own)
+    if metric_mode not in (None, mode or metric_mode):
+        raise InputError(f"{option}.mode {mode}: {monitor} is best at its {metric_mode}imum; set it to {metric_mode}")
+    return mode or str(metric_mode)
 
 
-def _parse_place(args: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return what a command line says about configs, checkpoint, and the run's folder, and its other words."""
+def _parse_run_options(args: list[str]) -> argparse.Namespace:
+    """Return the options that determine the run's folder."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-c", "--config", action="append", default=[])
-    parser.add_argument("--runs")
-    parser.add_argument("--ckpt_path")
-    parser.add_argument("--name")
-    return parser.parse_known_args(args)
+    for option in ("--runs", "--ckpt_path", "--name"):
+        parser.add_argument(option)
+    return parser.parse_known_args(args)[0]
 
 
 def _run_of(words: argparse.Namespace) -> RunFolder | None:
-    """Return the run that the checkpoint of a command line lies in; None if it lies in none."""
+    """Return the run of the command line's checkpoint; None if the file lies in no run's folder."""
     if words.ckpt_path in _BY_NAME:
         return RunFolder(Path(words.runs or "runs", words.name or "run"))
     run = RunFolder.of(words.ckpt_path) if words.ckpt_path else None
@@ -418,12 +407,12 @@ def _run_of(words: argparse.Namespace) -> RunFolder | None:
 
 
 def _stem(configs: Any) -> str:
-    """Return the name of the first configuration file, which names the experiment; later ones are overlays."""
+    """Return the name of the first configuration file; later files are overlays."""
     return Path(str(getattr(configs[0], "relative", configs[0]))).stem if configs else "run"
 
 
 def _loggers(config: Any, folder: Path) -> list[Namespace]:
-    """Return the loggers of a run: CSV, whose file survives a killed process, and wandb unless it is turned off."""
+    """Return the loggers of a run: CSV, and wandb unless it is turned off."""
     loggers = config.trainer.logger
     if loggers in (None, True):
         loggers = Namespace(class_path="pytorch_lightning.loggers.WandbLogger", init_args=Namespace())
@@ -434,7 +423,7 @@ def _loggers(config: Any, folder: Path) -> list[Namespace]:
         arguments.save_dir = str(folder)
         if logger.class_path.endswith("WandbLogger"):
             arguments.pop("experiment", None)  # an object, which no config can hold
-            if config.ckpt_path is None and isinstance(config.trainer.logger, list):  # of another run, as fit writes it
+            if config.ckpt_path is None and isinstance(config.trainer.logger, list):  # another run's
                 arguments.id = arguments.name = None
             defaults: dict[str, Any] = {"project": os.environ.get("WANDB_PROJECT", "captioning"), "job_type": "train"}
             defaults |= {"name": folder.name, "group": attention_kind(config.as_dict()), "id": secrets.token_hex(4)}

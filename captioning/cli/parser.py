@@ -1,4 +1,4 @@
-"""Command lines of the commands: a typed function becomes a parser, its docstring the help, and a mistake one line."""
+"""The command lines: typed functions become parsers, their docstrings the help, and mistakes one line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from captioning.errors import InputError, did_you_mean
 Command = Callable[..., Any]
 
 OVERRIDES = "overrides"
-"""Argument of a command that takes the options which the command does not know: those of `captioning fit`."""
+"""The argument of a command that receives the options of `captioning fit`, which the command itself does not have."""
 
 _WORDS = {
     r"^unrecognized arguments: ([^\s=]+).*": r"\1: no such option",
@@ -31,30 +31,30 @@ _WORDS = {
     "Parser key": "option",
     "required: model.encoder, model.decoder, data.source": "required: --config FILE.yaml",
 }
-"""What takes the place of argparse's and jsonargparse's words in a message."""
+"""Replacements in messages of argparse and jsonargparse, by pattern."""
 
 
 class OneLineErrors:
-    """Mixin for a parser of argparse or jsonargparse: an error is an InputError of one line, with what was meant."""
+    """Mixin for parsers of argparse and jsonargparse: an error is an InputError of one line, with a suggestion."""
 
     prog: str
     _option_string_actions: dict[str, Any]
-    settings: Sequence[Mapping[str, Any]] = ()  # configurations, of whose classes the arguments are options, too
+    settings: Sequence[Mapping[str, Any]] = ()  # configurations, whose class arguments are suggested
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        if getattr(self, "_inner_parser", False):  # parses the arguments of one class; the outer parser adds the place
+        if getattr(self, "_inner_parser", False):  # parses the arguments of one class; the outer parser adds its name
             super().error(message, ex)  # type: ignore[misc]
         name = self.prog.rpartition(" ")[2]
         text = FIT_HELP if name == "fit" else self.format_help()  # type: ignore[attr-defined]
         options = [name for name in self._option_string_actions if name.startswith("--")]
         options += re.findall(r"--[\w.]+", text)
-        options += [f"--{place}" for each in self.settings for place in _places("", each)]
+        options += [f"--{name}" for each in self.settings for name in _class_arguments("", each)]
         meant: dict[str, Callable[[str], Collection[str]]] = {
             r"^unrecognized arguments: ()([^\s=]+)": lambda _: options,
-            r"class_path '([\w.]+)':\s+Option '(\w+)' is not accepted": lambda place: (
-                inspect.signature(pkgutil.resolve_name(f"{place}.__init__")).parameters
+            r"class_path '([\w.]+)':\s+Option '(\w+)' is not accepted": lambda name: (
+                inspect.signature(pkgutil.resolve_name(f"{name}.__init__")).parameters
             ),
-            r"module '([\w.]+)' has no attribute '(\w+)'": lambda place: dir(sys.modules[place]),
+            r"module '([\w.]+)' has no attribute '(\w+)'": lambda name: dir(sys.modules[name]),
             r"Expected a dot import path string: ()(\S+)": lambda _: _class_names(),
             r"Option '()(\S+?)' is not accepted": lambda _: [option[2:] for option in options],
         }
@@ -65,7 +65,7 @@ class OneLineErrors:
         if "are required: " in message and (example := re.search(r"examples?:\n +(.+?)(?:   |\n|$)", text)):
             hint = f", as in {example[1]}"
         line, see = " ".join(message.split()) + hint, f" (see {self.prog} --help)"
-        raise InputError(line.replace(see, "") + see) from ex  # the error may be that of a configuration file
+        raise InputError(line.replace(see, "") + see) from ex  # ``ex`` may be about a configuration file
 
 
 def _class_names() -> set[str]:
@@ -73,7 +73,7 @@ def _class_names() -> set[str]:
     return {name for module in modules for name, value in vars(module).items() if isinstance(value, type)}
 
 
-def _places(prefix: str, value: Any) -> Iterator[str]:
+def _class_arguments(prefix: str, value: Any) -> Iterator[str]:
     """Yield the arguments of the classes in a configuration, such as model.optimizer.lr."""
     if isinstance(value, Mapping) and "class_path" in value:
         with contextlib.suppress(ValueError, ImportError, AttributeError):  # a short name, or a mistyped one
@@ -81,11 +81,11 @@ def _places(prefix: str, value: Any) -> Iterator[str]:
             yield from (f"{prefix}.{name}" for name in names)
         value = value.get("init_args")
     for key, inner in value.items() if isinstance(value, Mapping) else ():
-        yield from _places(f"{prefix}.{key}".lstrip("."), inner)
+        yield from _class_arguments(f"{prefix}.{key}".lstrip("."), inner)
 
 
 class Parser(OneLineErrors, argparse.ArgumentParser):
-    """The parser of the commands."""
+    """The parser of all commands but fit."""
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -100,10 +100,10 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
-    """Return the parser of a command; ``prog`` is what its command line begins with, such as "captioning caption".
+    """Return the parser of a command; ``prog`` is the start of its command line, such as "captioning caption".
 
-    An argument before a ``*`` is given by its place, ``*names`` takes one or more words, a ``bool`` is a flag, a
-    ``list`` repeats its option (or, without ``*names``, takes several values), and a ``Literal`` names the choices.
+    Arguments before ``*`` are positional, and ``*names`` takes one or more words. A ``bool`` is a flag. A ``list`` is a
+    repeated option (without ``*names``, also one with several values). A ``Literal`` has choices.
     """
     description, arguments, *examples = re.split(r"\n\n(?:Args|Examples):\n", inspect.getdoc(command) or "")
     epilog = f"examples:\n{textwrap.indent(textwrap.dedent(examples[0]), '  ')}" if examples else None
@@ -119,7 +119,7 @@ def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
             kind = get_args(kind)[0]
         if get_origin(kind) is list:
             (kind,) = get_args(kind)
-            # Several values of one option would swallow a word that stands behind them.
+            # An option with several values would take the words after it.
             options |= {"action": "extend", "nargs": 1 if has_words else "+"}
         if kind is bool:
             options["action"] = "store_true"
@@ -138,9 +138,9 @@ def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
 
 
 def call(prog: str, command: Command | Mapping[str, Command], args: Sequence[str], **fixed: Any) -> None:
-    """Call a command, or that of several which the first word names, with the words after ``prog``.
+    """Call a command with a command line; of several commands, the first word names one.
 
-    ``fixed`` are arguments that no option gives.
+    ``fixed`` are arguments without an option.
     """
     if isinstance(command, Mapping):
         if not args or args[0] in ("-h", "--help"):
@@ -156,9 +156,9 @@ def call(prog: str, command: Command | Mapping[str, Command], args: Sequence[str
     parameters = inspect.signature(command).parameters
     known = parser._option_string_actions
     unknown = [word for word in args if word.startswith("--") and word.partition("=")[0] not in known]
-    if unknown and OVERRIDES not in parameters:  # is told before what it makes argparse miss
+    if unknown and OVERRIDES not in parameters:  # reported before a missing argument that it causes
         parser.error(f"unrecognized arguments: {unknown[0]}")
-    # Of an unknown option with a space in its value, argparse would believe that it is a value itself.
+    # argparse would take an unknown --option=value with a space for a value.
     args = [part for word in args for part in (word.split("=", 1) if word in unknown else [word])]
     values, others = parser.parse_known_args(args)
     if others and OVERRIDES not in parameters:

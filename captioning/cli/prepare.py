@@ -65,10 +65,10 @@ def coco(*, root: Path = Path("data/coco"), year: Literal[2014, 2017] = 2017, ka
     from captioning.data.karpathy import KarpathySource
 
     chosen = 2014 if karpathy else year
-    kinds = {f"{kind}_{split}{chosen}.json" for kind in ("captions", "instances") for split in ("train", "val")}
-    there = {split: sum(map(_wanted, _listing(root / f"{split}{chosen}"))) for split in ("train", "val")}
-    wanted = [COCO[chosen, split] for split, count in there.items() if count < COCO[chosen, split].images]
-    if not _listing(root / "annotations") >= kinds:
+    annotations = {f"{kind}_{split}{chosen}.json" for kind in ("captions", "instances") for split in ("train", "val")}
+    existing = {split: sum(map(_wanted, _listing(root / f"{split}{chosen}"))) for split in ("train", "val")}
+    wanted = [COCO[chosen, split] for split, count in existing.items() if count < COCO[chosen, split].images]
+    if not _listing(root / "annotations") >= annotations:
         wanted.insert(0, COCO[chosen, "annotations"])
     _get(wanted, _wanted, root)
     if karpathy:
@@ -82,7 +82,7 @@ _JPEG = re.compile(r"(?i)(^|/)[^./][^/]*\.jpg$")  # no names with a dot before t
 
 
 def _flickr(name: str, form: str, archive: str) -> Callable[..., None]:
-    """Return the command of a data set of Karpathy's whose images must be asked for."""
+    """Return the command of a data set whose images must be requested by a form; Karpathy has its captions."""
 
     def command(*, root: Path = Path("data", name)) -> None:
         from captioning.data.download import unpack
@@ -96,8 +96,8 @@ def _flickr(name: str, form: str, archive: str) -> Callable[..., None]:
             is_archive = re.search(r"(?i)\.(zip|tar|tgz|tar\.\w+)$", file.name)
             if is_archive and not unpack(file, images, lambda member: bool(_JPEG.search(member)), flat=True):
                 empty += f"{file} has no images. "
-        if not images.exists() and (there := next(root.rglob(source.index("test").paths[0]), None)):  # unpacked by hand
-            images.symlink_to(os.path.relpath(there.parent, root))
+        if not images.exists() and (image := next(root.rglob(source.index("test").paths[0]), None)):  # unpacked by hand
+            images.symlink_to(os.path.relpath(image.parent, root))
         try:
             _finish(source, *SPLITS)
         except InputError as error:
@@ -161,7 +161,7 @@ def _get_split_file(name: str, root: Path) -> None:
 
 
 def _get(archives: Sequence[Archive], wanted: Callable[[str], bool], root: Path) -> None:
-    """Download, verify, unpack and delete one archive after the other, so that the disk never holds two."""
+    """Download, verify, unpack and delete one archive after another, so that the disk never has two."""
     from captioning.data.download import fetch, unpack
 
     root.mkdir(parents=True, exist_ok=True)

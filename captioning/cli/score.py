@@ -89,7 +89,7 @@ def score(
     from captioning.evaluation.evaluator import Evaluator
     from captioning.evaluation.records import write_evaluation, write_predictions
     from captioning.kernels.machine import best_precision
-    from captioning.metrics.table import METRICS, few
+    from captioning.metrics.table import METRICS, few_images_warning
     from captioning.model import Ensemble
     from captioning.progress import Progress
     from captioning.tokenizers import PennTreebank
@@ -100,8 +100,8 @@ def score(
     run = run if run is not None and run.config.is_file() else None
     path = str(run.checkpoint(ckpt_path)) if run and ckpt_path in ("best", "last") else ckpt_path
     configs = config or ([run.config] if run else [])
-    place = check_device(device)
-    saved = read_model(path, place)
+    target = check_device(device)
+    saved = read_model(path, target)
     if not configs and not any(word.startswith("--data.source") for word in overrides):
         raise InputError(f"{path}: is in no run's folder; name a configuration with its data by --config")
     settings = [read_config(file, "--config") for file in configs]
@@ -111,7 +111,7 @@ def score(
     kinds = {"data": CaptionDataModule, "model.search": BeamOptions}
     data, search = build(kinds, [trained, *settings], overrides, grouped=["data"])
 
-    captioner, others = saved.captioner, [member.captioner for member in read_members(saved, ensemble or (), place)]
+    captioner, others = saved.captioner, [member.captioner for member in read_members(saved, ensemble or (), target)]
     attention = captioner.decoder.attention
     folder = run.path if run else runs / "scored" / Path(saved.path.rpartition("/")[2] or "model").stem
     if inference not in (None, attention.inference):
@@ -138,11 +138,11 @@ def score(
         keep=4 * (logged is not None),
         references=task != "predict",
     )
-    scored_in = precision or best_precision(place.type)
+    scored_in = precision or best_precision(target.type)
     dtype = torch.float16 if scored_in == "16-mixed" else torch.bfloat16
-    with torch.autocast(place.type, dtype=dtype, enabled=scored_in != "32-true"), Progress(task, len(index)) as bar:
+    with torch.autocast(target.type, dtype=dtype, enabled=scored_in != "32-true"), Progress(task, len(index)) as bar:
         for batch in data.val_dataloader():
-            evaluator.update(batch.to(place))
+            evaluator.update(batch.to(target))
             bar.update(len(batch.rows))
     if task == "predict":
         captions = dict(sorted(evaluator.evaluated.images.items()))
@@ -161,7 +161,7 @@ def score(
         facts["tokenizer"] = type(tokenizer).__name__
     pointed = any(image.hits or image.reference_hits for image in images)
     origin = provenance(command=shlex.join(sys.argv), seed=seed)
-    origin["used"] = {"device": place.type, "precision": scored_in, "num_workers": data.workers}
+    origin["used"] = {"device": target.type, "precision": scored_in, "num_workers": data.workers}
     write_evaluation(
         folder,
         stage,
@@ -175,7 +175,7 @@ def score(
     if logged is not None:
         log_test(logged, metrics, evaluator, data)
     models = f"; {1 + len(others)} models" * bool(others)
-    context = f"beam {search.beam_size}, {attention.inference} context; in percent{few(len(images))}"
+    context = f"beam {search.beam_size}, {attention.inference} context; in percent{few_images_warning(len(images))}"
     print(f"\n{data.evaluated_split} split, {len(images)} images{models}; {context}")
     for key, metric in METRICS.items():
         # The files have all; a reader needs no metric that says nothing here, or again.

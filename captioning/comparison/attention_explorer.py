@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner[Captioner]], list[str]]:
     """Load the runs' checkpoints, count their parameters, and fill in settings that only the checkpoint has.
 
-    Returns:
-        The models by run, and one sentence on every checkpoint that cannot be loaded.
+    Return the models by run, and one sentence on every checkpoint that cannot be loaded.
     """
     models, problems = {}, []
     for run in Progress("loading models", over=runs, unit=" runs"):
@@ -46,13 +45,10 @@ def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner[Captioner
 def explore(
     runs: Sequence[Run], models: Mapping[str, ImageCaptioner[Captioner]], comparison: Comparison, *, seed: int
 ) -> tuple[str, list[str]]:
-    """Return the images of the disagreements with the tested captions and every model's attention along them.
+    """Return the explorer of the disagreements as HTML, "" if it is empty, and sentences on what it lacks.
 
-    The attention comes from teacher forcing the tested captions; contexts that are sampled are drawn from ``seed``. The
-    disagreements get the names of their files.
-
-    Returns:
-        The explorer as HTML, "" if it would be empty, and sentences on what is missing in it.
+    It shows the tested captions with every model's attention, which teacher forcing computes. ``seed`` is for sampled
+    contexts. The function sets the file names of the disagreements.
     """
     if not comparison.disagreements:
         return "", []
@@ -66,7 +62,7 @@ def explore(
         item.file = path.name
     notices: list[str] = []
     images: dict[str, Shown] = {}
-    framings: dict[float, str] = {}  # runs that crop differently share no view
+    framings: dict[float, str] = {}  # by crop, a suffix of the image's name: runs that crop differently share no view
     for run in Progress("attention", over=tested, unit=" runs"):
         if run.name not in models:
             notices.append(f"No attention of {run.name}: its checkpoint is missing, or cannot be loaded.")
@@ -75,23 +71,23 @@ def explore(
         framing = (model.encoder.preprocessing.crop or 0) / model.encoder.preprocessing.resize
         suffix = framings.setdefault(framing, f", as {run.name} cuts it" if framings else "")
         inference = run.search.get("inference", model.model.decoder.attention.inference)
-        said = [item.captions[run.name].split() for item in items]
+        words = [item.captions[run.name].split() for item in items]
         sampled = seed if inference == "sample" else None
-        captions = model.score_captions(paths, said, inference=inference, seed=sampled)
+        captions = model.score_captions(paths, words, inference=inference, seed=sampled)
         for item, caption in zip(items, captions, strict=True):
             name = f"{item.name}{suffix}"
             if name not in images:
                 images[name] = shown_image(name, caption.seen(), [], references=item.references)
             numbers = {TITLES[comparison.metric]: f"{item.scores[run.name]:.1f}"}
-            # It starts at the first word at which the captions differ; a caption may end before it.
-            said_by_all = zip(*(text.split() for text in item.captions.values()), strict=False)
-            start = len(list(itertools.takewhile(lambda words: len(set(words)) == 1, said_by_all)))
+            # Start at the first word at which the captions differ; a caption may end before it.
+            columns = zip(*(text.split() for text in item.captions.values()), strict=False)
+            start = len(list(itertools.takewhile(lambda column: len(set(column)) == 1, columns)))
             images[name]["runs"].append(caption.for_explorer(run.name, numbers=numbers, start=start))
     return explorer_fragment(list(images.values())) if images else "", notices
 
 
 def same_words_of(runs: Sequence[Run], models: Mapping[str, ImageCaptioner[Captioner]]) -> Caption | None:
-    """Return the first reference of the first image as the models see it (``same_words``); None without the image."""
+    """Return the first reference of the first common image, as every model sees it; None if its file is missing."""
     tested = {run.name: run for run in runs if run.captions and run.name in models}
     for image_id in sorted(set.intersection(*(set(run.captions or ()) for run in tested.values())) if tested else ()):
         files, _ = _image_files([*tested.values()], models, [image_id])
@@ -103,9 +99,9 @@ def same_words_of(runs: Sequence[Run], models: Mapping[str, ImageCaptioner[Capti
 def _image_files(
     runs: Sequence[Run], models: Mapping[str, ImageCaptioner[Captioner]], ids: Sequence[int]
 ) -> tuple[dict[int, Path], str]:
-    """Return the image files in the data that a run was tested on, by id; without any, also the reason.
+    """Return the image files of the tested data by id, and the reason if there are none.
 
-    An image whose references are others now is another one, as after a line was added to a folder's captions.
+    An image with other references than in the test is another image: adding a line to a folder's captions moves ids.
     """
     problem = "no run's data settings are known"
     for run in runs:

@@ -16,7 +16,7 @@ from captioning.comparison.verdicts import ONE_SEED, add_verdicts
 from captioning.errors import InputError, check_choice
 from captioning.metrics.bleu import bleu_metrics
 from captioning.metrics.resampling import LEVEL, Difference, Interval, differences, holm, intervals
-from captioning.metrics.table import TITLES, few
+from captioning.metrics.table import TITLES, few_images_warning
 from captioning.progress import Progress
 
 _GROUNDING = (
@@ -29,17 +29,13 @@ _GROUNDING = (
 def compare(
     runs: Sequence[Run], *, metric: str = "bleu4", resamples: int = 1000, seed: int = 0, images: int = 12
 ) -> Comparison:
-    """Compare runs with the first of them. Runs that differ in their seed alone are one variant, and stand together.
+    """Compare runs with the first one; their names must differ. Runs that differ only in their seed are a variant.
 
-    Runs that were tested on other images than most are left out, with a notice.
-
-    METEOR is computed where it is available and all runs use the English tokenizer.
+    Runs that were tested on other images than most are left out, with a notice. METEOR needs Java and English captions.
 
     Args:
-        runs: Runs with different names.
-        metric: A name of one of ``metrics.table.FAMILIES``, for the verdict and for the scores of single images.
+        metric: The metric of the verdict and of the scores of single images, one of ``metrics.table.FAMILIES``.
         resamples: Resamples of the images, for every interval and every test.
-        seed: Seed of the resampling.
         images: Number of disagreements to list.
     """
     check_choice(TITLES, metric=metric)
@@ -62,7 +58,7 @@ def compare(
     if captions and not any(metric in measure.keys for measure in captions):
         raise InputError(f"metric: {TITLES[metric]} cannot be computed here; it needs Java and English captions")
     groups = group_by_seed([run for run in runs if run.captions])
-    # Runs are compared with the first over images alone, unless both have several seeds.
+    # A run is compared with the first over images only if one of the two has a single seed.
     seeds = {run: len(group.runs) for group in groups for run in group.runs}
     first, *others = result.runs
     compared = [run for run in others if common and min(seeds.get(run, 0), seeds.get(first, 0)) == 1]
@@ -74,7 +70,7 @@ def compare(
         )
         note = (
             "Percent; BLEU with brevity penalty, CIDEr-D times 100. Below each score its 95 % interval (bootstrap over "
-            f"images){change * bool(compared)}, {resamples} resamples{few(result.images)}."
+            f"images){change * bool(compared)}, {resamples} resamples{few_images_warning(result.images)}."
         )
         _add_scores(result, Table(f"Captions of {on}", [], note), captions, compared, resamples=resamples, seed=seed)
         bleu = captions[0].counts
@@ -103,7 +99,7 @@ def _untested(run: Run) -> str:
 
 
 def _on_the_same_data(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
-    """Return the runs without those that share no image with most, and a sentence on each of these.
+    """Return the runs that share images with most runs, and a sentence on each other run.
 
     Two runs on different data are both kept.
     """
@@ -118,15 +114,12 @@ def _on_the_same_data(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
 
 
 def _shared(first: Captions, second: Captions) -> set[int]:
-    """Return the ids of the images that two runs captioned.
-
-    An id alone does not make an image: another data set has other references under the same number.
-    """
+    """Return the ids of the images that both runs captioned; an image of another data set has other references."""
     return {i for i in first if i in second and set(first[i].references) & set(second[i].references)}
 
 
 def _common_images(tested: Mapping[str, Captions], result: Comparison) -> list[int]:
-    """Return the ids of the images that all tested runs captioned, with a notice where they are not all images."""
+    """Return the ids of the images that all tested runs captioned; add a notice if some runs have further images."""
     first = next(iter(tested.values()))
     common = sorted(set.intersection(*(_shared(first, run) for run in tested.values())))
     if any(len(run) != len(common) for run in tested.values()):
@@ -147,7 +140,7 @@ def _common_images(tested: Mapping[str, Captions], result: Comparison) -> list[i
 def _add_scores(
     result: Comparison, table: Table, measures: Sequence[Measure], compared: Sequence[str], *, resamples: int, seed: int
 ) -> None:
-    """Add a table of measures with their intervals, and the tests behind it, corrected for their number."""
+    """Add a table of measures with intervals, and tests that are corrected for their number."""
     first = result.runs[0]
     tests: dict[tuple[str, str], Difference] = {}
     for measure in Progress(f"{table.title}: intervals", over=measures, unit=" metrics"):
@@ -186,16 +179,16 @@ def _cell(result: Comparison, measure: Measure, key: str, run: str) -> Cell:
 def _disagreements(
     tested: Mapping[str, Captions], measure: Measure, common: Sequence[int], metric: str
 ) -> list[Disagreement]:
-    """Return the images whose captions differ, those whose own scores differ most first."""
+    """Return the images whose captions differ, the largest difference of scores first."""
     assert measure.of_images is not None
     column = measure.keys.index(metric)
     scores = np.stack([measure.of_images(measure.counts[run])[:, column] for run in tested])  # (runs, images)
     spread = np.round(np.ptp(scores, axis=0), 9)
     found = []
     for i in np.argsort(-spread, kind="stable").tolist():
-        said = {name: captions[common[i]].caption for name, captions in tested.items()}
-        if len(set(said.values())) > 1:
-            of_runs = dict(zip(tested, scores[:, i].tolist(), strict=True))
+        captions = {name: run[common[i]].caption for name, run in tested.items()}
+        if len(set(captions.values())) > 1:
             references = next(iter(tested.values()))[common[i]].references
-            found.append(Disagreement(common[i], said, of_runs, references))
+            run_scores = dict(zip(tested, scores[:, i].tolist(), strict=True))
+            found.append(Disagreement(common[i], captions, run_scores, references))
     return found

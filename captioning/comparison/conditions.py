@@ -8,7 +8,7 @@ from typing import Any
 from captioning.comparison.result import Cell, Comparison, Row, Table
 from captioning.comparison.runs import Run
 from captioning.metrics.table import TITLES
-from captioning.run_folder import PLACES, flat
+from captioning.run_folder import LOCATION_SETTINGS, flat
 
 _SEARCH = {
     "Split of the test": "split",
@@ -17,13 +17,12 @@ _SEARCH = {
     "Tokenizer, if not English": "tokenizer",
     "Beam size in the test": "beam_size",
 }
-# Settings that make no variant: where a run is stored and logged, what it is tested on (a row of its own), and what the
-# run folders of earlier versions repeat.
-_ELSEWHERE = (*PLACES, "data.test_split", "data.feature_shares")
+# Settings that make no variant: storage and logging, the tested split (a row of its own), leftovers of old versions.
+_ELSEWHERE = (*LOCATION_SETTINGS, "data.test_split", "data.feature_shares")
 
 
 def add_conditions(result: Comparison, runs: Sequence[Run]) -> None:
-    """Add the curves, and the tables of speed, size and decoding, and of settings that differ."""
+    """Add the curves, the table of speed, size and decoding, and the table of settings that differ."""
     leading = [f"val/{result.metric}", "val/nll", "val/pointing_accuracy", "val/attention_correctness"]
     keys = sorted({key for run in runs for key in run.curves if "/" in key and "_controls/" not in key})
     ordered = sorted(keys, key=[*leading, "train/loss", *keys].index)
@@ -68,7 +67,7 @@ def attention_kind(settings: Mapping[str, Any]) -> str:
 
 
 def settings_of(run: Run) -> dict[str, Any]:
-    """Return a run's settings, flat, without those that make no variant."""
+    """Return a run's flat settings without the settings that make no variant."""
     return flat(run.settings, without=_ELSEWHERE)
 
 

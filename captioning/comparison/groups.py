@@ -1,4 +1,4 @@
-"""Runs that differ in their seed alone are one variant: which runs these are."""
+"""Grouping runs into variants: the runs of a variant differ only in their seed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _SEEDS = ("seed_everything", "data.seed")
 def group_by_seed(runs: Sequence[Run]) -> list[Group]:
     """Return the variants in the order of the runs.
 
-    A run whose settings are not known is a group of its own. Two runs of one seed are never in one group, because the
-    same run would count twice. Decoding options count only between runs that were tested.
+    A run with unknown settings is a group of its own. Two runs of one seed are never in one group: they would be the
+    same run, counted twice. Decoding options are compared only between tested runs.
     """
     variants: list[dict[str, Run]] = []  # the runs of a variant by seed
     for run in runs:
@@ -34,7 +34,7 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
         names, seeds = [run.name for run in variant.values()], list(variant)
         name = names[0]
         if len(names) > 1:
-            # What the names share before their seeds: soft_1 and soft_10 belong to soft.
+            # The common part before the seeds: soft_1 and soft_10 are soft.
             stems = {name.removesuffix(seed).rstrip("_-. /") for name, seed in zip(names, seeds, strict=True)}
             name = stems.pop() or name if len(stems) == 1 else f"{name} and other seeds"
             while name in taken:
@@ -66,7 +66,7 @@ def _search(run: Run) -> dict[str, Any]:
 
 
 def _without_seed(run: Run, starred: bool) -> dict[str, Any]:
-    """Return the settings without the seed and, if ``starred``, without that of the runs that this one started from."""
+    """Return the settings without the seed; if ``starred``, also replace it in paths of initial checkpoints."""
     settings = {key: value for key, value in settings_of(run).items() if key not in _SEEDS}
     seed = re.compile(rf"(?<!\d){re.escape(_seed_of(run))}(?=/checkpoints/[^/]*$)")
     for key, value in settings.items():

@@ -1,4 +1,4 @@
-"""What runs are scored by: counts of their captions, and of attention at nouns."""
+"""The measures that runs are scored by: counts of their captions, and of attention at nouns."""
 
 from __future__ import annotations
 
@@ -16,23 +16,14 @@ Captions = Mapping[int, CaptionedImage]
 
 
 class Measure(NamedTuple):
-    """Metrics that are functions of the same counts.
+    """S metrics that are functions of the same C counts."""
 
-    Attributes:
-        keys: Names of the S metrics in files, those in tables are ``TITLES``.
-        counts: By run, (images, C).
-        values: From counts summed over images, (.., C), to percent, (.., S) or (..) of a single metric.
-        of_images: From counts (images, C) to the metrics of single images, (images, S); None if they have none.
-        baseline: Whether it is what a run would score without looking at its captions; baselines are not tested.
-        unit: What the second column of the counts counts, shown beside a score.
-    """
-
-    keys: tuple[str, ...]
-    counts: dict[str, Floats]
-    values: Statistic
-    of_images: Callable[[Floats], Floats] | None = None
-    baseline: bool = False
-    unit: str = ""
+    keys: tuple[str, ...]  # names in files; ``TITLES`` has the names in tables
+    counts: dict[str, Floats]  # by run, (images, C)
+    values: Statistic  # from counts summed over images, (.., C), to percent, (.., S), or (..) of a single metric
+    of_images: Callable[[Floats], Floats] | None = None  # from counts to the metrics of single images, (images, S)
+    baseline: bool = False  # whether it is the score of a run that ignores its captions; baselines are not tested
+    unit: str = ""  # of the second count, shown beside a score
 
 
 def caption_measures(scored: Mapping[str, Sequence[CaptionedImage]], *, java: bool) -> list[Measure]:

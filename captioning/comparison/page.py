@@ -12,7 +12,7 @@ from captioning.inference.caption import Caption
 from captioning.metrics.table import METRICS
 from captioning.views.page import render
 
-# Okabe and Ito's colours, distinguishable for colour-blind readers, one for a variant; further variants start over.
+# Okabe and Ito's colours, distinguishable for colour-blind readers. One for each variant; an eighth reuses them.
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 
 
@@ -21,11 +21,8 @@ def comparison_page(
 ) -> str:
     """Return a complete HTML document that opens from disk and needs no network.
 
-    Args:
-        explorer: ``explorer_fragment`` of the images where the runs disagree. Without it the page has their captions as
-            text.
-        picture: The same words as several models see them.
-        footer: Lines about where the page comes from.
+    ``explorer`` is the ``explorer_fragment`` of the disagreements; without it, the page has their captions as text.
+    ``picture`` shows the same words as several models see them.
     """
     colors = {run: _COLORS[number % len(_COLORS)] for number, runs in enumerate(comparison.variants) for run in runs}
     colors |= {group.name: colors[group.runs[0]] for group in comparison.groups}

@@ -18,10 +18,10 @@ CORRECTED = (
 
 
 class Cell(NamedTuple):
-    """A number as it is shown."""
+    """One cell of a table: a number as text, with details."""
 
     text: str = ""  # "" if it is missing
-    detail: str = ""  # its interval, its step and the like
+    detail: str = ""  # such as the interval
     change: str = ""  # the difference from the first run
     clear: bool = False  # whether interval and test agree that there is a difference
     value: float | None = None  # the number itself; None for a text
@@ -57,7 +57,7 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows with a cell for every run, or for every one of ``columns``. The note says how to read it."""
+    """Rows with a cell for every run, or for every one of ``columns``. The note explains the numbers."""
 
     title: str
     rows: list[Row]
@@ -87,16 +87,13 @@ class Group:
 
 @dataclass
 class Disagreement:
-    """An image that the runs caption differently: captions and their own scores in percent, by run.
-
-    ``file`` is the name of the image's file; "" if it is not known.
-    """
+    """An image that the runs caption differently."""
 
     image_id: int
-    captions: dict[str, str]
-    scores: dict[str, float]
+    captions: dict[str, str]  # by run
+    scores: dict[str, float]  # by run, the caption's score in percent
     references: list[str]
-    file: str = ""
+    file: str = ""  # name of the image's file; "" if it is not known
 
     @property
     def name(self) -> str:
@@ -107,7 +104,7 @@ class Disagreement:
 class Comparison:
     """The result of ``captioning.comparison.compare.compare``."""
 
-    runs: list[str]  # names, those of one variant together; all are compared with the first
+    runs: list[str]  # names, grouped by variant; all are compared with the first
     metric: str  # of verdicts, and of the scores of single images
     variants: list[list[str]] = field(default_factory=list)  # the names of the runs, one list for each variant
     verdicts: dict[str, str] = field(default_factory=dict)  # by run or group, a sentence: how it differs from the first
@@ -121,24 +118,23 @@ class Comparison:
     """As ``tests``, by group: the difference of the means over seeds, tested over images and seeds."""
     curves: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)  # by log key and run
     disagreements: list[Disagreement] = field(default_factory=list)  # where the runs' scores differ most
-    images: int = 0  # that all runs captioned
+    images: int = 0  # number of images that all runs captioned
 
     def columns(self, table: Table) -> list[str]:
         return self.runs if table.columns is None else table.columns
 
     def clear(self, name: str) -> bool:
-        """Return whether the metric of a variant clearly differs from the first's; false for runs of one seed."""
+        """Return whether a variant's metric clearly differs from the first variant's; false for single runs."""
         return name in self.group_tests and self.group_tests[name][self.metric].clear
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers as plain data for JSON."""
         tables: dict[str, Any] = {}
         for table in self.tables:
-            columns = self.columns(table)
-            values = {
-                row.name: [cell.text if cell.value is None else cell.value for cell in row.cells] for row in table.rows
-            }
-            tables[table.title] = {name: dict(zip(columns, of_row, strict=True)) for name, of_row in values.items()}
+            rows = tables[table.title] = {}
+            for row in table.rows:
+                values = [cell.text if cell.value is None else cell.value for cell in row.cells]
+                rows[row.name] = dict(zip(self.columns(table), values, strict=True))
         groups: dict[str, Any] = {}
         for group in self.groups:
             scores = {

@@ -27,7 +27,7 @@ INPUTS = ("config.yaml", "metrics/*/metrics.csv", "test_*.json", "*/test_metrics
 
 @dataclass
 class Run:
-    """One run. What is unknown is empty or None."""
+    """One run; unknown fields are empty or None."""
 
     name: str  # in tables, unique among the compared runs
     folder: Path = Path()  # RUNS/NAME
@@ -38,8 +38,8 @@ class Run:
     captions: dict[int, CaptionedImage] | None = None  # by image id; None if the run was not tested
     contexts: dict[str, dict[str, float]] = field(default_factory=dict)  # as scores, of tests with another context
     checkpoint: Path | None = None  # the one that was tested, else the best
-    outdated: bool = False  # whether it was tested with other weights than the checkpoint has now; the test is left out
-    parameters: dict[str, int] = field(default_factory=dict)  # numbers, of "encoder" and "decoder"
+    outdated: bool = False  # whether the checkpoint's weights have changed since the test, which is then left out
+    parameters: dict[str, int] = field(default_factory=dict)  # numbers of parameters of "encoder" and "decoder"
 
     @property
     def captions_per_second(self) -> float | None:
@@ -59,14 +59,14 @@ def is_run_folder(folder: Path) -> bool:
 
 
 def find_runs(folder: str | Path) -> list[Run]:
-    """Read the run of a folder or, if it is none, all runs in it, by name; an InputError if there is none."""
+    """Return the run of a folder, or the runs in a folder of runs by name; raise InputError if there is none."""
     path = Path(folder)
     inside = [] if is_run_folder(path) else sorted(filter(is_run_folder, path.iterdir()))
     return [read_run(child) for child in inside or [path]]
 
 
 def read_run(folder: Path) -> Run:
-    """Read RUNS/NAME: config.yaml, metrics/, and what `captioning test` left; an InputError if one is damaged."""
+    """Read config.yaml, metrics/ and the test's files of RUNS/NAME; raise InputError if a file is damaged."""
     if not is_run_folder(folder):
         raise InputError(f"{folder}: not a run; it has none of {', '.join(_SIGNS)}")
     layout, run = RunFolder(folder), Run(folder.resolve().name, folder)
@@ -108,13 +108,13 @@ def _logged(path: Path) -> Iterator[tuple[str, int, float]]:
 
 
 def _version(path: Path) -> int:
-    """Of metrics/version_N/metrics.csv, which a resumed run continues in the next one."""
+    """Return N of metrics/version_N/metrics.csv; a resumed run continues in version N + 1."""
     digits = path.parent.name.rpartition("_")[2]
     return int(digits) if digits.isdigit() else -1
 
 
 def name_runs(runs: Sequence[Run]) -> None:
-    """Name runs of one name by their places in the folder that they have in common."""
+    """Give runs of the same name their paths relative to their common folder as names."""
     for name, count in Counter(run.name for run in runs).items():
         same = [run for run in runs if run.name == name]
         for run in same if count > 1 else ():
@@ -122,5 +122,5 @@ def name_runs(runs: Sequence[Run]) -> None:
 
 
 def common_folder(runs: Sequence[Run]) -> Path:
-    """Return the folder that all runs' folders lie in."""
+    """Return the innermost folder that contains all runs."""
     return Path(os.path.relpath(os.path.commonpath([Path(os.path.abspath(run.folder)).parent for run in runs])))

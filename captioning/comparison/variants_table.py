@@ -14,14 +14,13 @@ from captioning.metrics.resampling import Difference, holm
 from captioning.metrics.seeds import RULE, seed_differences
 from captioning.metrics.table import TITLES
 
-_LOGGED = ("nll", "bound", "iwae_bound")  # by training and testing themselves, in nats per word
+_LOGGED = ("nll", "bound", "iwae_bound")  # metrics that runs log themselves, in nats per word
 
 
 class VariantTest(NamedTuple):
-    """How much higher the mean of a variant is than that of a reference, tested over images and seeds.
+    """The difference between the means of a variant and of a reference, tested over images and seeds.
 
-    If paired, each run of the variant is compared with the run of the reference that it started from or is a mean of,
-    or that started from it.
+    If paired, each run of the variant is compared with one run of the reference, such as the run that it started from.
     """
 
     variant: str
@@ -37,14 +36,10 @@ def compare_variants(
     measures: Sequence[Measure],
     pairing: Callable[[Group, Group], bool] = lambda reference, group: False,
 ) -> list[VariantTest]:
-    """Return the tests of every variant of several seeds against every reference of several seeds, no pair twice.
+    """Return uncorrected tests of every variant against every reference, each pair once; both need several seeds.
 
-    They are not yet corrected for their number (``correct``).
-
-    Args:
-        references: The names of some of the variants.
-        measures: What to test. A group whose runs lack the counts of a measure is left out.
-        pairing: Returns whether each run of the second group belongs to the run of the first at its place.
+    A group whose runs lack the counts of a measure is left out. ``pairing`` returns whether the runs of the second
+    group are paired with the runs of the first, in their order.
     """
     several = [group for group in groups if len(group.runs) > 1]
     tests = []
@@ -54,15 +49,12 @@ def compare_variants(
             for group in tested.values():
                 if group.name in references[: number + 1] or reference not in tested:
                     continue
-                first, second = (
-                    np.stack([measure.counts[run] for run in of.runs]) for of in (tested[reference], group)
-                )
-                paired = pairing(tested[reference], group)
-                found = seed_differences(first, second, measure.values, paired=paired)
-                tests += [
-                    VariantTest(group.name, reference, key, difference, paired)
-                    for key, difference in zip(measure.keys, found, strict=True)
-                ]
+                pair = (tested[reference], group)
+                first, second = (np.stack([measure.counts[run] for run in variant.runs]) for variant in pair)
+                paired = pairing(*pair)
+                differences = seed_differences(first, second, measure.values, paired=paired)
+                for key, difference in zip(measure.keys, differences, strict=True):
+                    tests.append(VariantTest(group.name, reference, key, difference, paired))
     return tests
 
 

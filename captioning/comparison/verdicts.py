@@ -1,4 +1,4 @@
-"""The verdicts of a comparison: sentences on each run or variant, which begin with what was found."""
+"""The verdicts of a comparison: one sentence for each run or variant, which begins with the finding."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from captioning.metrics.resampling import Difference
 from captioning.metrics.table import TITLES
 
 ONE_SEED = "one seed each, so nothing follows about the method"
-"""What every verdict over runs of one seed each says, since other seeds could order the methods differently."""
+"""The end of every verdict over runs of one seed each: other seeds could order the methods differently."""
 
 
 def add_verdicts(result: Comparison) -> None:
-    """Add a verdict on every variant and every run that is tested against the first; it judges only over seeds."""
+    """Add a verdict on every tested variant and run. Only verdicts over several seeds claim a difference."""
     metric, title = result.metric, TITLES[result.metric]
     groups = {group.name: group for group in result.groups}
     for name, tests in {**result.group_tests, **result.tests}.items():
@@ -36,7 +36,7 @@ def add_verdicts(result: Comparison) -> None:
 
 
 def finding(test: Difference) -> str:
-    """Return whether there is a difference, which is clear only where interval and test agree."""
+    """Return words for a test's result; a difference is clear only if interval and test agree."""
     if test.clear:
         return "Clear difference"
     if test.excludes_zero:

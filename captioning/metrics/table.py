@@ -68,7 +68,7 @@ def better(key: str) -> Literal["max", "min"] | None:
     return metric and metric.better
 
 
-def few(images: int) -> str:
+def few_images_warning(images: int) -> str:
     """Return a warning to print after a metric of fewer than 100 images, "" for more images."""
     return "; BLEU of fewer than 100 images says little" * (0 < images < 100)
 

@@ -19,21 +19,19 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from captioning.data.batch import CaptionBatch
 from captioning.data.loading import BatchLoader
 from captioning.errors import check_range
-from captioning.metrics.table import few
+from captioning.metrics.table import few_images_warning
 from captioning.training.loggers import draw_samples, log_samples
 
 
 def accumulates(trainer: pl.Trainer) -> bool:
-    """Return whether the gradient of this batch waits for that of the next one, and would be lost in a checkpoint."""
+    """Return whether the optimizer step needs further batches; a checkpoint would lose the gradient of this one."""
     return bool((trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches) and not trainer.is_last_batch
 
 
 class CaptionSamples(Callback):
-    """Captions and attention overlays of the first images of the validation split, after every validation.
+    """Writes captions and attention overlays of the first validation images to ``samples/`` at every validation.
 
-    They are written to ``samples/`` in the run's folder. If wandb is a logger of the run, its panel ``val/samples``
-    shows the same photographs at every validation. An image without an image file, whose features are cached, is left
-    out.
+    The panel ``val/samples`` of wandb shows them, too. Images whose file is missing (cached features) are left out.
 
     Args:
         images: Number of images.
@@ -53,7 +51,7 @@ class CaptionSamples(Callback):
 
 
 class TrainingBar(callbacks.RichProgressBar):
-    """Lightning's, which counts epochs from 1, and goes at the end; the line of an epoch has the metrics."""
+    """Lightning's bar, which counts epochs from 1 and disappears at the end; ``LogLines`` prints the metrics."""
 
     def get_metrics(self, *args: Any) -> Any:
         return {name: value for name, value in super().get_metrics(*args).items() if name != "v_num"}
@@ -61,13 +59,13 @@ class TrainingBar(callbacks.RichProgressBar):
     def on_train_epoch_start(self, trainer: pl.Trainer, *args: Any) -> None:
         super().on_train_epoch_start(trainer, *args)
         if self.progress is not None and self.train_progress_bar_id is not None:
-            self.progress.live.transient = True  # a log would have it once, at its end
+            self.progress.live.transient = True  # otherwise its last state would stay in a log
             of = f"/{trainer.max_epochs}" * ((trainer.max_epochs or 0) > 0)
             self.progress.update(self.train_progress_bar_id, description=f"epoch {trainer.current_epoch + 1}{of}")
 
 
 class LogLines(Callback):
-    """Prints the model's parts, where a resumed run goes on, and after every validation a line with its metrics."""
+    """Prints the model's sizes, the position where a resumed run continues, and a line of metrics per validation."""
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._started, self._first, self._trains = time.perf_counter(), True, False
@@ -82,7 +80,7 @@ class LogLines(Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._trains = True
         if trainer.ckpt_path is not None and trainer.is_global_zero:
-            epoch, batch = pl_module.data.place
+            epoch, batch = pl_module.data.position
             at = f" at batch {batch + 1} of {trainer.num_training_batches}" * bool(batch)
             print(f"goes on in epoch {epoch + 1}{at}, after step {trainer.global_step}", flush=True)
 
@@ -104,18 +102,18 @@ class LogLines(Callback):
         print(f"epoch {trainer.current_epoch + 1}, step {trainer.global_step}, {seconds:.0f} s:", *metrics, flush=True)
         if self._first:
             why = "train/loss may be above val/nll: it alone has dropout, label smoothing and penalties"
-            print(f"  ({why}{few(len(pl_module.results))})", flush=True)
+            print(f"  ({why}{few_images_warning(len(pl_module.results))})", flush=True)
         self._first = False
 
 
 class BestCheckpoint(callbacks.ModelCheckpoint):
-    """Lightning's, which keeps the checkpoint of the lowest ``val/nll`` where several are equally good.
+    """Lightning's callback, but among equally good checkpoints the lowest ``val/nll`` wins.
 
-    BLEU-4 of few or early captions is 0 after several validations in a row: the first would be kept, and training would
-    stop early, though the model learns. Such a checkpoint is an improvement for early stopping, too.
+    BLEU-4 of few or early captions stays 0 for several validations. Lightning would keep the first checkpoint and stop
+    early, although the model learns. A lower ``val/nll`` also resets early stopping.
     """
 
-    nll = math.inf  # of the best checkpoint
+    nll = math.inf  # val/nll of the best checkpoint
 
     @property
     def state_key(self) -> str:
@@ -142,10 +140,10 @@ class BestCheckpoint(callbacks.ModelCheckpoint):
 
 
 class ResumableStopping(callbacks.EarlyStopping):
-    """Lightning's, for runs that end inside an epoch and are resumed.
+    """Lightning's callback, for runs that end inside an epoch and are resumed.
 
-    A validation that ``max_time`` caused is not counted, and neither is the last one again. A resumed run has the
-    patience of its settings, not the checkpoint's; if that is exhausted, nothing is left to train.
+    It does not count the validation that ``max_time`` causes, nor the last validation twice. A resumed run has the
+    patience of its settings, not of the checkpoint; with exhausted patience, it trains nothing.
     """
 
     @property
@@ -185,7 +183,7 @@ class Throughput(Callback):
         self._captions += len(batch.captions)
         if (batch_idx + 1) % max(1, trainer.log_every_n_steps) == 0 or trainer.is_last_batch:  # type: ignore[attr-defined]
             if pl_module.device.type == "cuda":
-                torch.cuda.synchronize(pl_module.device)  # so that the time is that of the steps
+                torch.cuda.synchronize(pl_module.device)  # otherwise the time excludes steps in progress
             pl_module.log("train/captions_per_second", self._captions / (time.perf_counter() - self._since))
             self.on_train_start()
 
@@ -193,10 +191,10 @@ class Throughput(Callback):
 class Unfreeze(Callback):
     """Keeps a trainable encoder frozen for the first epochs, while the decoder is still random.
 
-    An encoder without ``trainable_from`` stays frozen for good.
+    An encoder without ``trainable_from`` is never trained.
 
     Args:
-        epoch: Number of epochs for which it is frozen.
+        epoch: Number of epochs for which the encoder is frozen.
     """
 
     def __init__(self, epoch: int) -> None:
@@ -207,18 +205,18 @@ class Unfreeze(Callback):
         encoder = pl_module.encoder
         encoder.set_trainable(encoder.trainable_from is not None and trainer.current_epoch >= self.epoch)
 
-    on_train_start = on_train_epoch_start  # a run that resumes inside an epoch calls this alone
+    on_train_start = on_train_epoch_start  # a run resumed inside an epoch skips the start of the epoch
 
 
-_WAIT = 5  # seconds for a batch, after which a run that was asked to end goes without
+_WAIT = 5  # seconds that a run that was asked to end waits for a batch
 
 
 class StopOnRequest(Callback):
-    """Ends training after the step in progress on SIGTERM, SIGHUP (its terminal closed) or Ctrl-C, and saves.
+    """Saves and ends training on SIGTERM, SIGHUP (a closed terminal) or Ctrl-C.
 
-    A step of several batches is finished first, because no checkpoint keeps gradients, and so is a validation, whose
-    metrics a resumed run would lack. All processes end at the same batch. A batch is waited for a few seconds, because
-    it may never come. A second Ctrl-C ends at once, without saving.
+    A step of several batches is finished first, because checkpoints have no gradients. A validation is finished first,
+    because a resumed run would lack its metrics. All processes end at the same batch. If no batch comes for a few
+    seconds, training ends without it. A second Ctrl-C ends at once, without saving.
     """
 
     def __init__(self) -> None:
@@ -247,13 +245,13 @@ class StopOnRequest(Callback):
     teardown = on_exception
 
     def _is_asked(self, trainer: pl.Trainer) -> bool:
-        """Return whether any process was asked; all processes must call this."""
+        """Return whether any process was asked to end; all processes must call this."""
         if agreed := bool(trainer.strategy.reduce_boolean_decision(self.asked is not None, all=False)):
             self.asked = self.asked or int(signal.SIGTERM)
         return agreed
 
     def _end_waiting(self, *_: Any) -> None:
-        """End a wait for a batch that may never come; without one, look again later."""
+        """End a long wait for a batch; otherwise check again in a second."""
         since = BatchLoader.waits_since
         if since is None or time.monotonic() - since < _WAIT:
             signal.alarm(1)
@@ -267,5 +265,5 @@ class StopOnRequest(Callback):
             self._lightnings(signal.SIGTERM, None)  # the trainer raises SIGTERMException after this batch
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self._is_asked(trainer):  # since the last batch of an epoch, which has been validated and saved
+        if self._is_asked(trainer):  # asked after the epoch's last batch, which is validated and saved
             raise SIGTERMException

@@ -68,17 +68,17 @@ class Augmentation:
 
 
 class CaptionDataModule(pl.LightningDataModule):
-    """Records of one source as training and evaluation batches.
+    """The batches of one data set for training and evaluation.
 
-    The trainer's module brings ``encoder``, which determines the preprocessing of images and the grid of objects.
+    The trainer's module has ``encoder``, which determines the preprocessing of images and the grid of objects.
 
     Args:
         source: Data set.
         batch_size: Captions in a training batch, per process.
         group: What a training batch keeps together: captions of one ``length`` (Sec. 4.3), or all captions of an
             ``image``, so that an encoder that is being trained runs once per image and epoch, not once per caption.
-        captions_per_image: How many captions of each image an epoch takes; every epoch continues where the last one
-            stopped. None for all. Needs ``group: image``.
+        captions_per_image: Captions of each image in an epoch; the next epoch takes the next captions. None for all.
+            Needs ``group: image``.
         eval_batch_size: Images in an evaluation batch, per process.
         num_workers: Processes that load images. By default one per processor, at most 8; for cached features none
             on a CPU and two on a GPU.
@@ -117,10 +117,10 @@ class CaptionDataModule(pl.LightningDataModule):
         self.features, self.augmentation = features, augmentation
         self.limit_images = limit_images
         self._indices: dict[str, CaptionIndex] = {}
-        self.evaluated_split = "val"  # or what is scored
+        self.evaluated_split = "val"  # ``captioning test`` sets the split that it scores
 
     def use(self, vocabulary: Vocabulary) -> None:
-        """Use a trained model's vocabulary and its tokenizer in place of the words of the training captions."""
+        """Use a trained model's vocabulary and tokenizer instead of the words of the training captions."""
         self.vocabulary, self.source.tokenizer = vocabulary, vocabulary.tokenizer
 
     def prepare_data(self) -> None:
@@ -135,7 +135,7 @@ class CaptionDataModule(pl.LightningDataModule):
             self.index(split)
 
     def index(self, split: str) -> CaptionIndex:
-        """Return the records of ``split``, read once; an InputError if images that are needed are missing."""
+        """Return the records of a split, which are read once; raise InputError if needed images are missing."""
         if split not in self._indices:
             index = self.source.index(split)
             if self.limit_images is not None:
@@ -146,7 +146,7 @@ class CaptionDataModule(pl.LightningDataModule):
         return self._indices[split]
 
     def changes(self, encoder: Encoder) -> tuple[bool, float]:
-        """Return ``random_crop`` and ``flip`` of training; an InputError if the encoder or features do not allow it."""
+        """Return ``random_crop`` and ``flip``; raise InputError if the encoder or cached features rule them out."""
         random_crop, flip = self.augmentation.random_crop, self.augmentation.flip
         check_range(0, 1, **{"data.augmentation.flip": flip})
         if random_crop and self.features is not None:
@@ -167,7 +167,7 @@ class CaptionDataModule(pl.LightningDataModule):
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
-        """That of the training captions, of the file, or of the model and the training captions."""
+        """The words of the training captions, of a file, or of a model followed by new words of the captions."""
         words, tokenizer = self._vocabulary_options, self.source.tokenizer
         if words.file is not None:
             return Vocabulary(Vocabulary.load(words.file).words, tokenizer)
@@ -189,7 +189,7 @@ class CaptionDataModule(pl.LightningDataModule):
         return {} if trainer is None else {"rank": trainer.global_rank, "world_size": trainer.world_size}
 
     def _loader(self, split: str, batches: Iterable[list[int]], *, by_image: bool) -> DataLoader[CaptionBatch]:
-        """Return batches of images, or for training of captions with the random changes of their images."""
+        """Return evaluation batches of images (``by_image``), or training batches of captions with augmentation."""
         index, encoder, transform = self.index(split), self.encoder, None
         features: dict[str, Any] = {}
         random_crop, flip = (False, 0.0) if by_image else self.changes(encoder)
@@ -206,9 +206,8 @@ class CaptionDataModule(pl.LightningDataModule):
         if self.needs_regions and not by_image:
             options["regions"] = self.regions(split)
             if not options["regions"].known:
-                raise InputError(
-                    "objective.guidance: RegionGuidance needs regions, and the data set has none; see data/README.md"
-                )
+                problem = "RegionGuidance needs regions, and the data set has none; see data/README.md"
+                raise InputError(f"objective.guidance: {problem}")
         dataset = CaptionDataset(index, self.vocabulary, encoder.preprocessing, **options, **features)
         return batch_loader(
             dataset,
@@ -216,7 +215,7 @@ class CaptionDataModule(pl.LightningDataModule):
             num_workers=self.workers,
             pin_memory=torch.cuda.is_available(),
             persistent_workers=self.workers > 0,
-            # Its own generator: the global one belongs to dropout and sampling, and must resume unchanged.
+            # Its own generator, because the global one (dropout, sampling) must be the same in a resumed run.
             generator=torch.Generator().manual_seed(self.seed),
         )
 
@@ -228,22 +227,22 @@ class CaptionDataModule(pl.LightningDataModule):
 
     def photo(self, row: int) -> Image | None:
         """Return an image of the evaluated split before preprocessing; None if its image file is missing."""
-        there = self.evaluated.image_path(row).is_file()
-        return self.evaluated.image(row, self.encoder.preprocessing) if there else None
+        exists = self.evaluated.image_path(row).is_file()
+        return self.evaluated.image(row, self.encoder.preprocessing) if exists else None
 
     def transfer_batch_to_device(self, batch: CaptionBatch, device: torch.device, dataloader_idx: int) -> CaptionBatch:
-        """Return the batch on the device; from page-locked memory, the copy overlaps with computing."""
+        """Return the batch on the device; the copy from page-locked memory overlaps with computation."""
         return batch.to(device, non_blocking=device.type == "cuda")
 
     def sampler(self, start: tuple[int, int] = (0, 0)) -> CaptionBatches:
-        """Return the training batches of this process from ``start``, (epoch, batch), as lists of captions' numbers."""
+        """Return this process's training batches, lists of caption indices, from ``start`` (epoch, batch)."""
         lengths, images = self.index("train").caption_lengths, self.index("train").caption_image
         options: dict[str, Any] = {"group": self.group, "captions_per_image": self.captions_per_image, "start": start}
         return CaptionBatches(lengths, images, self.batch_size, self.seed, **options, **self._processes)
 
     @property
-    def place(self) -> tuple[int, int]:
-        """(epoch, batch) that training begins or goes on with, as the trainer counts them."""
+    def position(self) -> tuple[int, int]:
+        """The trainer's (epoch, batch) at which training starts or continues."""
         if self.trainer is None:
             return 0, 0
         loop: Any = self.trainer.fit_loop
@@ -252,7 +251,7 @@ class CaptionDataModule(pl.LightningDataModule):
         return self.trainer.current_epoch, progress.current.processed if in_epoch else 0
 
     def train_dataloader(self) -> DataLoader[CaptionBatch]:
-        return self._loader("train", self.sampler(self.place), by_image=False)
+        return self._loader("train", self.sampler(self.position), by_image=False)
 
     def val_dataloader(self) -> DataLoader[CaptionBatch]:
         batches = image_batches(len(self.evaluated), self.eval_batch_size, **self._processes)

@@ -1,4 +1,4 @@
-"""The loggers of a run: their start, samples of captions, and a test in the run of wandb that its training has."""
+"""The loggers of a run: starting them, and logging samples of captions and tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = logging.getLogger("captioning")
 
 
 def start_loggers(loggers: Iterable[Logger], settings: Mapping[str, Any]) -> None:
-    """Start the loggers of a run with its settings; an InputError if one cannot start, as wandb with a wrong key."""
+    """Start the loggers of a run with its settings; raise InputError if one fails, as wandb does with a wrong key."""
     os.environ.setdefault("WANDB_INIT_TIMEOUT", "15")  # seconds; wandb itself would wait for 90
     for logger in loggers:
         getattr(logger, "_wandb_init", {}).pop("anonymous", None)  # Lightning passes it, and wandb warns of it
@@ -31,7 +31,7 @@ def start_loggers(loggers: Iterable[Logger], settings: Mapping[str, Any]) -> Non
 def _start(logger: Logger, settings: dict[str, Any]) -> None:
     try:
         logger.log_hyperparams(settings)
-    except Exception as error:  # the libraries behind the loggers raise types of their own
+    except Exception as error:  # logging libraries raise their own types
         if type(error).__name__ == "CommError" and os.environ.get("WANDB_MODE") != "offline":  # wandb's
             import wandb
 
@@ -46,7 +46,7 @@ def _start(logger: Logger, settings: dict[str, Any]) -> None:
 
 
 def draw_samples(folder: Path, suffix: str, evaluator: Evaluator, data: CaptionDataModule) -> dict[str, str]:
-    """Write figures of the images that an evaluator kept to ``samples/``; returns their captions by file."""
+    """Write figures of the evaluator's kept images to ``samples/``; return the captions by file."""
     from captioning.views.overlays import Look, attention_figure, save_figure  # matplotlib is slow to import
 
     encoder, captions = evaluator.captioner.encoder, dict[str, str]()
@@ -63,15 +63,15 @@ def draw_samples(folder: Path, suffix: str, evaluator: Evaluator, data: CaptionD
 
 
 def log_samples(loggers: Iterable[Logger], stage: str, captions: Mapping[str, str]) -> None:
-    """Log figures, captions by file, to wandb as the panel STAGE/samples."""
+    """Log the figures to wandb as the panel STAGE/samples."""
     for logger in loggers:
         if isinstance(logger, WandbLogger) and captions:
-            # Not in a table, whose images an offline run leaves outside its own folder.
+            # Not as a table: an offline run stores a table's images outside its folder.
             logger.log_image(f"{stage}/samples", [*captions], caption=[*captions.values()])
 
 
 def log_test(run: RunFolder, metrics: Mapping[str, float], evaluator: Evaluator, data: CaptionDataModule) -> None:
-    """Log a test to the runs of wandb that the training of ``run`` has, by its configuration."""
+    """Log a test to the wandb runs in the configuration of ``run``."""
     captions = draw_samples(run.path, "test", evaluator, data)
     for entry in read_config(run.config).get("trainer", {}).get("logger") or []:
         if entry["class_path"].endswith("WandbLogger"):

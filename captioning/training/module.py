@@ -32,7 +32,7 @@ from captioning.model import Captioner, Decoder
 from captioning.objective import Likelihood, Objective
 from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.processes import process_count, sum_over_processes
-from captioning.run_folder import PLACES, flat
+from captioning.run_folder import LOCATION_SETTINGS, flat
 from captioning.training.callbacks import accumulates
 from captioning.training.datamodule import CaptionDataModule
 from captioning.vocabulary import Vocabulary, tokenizer_from
@@ -41,7 +41,7 @@ _OF_BATCHES = (
     "data.batch_size data.group data.captions_per_image data.limit_images seed_everything "
     "trainer.accumulate_grad_batches processes"
 ).split()
-"""Settings that decide which captions an optimizer step has."""
+"""Settings that determine the captions of an optimizer step."""
 
 
 class CaptioningModule(pl.LightningModule):
@@ -78,16 +78,16 @@ class CaptioningModule(pl.LightningModule):
         self.search = search
         self.settings: dict[str, Any] = {}  # the full configuration of the run, which checkpoints keep
         self.start: SavedModel | None = None  # the model whose weights the captioner begins with
-        self.samples = 4  # images of a split whose hypotheses an evaluation keeps
+        self.samples = 4  # number of images whose hypotheses a validation keeps
         self.results: list[CaptionedImage] = []  # the images of the last evaluation, in the order of the split
         self._watch = CollapseWatch()
         self._random_state: dict[str, Any] | None = None
         self._at_step: dict[str, Tensor] = {}  # the random numbers' state where an optimizer step began
         self._regions: RegionsInView | None = None
-        self._stops = False  # once this step is complete
+        self._stops = False  # whether training ends after the optimizer step in progress
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what an average of the weights copies: no recipes, which hold the command line's parser."""
+        """Return the state for copies of the module, without objects that refer to the command line's parser."""
         return super().__getstate__() | {"optimizer": None, "scheduler": None, "start": None}
 
     @property
@@ -103,12 +103,11 @@ class CaptioningModule(pl.LightningModule):
         return self.trainer.datamodule  # type: ignore[attr-defined,no-any-return]
 
     def configure_model(self) -> None:
-        """Assemble the captioner for the data's vocabulary. Called by the trainer; a second call does nothing."""
         if not hasattr(self, "captioner"):
             self.assemble(self.data.vocabulary)
 
     def assemble(self, vocabulary: Vocabulary) -> Captioner:
-        """Build the captioner for ``vocabulary``, with the weights of ``start`` if they fit, and return it."""
+        """Build and return the captioner for a vocabulary, with the weights of ``start``."""
         self.captioner = Captioner(*self._parts, vocabulary_size=len(vocabulary))
         self.captioner.freeze_statistics = bool(self.settings.get("init_from"))  # of a resumed run, too
         self.captioner.train()  # Lightning leaves the modes as they are
@@ -128,12 +127,12 @@ class CaptioningModule(pl.LightningModule):
 
     def on_train_start(self) -> None:
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, GradientAccumulationScheduler):  # sets it only where an epoch begins
+            if isinstance(callback, GradientAccumulationScheduler):  # it acts only at the start of an epoch
                 callback.on_train_epoch_start(self.trainer)
         loop: Any = self.trainer.fit_loop
         epochs = loop.epoch_progress.current
         if epochs.ready == epochs.processed and not loop.epoch_loop.restarted_on_train_batch_end:
-            loop.epoch_loop.restarting = False  # an epoch begins; with max_steps, Lightning takes it for the last one
+            loop.epoch_loop.restarting = False  # with max_steps, Lightning mistakes a new epoch for the last one
         if self._random_state is not None:  # a resumed run continues the same stream of random numbers
             torch.set_rng_state(self._random_state["cpu"].cpu())
             if self.device.type == "cuda" and "cuda" in self._random_state:
@@ -141,13 +140,13 @@ class CaptioningModule(pl.LightningModule):
             self._random_state = None
 
     def on_train_batch_start(self, batch: CaptionBatch, batch_idx: int) -> None:
-        """Where several processes train, let each draw from a stream of its own, which a resumed run finds again."""
+        """Seed each of several processes by its rank and batch, so that a resumed run draws the same numbers."""
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
             self._at_step = self._random_numbers()
         if self.trainer.world_size > 1:
             total: Any = self.trainer.fit_loop.epoch_loop.batch_progress.total
-            place = np.random.SeedSequence((self.data.seed, self.trainer.global_rank, total.processed))
-            torch.manual_seed(int(place.generate_state(1, np.uint64)[0]))
+            stream = np.random.SeedSequence((self.data.seed, self.trainer.global_rank, total.processed))
+            torch.manual_seed(int(stream.generate_state(1, np.uint64)[0]))
 
     def training_step(self, batch: CaptionBatch, batch_idx: int) -> Tensor:
         self.captioner.begin_batch()
@@ -157,7 +156,7 @@ class CaptioningModule(pl.LightningModule):
         mask = batch.annotation_mask
         self._watch.update(statistics, output.trace.alphas.shape[-1] if mask is None else mask.sum(dim=1))
         values = terms | statistics
-        if (processes := process_count()) > 1:  # the means of the terms are those of the whole batch
+        if (processes := process_count()) > 1:  # log the means over all processes
             means = sum_over_processes(torch.stack([value.float() for value in values.values()])) / processes
             values = dict(zip(values, means, strict=True))
         for name, value in (values | self.attention.schedule()).items():
@@ -166,7 +165,7 @@ class CaptioningModule(pl.LightningModule):
         return loss
 
     def on_train_batch_end(self, *_: Any) -> None:
-        """Let ``max_time`` and early stopping end training after a whole step, since no checkpoint keeps gradients."""
+        """Delay the end by ``max_time`` or early stopping until the step is complete: checkpoints have no gradients."""
         self._stops |= self.trainer.should_stop
         self.trainer.should_stop = self._stops and not accumulates(self.trainer)
 
@@ -197,10 +196,7 @@ class CaptioningModule(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def _length(self) -> tuple[int, int]:
-        """Return the optimizer steps and the batches of the run.
-
-        Lightning's estimate makes the loader before its place is known.
-        """
+        """Return the optimizer steps and the batches of the run (Lightning's estimate makes the loader too early)."""
         trainer: Any = self.trainer
         batches, limit = len(self.data.sampler()), trainer.limit_train_batches
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
@@ -216,14 +212,14 @@ class CaptioningModule(pl.LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        """Clip as Lightning does, also with a fused optimizer, which it refuses because of scaled float16 gradients.
+        """Clip gradients, also with a fused optimizer and scaled gradients, which Lightning refuses.
 
-        An InputError says that training has diverged, before a gradient that is not finite changes a weight.
+        Raise InputError if training has diverged, before a gradient that is not finite changes a weight.
         """
         by_norm, fused = gradient_clip_algorithm in (None, "norm"), optimizer.defaults.get("fused")
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)  # it skips steps whose gradient overflows
         if scaler is not None and fused:
-            scaler.unscale_(optimizer)  # so that its step does not unscale again
+            scaler.unscale_(optimizer)  # its step then does not unscale again
         parameters = list(self.parameters())
         if gradient_clip_val and by_norm and not fused:
             # The order of the parameters determines the rounding of the norm, and so whether runs repeat exactly.
@@ -245,7 +241,7 @@ class CaptioningModule(pl.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         index = self.data.evaluated
-        if self._regions is None or self._regions.index is not index:  # laid out once for all validations
+        if self._regions is None or self._regions.index is not index:  # computed once for all validations
             self._regions = self.data.regions(self.data.evaluated_split)
         self.evaluator = Evaluator(
             self.captioner,
@@ -261,29 +257,29 @@ class CaptioningModule(pl.LightningModule):
         self.evaluator.update(batch)
 
     def on_validation_epoch_end(self) -> None:
-        """Log the metrics of what all processes have evaluated."""
+        """Log the metrics over the images of all processes."""
         evaluated = self.evaluator.evaluated
         if self.trainer.world_size > 1:
             parts: list[Any] = [None] * self.trainer.world_size
             torch.distributed.all_gather_object(parts, evaluated)
             evaluated = Evaluated.merge(parts)
         metrics, self.results = evaluated.finish()  # without METEOR, which takes seconds
-        # What is monitored has a value also where references alone name objects.
+        # Monitored grounding metrics need a value (NaN) even if only references name objects.
         metrics = {name.removeprefix("reference_"): math.nan for name in metrics} | metrics
         for name, value in metrics.items():
             self.log(log_key("val", name), value, sync_dist=False)
         self.log("epoch", float(self.current_epoch + 1))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the entry that rebuilds the captioner without a config, a vocabulary file or a data set."""
+        """Add the description of the captioner, and the random state and position for a resumed run."""
         checkpoint["captioning"] = describe(self.captioner, self.data.vocabulary, self.settings)
         progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress
         ready, done, per_step = progress.current.ready, progress.current.processed, self.trainer.accumulate_grad_batches
         ended = ready == done and progress.is_last_batch
-        # Batches that have begun since the last optimizer step; a crash loses their gradients.
+        # Batches since the last optimizer step, which a resumed run repeats.
         checkpoint["unfinished"] = 0 if ended else ready - done // per_step * per_step
         checkpoint["processes"] = self.trainer.world_size
-        # A run that stops before its first batch saves the state that it loaded.
+        # A resumed run that stops before its first batch saves the loaded state.
         state = self._at_step if checkpoint["unfinished"] else self._random_numbers()
         checkpoint["random_state"] = self._random_state or state
 
@@ -314,20 +310,20 @@ class CaptioningModule(pl.LightningModule):
         for callback in self.trainer.checkpoint_callbacks:
             state = checkpoint.get("callbacks", {}).get(callback.state_key, {})
             _follow_files(state, getattr(callback, "dirpath", None))
-        was, now = (flat(x, (*PLACES, "init_from")) for x in (content.get("settings") or {}, self.settings))
+        was, now = (flat(x, (*LOCATION_SETTINGS, "init_from")) for x in (content.get("settings") or {}, self.settings))
         now["processes"] = self.trainer.world_size
         was["processes"] = checkpoint.get("processes", now["processes"])
         inside = batches["current"]["ready"] and not batches["is_last_batch"]
         names = [name for name in was | now if was.get(name) != now.get(name)]
-        for name in names:  # arguments that one of two versions of a class lacks are left alone
+        for name in names:  # an argument of only one version of a class is no error
             batches_differ = inside and name in _OF_BATCHES
             if batches_differ or (
                 name in ("model.optimizer", "model.scheduler", "model.encoder.learning_rate")
                 or (name.startswith(("model.optimizer.", "model.scheduler.")) and name in was and name in now)
             ):
-                place = "inside the checkpoint's epoch" if batches_differ else "from the checkpoint's state"
+                point = "inside the checkpoint's epoch" if batches_differ else "from the checkpoint's state"
                 instead = f"leave it {was.get(name)}, or begin a new run with --init_from"
-                raise InputError(f"{name}: {now.get(name)} cannot go on {place}; {instead}")
+                raise InputError(f"{name}: {now.get(name)} cannot go on {point}; {instead}")
         if changed := [f"{name}: {now.get(name)}, was {was.get(name)}" for name in names]:
             kept = any({"T_max", "total_iters"} & state.keys() for state in checkpoint["lr_schedulers"])
             why = " (the schedule keeps its length; WarmupCosine would take a new one)" * kept
@@ -335,9 +331,9 @@ class CaptioningModule(pl.LightningModule):
 
 
 def _follow_files(state: dict[str, Any], folder: str | None) -> None:
-    """Let the state of a ``ModelCheckpoint`` name its files in ``folder``, where the run was moved or copied to.
+    """Replace the folder in the state of a ``ModelCheckpoint`` if the run was moved or copied to ``folder``.
 
-    From a folder of another name, it would not be restored, and a worse epoch would replace the best.
+    Lightning ignores the state of another folder, and a worse epoch would replace the best.
     """
     was, best = str(state.get("dirpath")), state.get("best_model_path", "")
 

@@ -22,7 +22,7 @@ from captioning.views import maps
 from captioning.views.page import render
 
 _LONGEST_SIDE = 1024  # pixels of an image in the page, sharp on a wide screen
-_LOSSLESS_SIDE = 128  # pixels; smaller images are enlarged so much that a JPEG's errors would be visible
+_LOSSLESS_SIDE = 128  # pixels; the page enlarges smaller images until JPEG artefacts are visible
 _JPEG_QUALITY = 85
 
 Shown = dict[str, Any]
@@ -30,20 +30,14 @@ Shown = dict[str, Any]
 
 
 def explorer_page(images: Sequence[Shown], title: str = "Attention explorer") -> str:
-    """Return a complete HTML document that opens from disk and needs no network.
-
-    It has about 130 KB per photograph.
-
-    Args:
-        images: Of ``shown_image``.
-    """
+    """Return a complete HTML document of ``shown_image`` entries that needs no network, 130 KB per photograph."""
     return render("views/explorer_page.html", title=title, content=_content(images))
 
 
 def explorer_fragment(images: Sequence[Shown]) -> str:
     """Return the explorer as a <section> for another page, with style and script.
 
-    A click on an element of that page with ``data-explore="NAME"`` shows the image of that name.
+    A click on an element of the other page with ``data-explore="NAME"`` shows the image NAME.
     """
     return render("views/explorer.html", content=_content(images))
 
@@ -52,10 +46,9 @@ def shown_image(name: str, seen: Image.Image, runs: Sequence[Shown], *, referenc
     """Return an image with the captions of one or several runs.
 
     Args:
-        name: Name of the image, which the search looks for.
-        seen: What the models saw of it, in its own shape, such as ``Caption.seen``.
-        runs: Of ``shown_run``; at most one for each name of a run.
-        references: Captions that people wrote.
+        name: Name of the image, for the page's search.
+        seen: The part of the image that the models saw, such as ``Caption.seen``.
+        runs: ``shown_run`` entries of runs with different names.
     """
     seen = seen.convert("RGB")
     seen.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE), Image.Resampling.LANCZOS)
@@ -75,12 +68,11 @@ def shown_run(
 
     Args:
         run: Name of the run, the same on every image.
-        captions: Captions of the search, best first, such as ``inference.Caption``: with ``words``, their ``trace``,
-            ``log_probs`` (at least one for each word) and ``log_prob``.
+        captions: ``inference.Caption`` objects or alternatives with the same ``words``, ``trace``, ``log_probs`` (at
+            least one for each word) and ``log_prob``; best first.
         cells: The L cells on the view.
-        numbers: Values beside the run's name, such as the metric of a sentence; numbers are rounded to 4 digits.
-        start: The word that is shown first, counted from 0; the last one of a shorter caption. The second is most often
-            a noun.
+        numbers: Values beside the run's name, such as a metric of the caption, rounded to 4 digits.
+        start: Index of the word shown first. The default is most often a noun; a shorter caption starts at its end.
     """
     height, width = cells.size
     return {
@@ -113,7 +105,7 @@ def _caption(caption: Any) -> Shown:
 
 
 def _attention(attention: NDArray[np.float32]) -> Shown:
-    """Return attention (T, L) as a byte per location, relative to the word's peak: finer than the map's 256 colours."""
+    """Return attention (T, L) as one byte per location, relative to the word's peak."""
     peaks = attention.max(axis=1, initial=0)
     levels = np.rint(attention / np.where(peaks > 0, peaks, 1)[:, None] * 255).astype(np.uint8)
     return {"peaks": [_number(value) for value in peaks], "levels": _base64(levels.tobytes())}
@@ -137,10 +129,7 @@ def _content(images: Sequence[Shown]) -> Shown:
 
 
 def _labels(names: set[str]) -> dict[str, str]:
-    """Return the labels of the kinds of attention that captions have, in the order of the buttons.
-
-    The first one is shown at first.
-    """
+    """Return the labels of the kinds of attention in the order of the buttons; the page starts with the first."""
     numbers = sorted(int(name.removeprefix("head ")) for name in names - {"alphas", "evidence"})
     heads = {f"head {number}": f"Head {number}" for number in numbers}
     evidence = {"evidence": "Where the word came from"} if "evidence" in names else {}
@@ -148,7 +137,7 @@ def _labels(names: set[str]) -> dict[str, str]:
 
 
 def _number(value: float) -> float | None:
-    """Return four digits, or None, which JSON has, if the value is not finite."""
+    """Return the value in four digits, or None (null in JSON) if it is not finite."""
     return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
@@ -157,7 +146,7 @@ def _base64(content: bytes) -> str:
 
 
 def data_uri(image: Image.Image) -> str:
-    """Return a data URI: a PNG of a small image, else a JPEG."""
+    """Return an image as a data URI: PNG if it is small, else JPEG."""
     kind, file = "png" if max(image.size) <= _LOSSLESS_SIDE else "jpeg", io.BytesIO()
     image.save(file, kind, quality=_JPEG_QUALITY)
     return f"data:image/{kind};base64,{_base64(file.getvalue())}"

@@ -21,27 +21,17 @@ NEARLY_EVEN = 2.0  # times even attention; a map with a lower maximum prefers no
 _LUMINANCE = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # of red, green and blue (ITU-R BT.601)
 _COLORMAP = "inferno"  # perceptually uniform, safe for colour-blind readers, and monotonic in grey print
 
-LOOKS: dict[Style, dict[str, float]] = {
-    "color": {"dim": 0.4, "opacity": 0.5},
-    "paper": {"dim": 0.25, "opacity": 0.7},
-}
-"""How a map shows on the view: its brightness where there is no attention, and the opacity of the map's colour where
-there is most."""
+LOOKS: dict[Style, dict[str, float]] = {"color": {"dim": 0.4, "opacity": 0.5}, "paper": {"dim": 0.25, "opacity": 0.7}}
+"""The brightness of the view without attention (dim), and the opacity of the map at the most attention."""
 
 
 def smooth_alphas(alpha: ArrayLike, cells: CellGrid) -> NDArray[np.float32]:
-    """Return one step's alphas as a smooth map over the view: each pixel is a mean over cells, weighted by a Gaussian.
+    """Return one step's alphas (L,) as a smooth map (height, width): a pixel is a Gaussian-weighted mean over cells.
 
-    The blur is the authors' (20 pixels on 224), but never more than theirs in cells (1.25), so that the map of a single
-    cell has its maximum inside that cell on every grid. Beyond the outermost cells the map falls to the least alpha.
-    Differs from the paper: the blurred map is stretched, so that its values are those of the alphas.
-
-    Args:
-        alpha: (L,).
-        cells: The L cells; ``cells.scaled(size)`` for a map of another size.
-
-    Returns:
-        (height, width), from the least to the greatest alpha.
+    The width of the Gaussian is the paper's, 20 pixels on 224 but at most 1.25 cells, so that the map of a single cell
+    has its maximum inside the cell on every grid. Beyond the outermost cells the map falls to the least alpha.
+    Differs from the paper: the blurred map is stretched to the range of the alphas. ``cells.scaled(size)`` gives a map
+    of another size.
     """
     sigma = SIGMA_OF_SIDE * min(cells.size)
     down, across = (
@@ -57,33 +47,26 @@ def smooth_alphas(alpha: ArrayLike, cells: CellGrid) -> NDArray[np.float32]:
 def _weights(n: int, offset: float, stride: float, pixels: int, sigma: float) -> NDArray[np.float32]:
     """Return the weights of n cells at each pixel of an axis, (pixels, n): the Gaussian's integral over each cell.
 
-    The view is mirrored at a border that a cell reaches. The weights of a pixel sum to 1, or to less near a border that
-    none reaches: a mirrored cell would draw the maximum there, out of its own.
+    The view is mirrored at a border that a cell reaches, so that a pixel's weights sum to 1. At another border they sum
+    to less, because mirroring would move the maximum out of its cell.
     """
     edges = (offset + stride * (np.arange(n + 1) - 0.5)).clip(0, pixels)
     at = (np.arange(pixels) + 0.5)[:, None]
     reached = True, edges[0] < 1e-6, edges[-1] > pixels - 1e-6
-    places = (place for place, one in zip((at, -at, 2 * pixels - at), reached, strict=True) if one)
-    distances = ((edges - place) / (sigma * math.sqrt(2)) for place in places)
+    mirrored = (pixel for pixel, one in zip((at, -at, 2 * pixels - at), reached, strict=True) if one)
+    distances = ((edges - pixel) / (sigma * math.sqrt(2)) for pixel in mirrored)
     return np.sum([np.diff(np.vectorize(math.erf)(distance)) / 2 for distance in distances], 0).astype(np.float32)
 
 
 def is_nearly_even(alpha: NDArray[np.float32]) -> bool:
-    """Return whether no location has twice as much as even attention would give it."""
+    """Return whether the maximum is less than twice even attention."""
     return bool(alpha.max() * alpha.size < NEARLY_EVEN)
 
 
 def paint(view: NDArray[np.float32], smooth: NDArray[np.float32], end: float, style: Style) -> NDArray[np.uint8]:
-    """Return the view under a map: dimmed where there is no attention, and lit and coloured at the end of the scale.
+    """Return the view (.., 3) in 0..1 under a map of ``smooth`` (..): dim without attention, coloured at ``end``.
 
-    The paper's style is white on a grey view. Differs from the paper: its white is 80 % opaque and hides what it points
-    at.
-
-    Args:
-        view: (.., 3) in 0..1.
-        smooth: (..), attention.
-        end: The attention that is painted brightest.
-        style: Key of ``LOOKS``.
+    The paper's style is white on a grey view. Differs from the paper: its white, 80 % opaque, hides the object.
     """
     look = LOOKS[style]
     strength = (smooth / np.float32(end)).clip(max=1)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _COLUMNS = 7
 _PANEL = 1.75  # inches, a panel's longer side
-_PLACE = 0.75  # inches, the least width for a word, whose panel may be narrower; for a word with numbers 1.3
-_FIGURE = 6.2  # inches, the least width, that of the scale with its text
+_COLUMN_WIDTH = 0.75  # inches, the least width for a word, whose panel may be narrower; for a word with numbers 1.3
+_FIGURE = 6.2  # inches, the least width, for the scale with its text
 _GAP, _ABOVE, _NOTE, _MARGIN = 0.09, 0.27, 0.13, 0.3  # inches between panels, above, a line below, around all
 _LINE, _LETTER = 0.2, 0.13  # inches, of the caption
 _PIXELS = 448  # most of a panel's longer side
@@ -37,14 +37,11 @@ WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
 
 
 class Look(NamedTuple):
-    """Where a model looked at T words: the trace of these (T,) steps, and its cells on its view.
+    """A model's attention at T words."""
 
-    ``region`` is the view's box in the photo, in fractions of its width and height (``Preprocessing.region``).
-    """
-
-    trace: AttentionTrace
-    cells: CellGrid
-    region: Box = WHOLE
+    trace: AttentionTrace  # of (T,) steps
+    cells: CellGrid  # on the view
+    region: Box = WHOLE  # the view's box in the photo, in fractions of the photo's sides (``Preprocessing.region``)
 
 
 def attention_figure(
@@ -59,18 +56,17 @@ def attention_figure(
 ) -> Figure:
     """Return the image and its caption, followed by a panel per word with the attention over the model's view.
 
-    All maps of attention have one scale, which ends at the greatest attention of all words and is written at the
-    bottom; so have those of evidence. If hard attention chose a cell, that cell alone is painted, and outlined. Beneath
-    a map that prefers no location stands "nearly even". With ``heads`` there is a panel for each head. Save with
-    ``save_figure``; the figure is not registered with pyplot.
+    All maps of attention have one scale, which ends at the greatest attention of all words; maps of evidence have
+    another. The scales are drawn at the bottom. If hard attention chose a cell, only this cell is painted and outlined.
+    A map that prefers no location is labelled "nearly even". Save with ``save_figure``; pyplot ignores the figure.
 
     Args:
         photo: The whole image, on which the first model's view is outlined.
         words: T words.
-        looks: Where models looked at these words, drawn one beneath the other, by the names that stand beside the maps.
+        looks: By label, the attention of models at these words; a row of panels for each.
         style: "color": the map's colours on the image. "paper": white on the grey image, as in the paper's Fig. 2.
         text: The caption as written; by default the words with spaces between them.
-        heads: Show the attention of each head beneath their mean.
+        heads: Show the attention of each head beneath the heads' mean.
         details: Write beta and the greatest attention beneath each panel, and show the evidence beneath the alphas.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -85,21 +81,21 @@ def attention_figure(
         ends[row.kind] = float(max([ends.get(row.kind, 0.0), *spread]))
     notes = [row.notes(details) for row in maps]
 
-    # The image takes the place of two by two panels, unless all words fit beside it.
+    # The image takes the space of two by two panels, unless all words fit beside it.
     one_line = len(maps) == 1 and len(words) < _COLUMNS
     photo_columns, photo_lines = 1 if one_line else 2, 1 if one_line or len(maps) > 1 else 2
     count = len(words) + photo_columns * photo_lines
     lines = max(photo_lines, -(-count // _COLUMNS))
     columns = max(photo_columns, -(-count // lines))
-    places = [(y, x) for y in range(lines) for x in range(columns) if y >= photo_lines or x >= photo_columns]
+    positions = [(y, x) for y in range(lines) for x in range(columns) if y >= photo_lines or x >= photo_columns]
 
     (down, right), lines_below = maps[0].cells.size, max((len(note) for row in notes for note in row), default=0)
     below = _GAP + _NOTE * lines_below
     aspect = right / down
     width, height = _PANEL * min(1.0, aspect), _PANEL / max(1.0, aspect)  # of a panel, in inches
-    place = max(width, 1.3 if details else _PLACE)
+    column_width = max(width, 1.3 if details else _COLUMN_WIDTH)
     line_height = _ABOVE + len(maps) * (height + below)
-    across = max(_FIGURE, 2 * _MARGIN + columns * (place + _GAP))
+    across = max(_FIGURE, 2 * _MARGIN + columns * (column_width + _GAP))
     caption = textwrap.fill(" ".join(words) if text is None else text, width=int((across - 2 * _MARGIN) / _LETTER))
     above = _MARGIN + _ABOVE + _LINE * caption.count("\n")
     size = across, _MARGIN - _ABOVE + above + lines * line_height
@@ -108,26 +104,26 @@ def attention_figure(
 
     def panel(y: float, x: float, w: float, h: float) -> Axes:
         """Return axes whose upper left corner lies y and x inches from the first panel's."""
-        left, top = (across - columns * (place + _GAP) + _GAP) / 2 + x, above + y
+        left, top = (across - columns * (column_width + _GAP) + _GAP) / 2 + x, above + y
         axes = figure.add_axes((left / size[0], 1 - (top + h) / size[1], w / size[0], h / size[1]))
         axes.set(xticks=[], yticks=[], frame_on=False)
         return axes
 
     figure.suptitle(caption, y=1 - 0.1 / size[1], fontsize=12, weight="bold", va="top", parse_math=False)
     photo_size = (
-        photo_columns * (place + _GAP) - (_GAP if one_line else _MARGIN),
+        photo_columns * (column_width + _GAP) - (_GAP if one_line else _MARGIN),
         photo_lines * line_height - _ABOVE - below,
     )
     _draw_photo(panel(0, 0, *photo_size), photo, first_look.region)
     for step, word in enumerate(words):
-        line, column = places[step]
-        is_first = step == 0 or line > places[step - 1][0]
+        line, column = positions[step]
+        is_first = step == 0 or line > positions[step - 1][0]
         for number, row in enumerate(maps):
-            left = column * (place + _GAP) + (place - width) / 2
+            left = column * (column_width + _GAP) + (column_width - width) / 2
             axes = panel(line * line_height + number * (height + below), left, width, height)
             axes.imshow(row.painted(step, ends[row.kind] or 1.0, style), aspect="auto")
             if number == 0:
-                letters = 10 * place  # that fit
+                letters = 10 * column_width  # that fit
                 axes.set_title(
                     word, fontsize=max(5.0, 11 * min(1.0, letters / max(1, len(word)))), pad=4, parse_math=False
                 )
@@ -141,7 +137,7 @@ def attention_figure(
 
 
 def save_figure(figure: Figure, target: Path | IO[bytes], **options: Any) -> None:
-    """Save a figure; if the font lacks characters, one line says what to do in place of a warning for each."""
+    """Save a figure; if the font lacks characters, one line says what to do instead of a warning for each."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", "Glyph ")
         figure.savefig(target, **options)

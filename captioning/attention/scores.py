@@ -45,7 +45,7 @@ class AdditiveScore(Score):
         return projected if bias is None else projected + bias.to(projected.dtype)
 
     def forward(self, query: Tensor, projected: Tensor) -> Tensor:
-        return self._logits(projected, self.project_query(query), self.output.weight[0])
+        return self._logits(projected, self.project_query(query), self.output.weight[0])  # (B, R, L)
 
 
 class ConcatScore(AdditiveScore):
@@ -71,19 +71,14 @@ class DotScore(Score):
         return matmul(query.to(projected.dtype), projected)
 
 
-class GeneralScore(Score):
+class GeneralScore(DotScore):
     """e_ti = a_i^T W h_{t-1} (Luong et al. 2015). a_i^T W is computed once per image: a step is one dot product."""
-
-    deterministic = True
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
         self.annotation_projection = nn.Linear(annotation_dim, query_dim, bias=False)
 
     def project(self, annotations: Tensor) -> Tensor:
         return self.annotation_projection(annotations).mT  # (B, H, L)
-
-    def forward(self, query: Tensor, projected: Tensor) -> Tensor:
-        return matmul(query.to(projected.dtype), projected)
 
 
 class ScaledDotScore(Score):

@@ -109,12 +109,12 @@ class AttentionDecoder(Decoder):
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
         if self.word_to_query is not None:
             nn.init.zeros_(self.word_to_query.weight)
-        with torch.no_grad():
-            self.embedding.weight[PAD].zero_()
         for weight in self.hidden_to_gates.weight.chunk(4):  # of i, f, o, g
             nn.init.orthogonal_(weight)
-        with torch.no_grad():  # forget gates start open, so that gradients reach early words
+        with torch.no_grad():
+            self.embedding.weight[PAD].zero_()
             self.word_to_gates.bias.zero_()
+            # Forget gates start open, so that gradients reach early words.
             self.word_to_gates.bias[self.hidden_dim : 2 * self.hidden_dim] = 1.0
 
     def prepare_memory(self, annotations: Tensor, mask: Tensor | None) -> Memory:

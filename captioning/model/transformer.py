@@ -81,10 +81,9 @@ class TransformerDecoder(Decoder):
         if dim % heads or dim % 2:
             raise InputError(f"TransformerDecoder: dim {dim} must be even and a multiple of its {heads} heads")
         if attention.inference_modes != ("expected",):
-            name = type(attention).__name__
             raise InputError(
-                f"TransformerDecoder: {name} draws locations, and training computes all words at once; use "
-                "MultiHeadAttention"
+                f"TransformerDecoder: {type(attention).__name__} draws locations, and training computes all words at "
+                "once; use MultiHeadAttention"
             )
         self.dim = dim
         self.layer_count = layers

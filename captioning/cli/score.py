@@ -6,15 +6,21 @@ import functools
 import math
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from captioning.cli import announce
 from captioning.errors import InputError, check_whole
 from captioning.files import read_config
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder, checksum
+
+if TYPE_CHECKING:
+    import torch
+
+    from captioning.evaluation.evaluator import Evaluator
+    from captioning.training import CaptionDataModule
 
 RENAMED = {
     "--data.test_split": "--split",
@@ -75,13 +81,9 @@ def score(
         captioning test --ckpt_path runs/shapes_soft/checkpoints/best.ckpt --model.search.beam_size 3
         captioning test --ckpt_path pretrained --config configs/flickr8k_lite2_soft.yaml --split val
     """
-    for option in (word.partition("=")[0] for word in overrides):
-        if option in RENAMED:
-            raise InputError(f"{option} of captioning {task} is now {RENAMED[option]}")
+    _refuse_renamed(task, overrides)
     check_whole(0, bound_samples=bound_samples)
     announce(task)
-    import torch
-
     from captioning.checkpoint.load import check_device, read_members, read_model
     from captioning.cli.build import build
     from captioning.data.loading import load_images
@@ -89,24 +91,18 @@ def score(
     from captioning.evaluation.evaluator import Evaluator
     from captioning.evaluation.records import write_evaluation, write_predictions
     from captioning.kernels.machine import best_precision
-    from captioning.metrics.table import METRICS, few_images_warning
+    from captioning.metrics.table import few_images_warning
     from captioning.model import Ensemble
-    from captioning.progress import Progress
-    from captioning.tokenizers import PennTreebank
     from captioning.training import CaptionDataModule
     from captioning.training.loggers import log_test
 
-    run = RunFolder(runs / name) if ckpt_path in ("best", "last") else RunFolder.of(ckpt_path)
-    run = run if run is not None and run.config.is_file() else None
-    path = str(run.checkpoint(ckpt_path)) if run and ckpt_path in ("best", "last") else ckpt_path
+    run, path = _find_model(ckpt_path, runs / name)
     configs = config or ([run.config] if run else [])
     target = check_device(device)
     saved = read_model(path, target)
     if not configs and not any(word.startswith("--data.source") for word in overrides):
         raise InputError(f"{path}: is in no run's folder; name a configuration with its data by --config")
     settings = [read_config(file, "--config") for file in configs]
-    seeds = [settings[-1].get("seed_everything", 1) if settings else 1]
-    seed = int(seeds[0] or 0) if seed_everything is None else seed_everything
     trained = {"model": {"search": vars(BeamOptions.of_settings(saved.settings))}}
     kinds = {"data": CaptionDataModule, "model.search": BeamOptions}
     data, search = build(kinds, [trained, *settings], overrides, grouped=["data"])
@@ -119,66 +115,99 @@ def score(
         folder /= inference
     folder = folder / "ensemble" if others else folder
     folder = results or (folder / config[-1].stem if config else folder)
+    logged = run if task == "test" and run is not None and folder == run.path and not no_logger else None
 
     stage = "val" if task == "validate" else "test"
-    data.encoder, data.seed, data.evaluated_split = captioner.encoder, seed, split or stage
+    seed = settings[-1].get("seed_everything", 1) if settings and seed_everything is None else seed_everything
+    data.encoder, data.seed, data.evaluated_split = captioner.encoder, int(seed or 0), split or stage
     data.use(saved.vocabulary)
     data.source.prepare()
-    index = data.evaluated
-    model: Any = Ensemble([captioner, *others], load=functools.partial(load_images, index)) if others else captioner
-    logged = run if task == "test" and run is not None and folder == run.path and not no_logger else None
+    load = functools.partial(load_images, data.evaluated)
     evaluator = Evaluator(
-        model.eval(),
+        (Ensemble([captioner, *others], load=load) if others else captioner).eval(),
         saved.vocabulary,
-        index,
+        data.evaluated,
         data.regions(data.evaluated_split),
         search,
         bound_samples=0 if task == "predict" else bound_samples,
-        seed=seed,
+        seed=data.seed,
         keep=4 * (logged is not None),
         references=task != "predict",
     )
-    scored_in = precision or best_precision(target.type)
-    dtype = torch.float16 if scored_in == "16-mixed" else torch.bfloat16
-    with torch.autocast(target.type, dtype=dtype, enabled=scored_in != "32-true"), Progress(task, len(index)) as bar:
-        for batch in data.val_dataloader():
-            evaluator.update(batch.to(target))
-            bar.update(len(batch.rows))
+    precision = precision or best_precision(target.type)  # type: ignore[assignment]
+    _evaluate(task, evaluator, data, target, str(precision))
     if task == "predict":
         captions = dict(sorted(evaluator.evaluated.images.items()))
-        for file in write_predictions(folder, [index.image_path(row) for row in captions], [*captions.values()]):
+        paths = [data.evaluated.image_path(row) for row in captions]
+        for file in write_predictions(folder, paths, [*captions.values()]):
             print(f"written to {file}")
         return
-    tokenizer = saved.vocabulary.tokenizer
-    metrics, images = evaluator.evaluated.finish(java=tokenizer.english)
-    facts = vars(search) | {"inference": attention.inference, "split": data.evaluated_split}
-    facts |= {"checkpoint": Path(path).name, "weights": checksum(path)}
-    if others:
-        facts["ensemble"] = 1 + len(others)
-    if "bound" in metrics:
-        facts["bound_samples"] = bound_samples
-    if not isinstance(tokenizer, PennTreebank):
-        facts["tokenizer"] = type(tokenizer).__name__
-    pointed = any(image.hits or image.reference_hits for image in images)
-    origin = provenance(command=shlex.join(sys.argv), seed=seed)
-    origin["used"] = {"device": target.type, "precision": scored_in, "num_workers": data.workers}
-    write_evaluation(
-        folder,
-        stage,
-        metrics,
-        images,
-        search=facts,
-        tokens=tokenizer.description,
-        cells=vars(captioner.encoder.cells) if pointed else None,
-        provenance=origin | {"settings": saved.settings | {"data": settings[-1].get("data") if settings else None}},
-    )
+    metrics, images = evaluator.evaluated.finish(java=saved.vocabulary.tokenizer.english)
+    facts: dict[str, Any] = {"inference": attention.inference, "checkpoint": Path(path).name, "weights": checksum(path)}
+    facts |= {"ensemble": 1 + len(others)} if others else {}
+    facts |= {"bound_samples": bound_samples} if "bound" in metrics else {}
+    origin = provenance(command=shlex.join(sys.argv), seed=data.seed)
+    origin["used"] = {"device": target.type, "precision": precision, "num_workers": data.workers}
+    origin["settings"] = saved.settings | {"data": settings[-1].get("data") if settings else None}
+    write_evaluation(folder, stage, metrics, images, **_facts(evaluator, data, facts), provenance=origin)
     if logged is not None:
         log_test(logged, metrics, evaluator, data)
     models = f"; {1 + len(others)} models" * bool(others)
-    context = f"beam {search.beam_size}, {attention.inference} context; in percent{few_images_warning(len(images))}"
-    print(f"\n{data.evaluated_split} split, {len(images)} images{models}; {context}")
+    context = f"beam {search.beam_size}, {attention.inference} context"
+    print(f"\n{data.evaluated_split} split, {len(images)} images{models}; {context}; in percent", end="")
+    print(few_images_warning(len(images)))
+    _print_metrics(metrics)
+    print(f"tokens: {saved.vocabulary.tokenizer.description}\nwritten to {folder}")
+
+
+def _refuse_renamed(task: str, overrides: Sequence[str]) -> None:
+    for option in (word.partition("=")[0] for word in overrides):
+        if option in RENAMED:
+            raise InputError(f"{option} of captioning {task} is now {RENAMED[option]}")
+
+
+def _find_model(ckpt_path: str, named: Path) -> tuple[RunFolder | None, str]:
+    """Return the run that a checkpoint lies in, None if it lies in none, and the path of the model."""
+    by_name = ckpt_path in ("best", "last")
+    run = RunFolder(named) if by_name else RunFolder.of(ckpt_path)
+    if run is None or not run.config.is_file():
+        return None, ckpt_path
+    return run, str(run.checkpoint(ckpt_path)) if by_name else ckpt_path
+
+
+def _evaluate(task: str, evaluator: Evaluator, data: CaptionDataModule, device: torch.device, precision: str) -> None:
+    """Give all batches of the data's split to an evaluator."""
+    import torch
+
+    from captioning.progress import Progress
+
+    dtype = torch.float16 if precision == "16-mixed" else torch.bfloat16
+    with (
+        torch.autocast(device.type, dtype=dtype, enabled=precision != "32-true"),
+        Progress(task, len(data.evaluated)) as bar,
+    ):
+        for batch in data.val_dataloader():
+            evaluator.update(batch.to(device))
+            bar.update(len(batch.rows))
+
+
+def _facts(evaluator: Evaluator, data: CaptionDataModule, facts: dict[str, Any]) -> dict[str, Any]:
+    """Return what the metrics' file says about a score: its search, its words, and the grid of its locations."""
+    from captioning.tokenizers import PennTreebank
+
+    tokenizer = evaluator.vocabulary.tokenizer
+    search = vars(evaluator.search) | {"split": data.evaluated_split} | facts
+    if not isinstance(tokenizer, PennTreebank):
+        search["tokenizer"] = type(tokenizer).__name__
+    pointed = any(image.hits or image.reference_hits for image in evaluator.evaluated.images.values())
+    cells = vars(evaluator.captioner.encoder.cells) if pointed else None
+    return {"search": search, "tokens": tokenizer.description, "cells": cells}
+
+
+def _print_metrics(metrics: Mapping[str, float]) -> None:
+    """Print the metrics that say something. The files have all of them."""
+    from captioning.metrics.table import METRICS
+
     for key, metric in METRICS.items():
-        # The files have all; a reader needs no metric that says nothing here, or again.
         if not (math.isnan(metrics.get(key, math.nan)) or key.endswith("_no_penalty")):
             print(f"{metric.title:45}{metrics[key]:8.2f}" + f" {metric.unit}" * (metric.unit != "percent"))
-    print(f"tokens: {tokenizer.description}\nwritten to {folder}")

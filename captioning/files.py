@@ -136,8 +136,22 @@ def _twice(node: Any) -> Iterator[str]:
         if name in lines and name != "<<":  # several merges lose nothing
             yield f"line {line}: {name} is there twice, first in line {lines[name]}"
         lines.setdefault(name, line)
+    nested = dict(_nested(node))  # a dotted key, such as trainer.max_epochs, may stand beside its section
+    for name in nested.keys() & {name for name in lines if "." in name}:
+        first, last = sorted((lines[name], nested[name]))
+        yield f"line {last}: {name} is there twice, first in line {first}"
     for child in children:
         yield from _twice(child[1] if isinstance(child, tuple) else child)
+
+
+def _nested(node: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """Yield the dotted names and lines of the keys within the sections of a mapping."""
+    for child in node.value if isinstance(getattr(node, "value", None), list) else []:
+        if isinstance(child, tuple):
+            name = f"{prefix}{child[0].value}"
+            if prefix:
+                yield name, child[0].start_mark.line + 1
+            yield from _nested(child[1], f"{name}.")
 
 
 def map_strings(function: Callable[[str], str], value: Any) -> Any:

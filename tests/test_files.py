@@ -75,6 +75,9 @@ def test_a_key_that_stands_twice_is_refused_with_both_lines(tmp_path):
     twice = "; ".join(f"{key} is there twice, first in line {first}" for key, first in places)
     with pytest.raises(InputError, match=f"^--config {path}: {twice}$"):
         read_config(path, "--config")
+    path.write_text("trainer:\n  max_epochs: 2\ntrainer.max_epochs: 7\n")
+    with pytest.raises(InputError, match=r"line 3: trainer\.max_epochs is there twice, first in line 2$"):
+        read_config(path)
     path.write_text("a: &a {x: 1, y: 2e-3}\nb: {<<: *a, <<: {z: 4}, x: 3}\n")  # as merging means it
     assert read_config(path)["b"] == {"x": 3, "y": 0.002, "z": 4}
 

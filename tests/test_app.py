@@ -119,9 +119,10 @@ def test_the_first_page_says_what_it_is_and_what_the_model_knows_and_has_an_exam
     page.get_by_role("heading", name="Describe a photograph").wait_for()
     assert page.get_by_text("Drop a photograph").inner_text().endswith("at each word. It knows noise.")
     examples = page.locator("button.gallery-item")
+    examples.nth(3).wait_for()
     assert examples.count() == 4
     examples.last.click()
-    page.frame_locator("iframe.frame").locator("h2", has_text="train.jpg").wait_for()
+    page.frame_locator("iframe.frame").locator("h2", has_text="cat.jpg").wait_for()
     assert page.get_by_text("Wrong:").count() == 0  # what is wrong is known of the captioner in the package alone
 
 

@@ -111,7 +111,7 @@ def test_the_site_is_built_without_a_warning_and_fetches_nothing_from_elsewhere(
     styles = "".join(path.read_text(encoding="utf-8") for path in site.rglob("*.css"))
     assert not re.search(r"url\(['\"]?(?:https?:)?//", styles)
     reference = (site / "reference/inference.html").read_text(encoding="utf-8")
-    assert "Return the pretrained captioner, or one that a training run saved" in reference
+    assert "Return the pretrained captioner, or a saved one" in reference
     hard = (site / "hard-attention.html").read_text(encoding="utf-8")
     assert (
         hard.count("<svg role=") > 15

@@ -169,7 +169,7 @@ class TimeIsUp(pl.Callback):
 
 
 def never_better(patience: int) -> ResumableStopping:
-    return ResumableStopping("val/nll", mode="max", patience=patience)
+    return ResumableStopping("val/nll", mode="max", min_delta=100, patience=patience)
 
 
 def accumulating(shapes, folder: Path, *callbacks: pl.Callback, patience: int = 100, **options: Any):

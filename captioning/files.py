@@ -137,7 +137,7 @@ def _twice(node: Any) -> Iterator[str]:
             yield f"line {line}: {name} is there twice, first in line {lines[name]}"
         lines.setdefault(name, line)
     nested = dict(_nested(node))  # a dotted key, such as trainer.max_epochs, may stand beside its section
-    for name in nested.keys() & {name for name in lines if "." in name}:
+    for name in (name for name in lines if name in nested):
         first, last = sorted((lines[name], nested[name]))
         yield f"line {last}: {name} is there twice, first in line {first}"
     for child in children:

@@ -508,6 +508,9 @@ def test_other_data_and_other_options_than_the_runs(trained):
     command("test", "--ckpt_path", BEST, "--config", "other.yaml", "--model.search.beam_size", "2")
     assert metrics_of("runs/tiny/other")["search"]["beam_size"] == 2 and len(captions_of("runs/tiny/other")) == 1
     assert not Path("runs/tiny/test_metrics.json").exists()
+    Path("seed.yaml").write_text("seed_everything: 7\n")
+    command("test", "--ckpt_path", BEST, "--config", "seed.yaml", "other.yaml", "--results", "seeded")
+    assert metrics_of("seeded")["provenance"]["seed"] == 7  # though the last file says nothing of it
     command("test", "--ckpt_path", BEST, "--data.limit_images", "1", "--results", "here")
     assert metrics_of("here")["search"]["beam_size"] == 1 and len(captions_of("here")) == 1
 
@@ -601,6 +604,7 @@ def test_a_strangers_settings_choose_no_code(trained):
         (["test", "--ckpt_path", BEST, "--inference", "sample"], "sample"),
         (["test", "--ckpt_path", BEST, "--data.test_split", "val"], "is now --split"),
         (["test", "--ckpt_path", BEST, "--model.search.beam_size", "0"], "beam_size"),
+        (["test", "--ckpt_path", BEST, "--seed_everything", "-1"], "seed_everything must be in 0"),
     ],
 )
 def test_a_mistake_is_one_line(trained, words, message):

@@ -50,6 +50,10 @@ class GumbelAttention(StochasticAttention):
         """Temperature of this training batch."""
         return self.first_temperature * 0.5 ** min(self.progress, 1.0)
 
+    @property
+    def scheduled(self) -> bool:
+        return True  # the temperature
+
     def schedule(self) -> dict[str, float]:
         return super().schedule() | {"temperature": self.temperature}
 

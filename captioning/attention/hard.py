@@ -86,6 +86,11 @@ class StochasticAttention(Attention):
         return max(self._batches - 1, 0)
 
     @property
+    def scheduled(self) -> bool:
+        """Whether a quantity changes over training, so that ``training_batches`` must be set."""
+        return bool(self.ramp)
+
+    @property
     def progress(self) -> float:
         """The fraction of training, 0 to 1, that lies before this batch; 0 if ``training_batches`` is not set."""
         return self.batch / (self.training_batches or math.inf)

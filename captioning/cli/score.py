@@ -83,6 +83,7 @@ def score(
     """
     _refuse_renamed(task, overrides)
     check_whole(0, bound_samples=bound_samples)
+    check_whole(0, 2**32 - 1, seed_everything=seed_everything)
     announce(task)
     from captioning.checkpoint.load import check_device, read_members, read_model
     from captioning.cli.build import build
@@ -118,8 +119,9 @@ def score(
     logged = run if task == "test" and run is not None and folder == run.path and not no_logger else None
 
     stage = "val" if task == "validate" else "test"
-    seed = settings[-1].get("seed_everything", 1) if settings and seed_everything is None else seed_everything
-    data.encoder, data.seed, data.evaluated_split = captioner.encoder, int(seed or 0), split or stage
+    seeds = [1, *(one["seed_everything"] for one in settings if type(one.get("seed_everything")) is int)]
+    data.seed = seeds[-1] if seed_everything is None else seed_everything
+    data.encoder, data.evaluated_split = captioner.encoder, split or stage
     data.use(saved.vocabulary)
     data.source.prepare()
     load = functools.partial(load_images, data.evaluated)
@@ -134,8 +136,8 @@ def score(
         keep=4 * (logged is not None),
         references=task != "predict",
     )
-    precision = precision or best_precision(target.type)  # type: ignore[assignment]
-    _evaluate(task, evaluator, data, target, str(precision))
+    used_precision = precision or best_precision(target.type)
+    _evaluate(task, evaluator, data, target, used_precision)
     if task == "predict":
         captions = dict(sorted(evaluator.evaluated.images.items()))
         paths = [data.evaluated.image_path(row) for row in captions]
@@ -147,7 +149,7 @@ def score(
     facts |= {"ensemble": 1 + len(others)} if others else {}
     facts |= {"bound_samples": bound_samples} if "bound" in metrics else {}
     origin = provenance(command=shlex.join(sys.argv), seed=data.seed)
-    origin["used"] = {"device": target.type, "precision": precision, "num_workers": data.workers}
+    origin["used"] = {"device": target.type, "precision": used_precision, "num_workers": data.workers}
     origin["settings"] = saved.settings | {"data": settings[-1].get("data") if settings else None}
     write_evaluation(folder, stage, metrics, images, **_facts(evaluator, data, facts), provenance=origin)
     if logged is not None:

@@ -16,7 +16,7 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from captioning.attention import Attention, GumbelAttention, StochasticAttention
+from captioning.attention import Attention, StochasticAttention
 from captioning.checkpoint.format import describe
 from captioning.checkpoint.load import SavedModel, check_tokenizer, check_vocabulary
 from captioning.component import check_shape
@@ -119,9 +119,7 @@ class CaptioningModule(pl.LightningModule):
         if self.objective.needs_pretrained and self.trainer.ckpt_path is None and self.start is None:
             rank_zero_warn("self-critical training begins with random weights; pass others with --init_from")
         for attention in self.captioner.decoder.attentions():
-            if isinstance(attention, GumbelAttention) or (
-                isinstance(attention, StochasticAttention) and attention.ramp
-            ):
+            if isinstance(attention, StochasticAttention) and attention.scheduled:
                 attention.training_batches = self._length()[1]
         self.objective.on_train_start(self.data.index("train"), self.data.vocabulary, self.search)
 

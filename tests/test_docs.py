@@ -168,6 +168,12 @@ def test_every_measurement_that_a_page_names_is_there(page):
             assert not name or name in content["scores"] or name in content["comparisons"], f"{file}: {name}"
 
 
+def test_a_page_names_every_measurement():
+    pages = [ROOT / "README.md", *DOCS.rglob("*.md"), *(ROOT / "data").glob("*.md"), *(ROOT / "configs").rglob("*.yaml")]
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    assert not [file.name for file in (DOCS / "measurements").glob("*.json") if file.name not in text]
+
+
 def means_over_seeds(metrics: tuple[str, ...] = ("bleu4", "cider_d", "pointing_accuracy")) -> set[str]:
     """Return the mean and the standard deviation over seeds of every measured variant, as pages write them."""
     shown = set()

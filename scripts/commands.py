@@ -73,6 +73,7 @@ class Commands:
             try:
                 return task(item)
             except InputError as error:
+                print(f"error: {error}\n", end="", flush=True)  # the others may take hours
                 return error
 
         with ThreadPoolExecutor(self.jobs) as pool:

@@ -180,7 +180,9 @@ def test_every_run_is_trained_and_scored_once_and_what_failed_is_named_and_tried
     killed.touch()
     with pytest.raises(SystemExit):
         main("--seeds", "1", "2")
-    assert "error: 1 of 6 runs failed: tiny_none_2 failed: no luck" in capsys.readouterr().err
+    captured = capsys.readouterr()
+    assert "error: tiny_none_2 failed: no luck" in captured.out  # at once, and again at the end
+    assert "error: 1 of 6 runs failed: tiny_none_2 failed: no luck" in captured.err
     assert not killed.exists()
     fits = [command for command in ran if "fit" in command]
     assert [command[0] for command in fits] == [f"tiny_{v}_{s}" for s in (1, 2) for v in VARIANTS]

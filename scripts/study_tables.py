@@ -15,7 +15,7 @@ from study_file import TRAINING, Study
 from captioning.comparison.measures import Measure
 from captioning.comparison.result import Group, change_text
 from captioning.comparison.runs import is_run_folder, read_run
-from captioning.comparison.variants_table import VariantTest, compare_variants, correct
+from captioning.comparison.scores import VariantTest, compare_variants, correct
 from captioning.comparison.verdicts import ONE_SEED
 from captioning.errors import InputError
 from captioning.files import read_json, write_text

@@ -320,7 +320,7 @@ def test_text_stands_out_from_its_background_as_wcag_2_asks(style):
 @pytest.mark.parametrize(("steps", "charts"), [(1, 0), (2, 1)])
 def test_a_page_has_no_empty_table_and_no_chart_of_single_points(steps, charts):
     curves = {"val/bleu4": {"a": [(9, 5.0)], "b": [(9, 6.0), (18, 7.0)][:steps]}}
-    page = comparison_page(Comparison(["a", "b"], "bleu4", [["a"], ["b"]], curves=curves))
+    page = comparison_page(Comparison([["a"], ["b"]], "bleu4", curves=curves))
     assert "Settings that differ" not in page and "Where the runs" not in page
     drawn = [base64.b64decode(svg).decode() for svg in re.findall(r"svg\+xml;base64,([^\"]*)", page)]
     assert len(drawn) == charts

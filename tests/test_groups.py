@@ -136,7 +136,7 @@ def test_mean_and_deviation_are_over_the_seeds_of_every_score(study):
     assert soft.scores["nll"] == pytest.approx([2.1, 2.2, 3.0])
     assert {"bleu1", "rouge_l", "cider_d", "pointing_accuracy"} <= soft.scores.keys()
     table = study.tables[0]
-    assert table.title == "Variants over seeds" and study.columns(table) == ["study_soft", "study_hard"]
+    assert table.title == "Variants over seeds" and table.columns == ["study_soft", "study_hard"]
     row = next(row for row in table.rows if row.name == "NLL, nats per word")
     assert row.cells[0][:2] == ("2.43", f"deviation {statistics.stdev([2.1, 2.2, 3.0]):.2f} of 3 seeds")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from captioning.comparison.result import Cell, Comparison, Row, Table
-from captioning.comparison.runs import Run
+from captioning.comparison.result import Cell, Row, Table
+from captioning.comparison.runs import Curve, Run
 from captioning.metrics.table import TITLES
 from captioning.run_folder import LOCATION_SETTINGS, flat
 
@@ -21,34 +21,33 @@ _SEARCH = {
 _ELSEWHERE = (*LOCATION_SETTINGS, "data.test_split", "data.feature_shares")
 
 
-def add_conditions(result: Comparison, runs: Sequence[Run]) -> None:
-    """Add the curves, the table of speed, size and decoding, and the table of settings that differ."""
-    leading = [f"val/{result.metric}", "val/nll", "val/pointing_accuracy", "val/attention_correctness"]
+def ordered_curves(runs: Sequence[Run], metric: str) -> dict[str, dict[str, Curve]]:
+    """Return the curves by log key and run, the most important keys first, without those of controls."""
+    leading = [f"val/{metric}", "val/nll", "val/pointing_accuracy", "val/attention_correctness", "train/loss"]
     keys = sorted({key for run in runs for key in run.curves if "/" in key and "_controls/" not in key})
-    ordered = sorted(keys, key=[*leading, "train/loss", *keys].index)
-    result.curves = {key: {run.name: run.curves[key] for run in runs if run.curves.get(key)} for key in ordered}
-    contexts = [run.contexts for run in runs]
-    rows = [
-        Row("Training, captions per second", [Cell.plain(run.captions_per_second, "{:,.0f}") for run in runs]),
-        Row("Parameters, decoder", [Cell.plain(run.parameters.get("decoder"), "{:,.0f}") for run in runs]),
-        Row("Parameters, encoder", [Cell.plain(run.parameters.get("encoder"), "{:,.0f}") for run in runs]),
-        Row("Attention", [_attention(run) for run in runs]),
-        *(
-            Row(
-                f"{TITLES[result.metric]}, {mode} context",
-                [Cell.plain(of.get(mode, {}).get(result.metric), "{:.2f}") for of in contexts],
-            )
-            for mode in sorted({mode for of in contexts for mode in of})
-        ),
-        *(Row(title, [Cell.plain(run.search.get(key)) for run in runs]) for title, key in _SEARCH.items()),
-    ]
-    if rows := [row for row in rows if any(cell.text for cell in row.cells)]:
-        note = (
-            "Captions per second: the median of what training logged, per process. Context: the expectation over "
-            "locations (expected), the most probable one (argmax) or one drawn (sample)."
-        )
-        result.tables.append(Table("Speed, size and decoding", rows, note))
-    result.tables.append(_settings_table(runs))
+    ordered = sorted(keys, key=[*leading, *keys].index)
+    return {key: {run.name: run.curves[key] for run in runs if run.curves.get(key)} for key in ordered}
+
+
+def condition_tables(runs: Sequence[Run], metric: str) -> list[Table]:
+    """Return the table of speed, size and decoding, unless it is empty, and the table of settings that differ."""
+    modes, names = sorted({mode for run in runs for mode in run.contexts}), [run.name for run in runs]
+    values = {
+        "Training, captions per second": [Cell.plain(run.captions_per_second, "{:,.0f}") for run in runs],
+        "Parameters, decoder": [Cell.plain(run.parameters.get("decoder"), "{:,.0f}") for run in runs],
+        "Parameters, encoder": [Cell.plain(run.parameters.get("encoder"), "{:,.0f}") for run in runs],
+        "Attention": [_attention(run) for run in runs],
+    }
+    for mode in modes:
+        scores = [run.contexts.get(mode, {}).get(metric) for run in runs]
+        values[f"{TITLES[metric]}, {mode} context"] = [Cell.plain(score, "{:.2f}") for score in scores]
+    values |= {title: [Cell.plain(run.search.get(key)) for run in runs] for title, key in _SEARCH.items()}
+    rows = [Row(title, cells) for title, cells in values.items() if any(cell.text for cell in cells)]
+    note = (
+        "Captions per second: the median of what training logged, per process. Context: the expectation over "
+        "locations (expected), the most probable one (argmax) or one drawn (sample)."
+    )
+    return [Table("Speed, size and decoding", names, rows, note)] * bool(rows) + [_settings_table(runs, names)]
 
 
 def _attention(run: Run) -> Cell:
@@ -71,7 +70,7 @@ def settings_of(run: Run) -> dict[str, Any]:
     return flat(run.settings, without=_ELSEWHERE)
 
 
-def _settings_table(runs: Sequence[Run]) -> Table:
+def _settings_table(runs: Sequence[Run], names: list[str]) -> Table:
     """Return the settings that differ among the runs whose settings are known."""
     settings = {run.name: settings_of(run) for run in runs if run.settings}
     rows = []
@@ -82,4 +81,4 @@ def _settings_table(runs: Sequence[Run]) -> Table:
             rows.append(Row(key, [Cell(str(v).lower() if v is None or isinstance(v, bool) else str(v)) for v in shown]))
     missing = [run.name for run in runs if run.name not in settings]
     note = f"The settings of {', '.join(missing)} are not known." if missing else ""
-    return Table("Settings that differ", rows, note)
+    return Table("Settings that differ", names, rows, note)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from captioning.comparison.runs import Curve
 from captioning.metrics.resampling import Difference, Interval
-
-CORRECTED = (
-    " Bold: interval and test agree on a difference. The p-values are corrected for the tests in this table (Holm); "
-    "the intervals are not."
-)
 
 
 class Cell(NamedTuple):
@@ -57,12 +53,19 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows with a cell for every run, or for every one of ``columns``. The note explains the numbers."""
+    """Rows with a cell for every one of ``columns``, which are runs or variants. The note explains the numbers."""
 
     title: str
+    columns: list[str]
     rows: list[Row]
     note: str = ""
-    columns: list[str] | None = None
+
+    def to_dict(self) -> dict[str, dict[str, float | str]]:
+        """Return the values of every row by column, or their texts."""
+        values = {
+            row.name: [cell.text if cell.value is None else cell.value for cell in row.cells] for row in self.rows
+        }
+        return {name: dict(zip(self.columns, cells, strict=True)) for name, cells in values.items()}
 
 
 @dataclass
@@ -84,6 +87,14 @@ class Group:
             return math.nan
         return statistics.stdev(values) if len(values) > 1 else None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the runs, their seeds and their scores as plain data for JSON."""
+        scores = {
+            name: {"mean": self.mean(name), "deviation": self.deviation(name), "values": values}
+            for name, values in self.scores.items()
+        }
+        return {"runs": self.runs, "seeds": self.seeds, "scores": scores}
+
 
 @dataclass
 class Disagreement:
@@ -104,9 +115,8 @@ class Disagreement:
 class Comparison:
     """The result of ``captioning.comparison.compare.compare``."""
 
-    runs: list[str]  # names, grouped by variant; all are compared with the first
+    variants: list[list[str]]  # the names of the runs, grouped by variant; all are compared with the first
     metric: str  # of verdicts, and of the scores of single images
-    variants: list[list[str]] = field(default_factory=list)  # the names of the runs, one list for each variant
     verdicts: dict[str, str] = field(default_factory=dict)  # by run or group, a sentence: how it differs from the first
     notices: list[str] = field(default_factory=list)  # sentences on what limits the comparison
     tables: list[Table] = field(default_factory=list)  # the most important first
@@ -120,8 +130,9 @@ class Comparison:
     disagreements: list[Disagreement] = field(default_factory=list)  # where the runs' scores differ most
     images: int = 0  # number of images that all runs captioned
 
-    def columns(self, table: Table) -> list[str]:
-        return self.runs if table.columns is None else table.columns
+    @property
+    def runs(self) -> list[str]:
+        return [run for variant in self.variants for run in variant]
 
     def clear(self, name: str) -> bool:
         """Return whether a variant's metric clearly differs from the first variant's; false for single runs."""
@@ -129,19 +140,6 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers as plain data for JSON."""
-        tables: dict[str, Any] = {}
-        for table in self.tables:
-            rows = tables[table.title] = {}
-            for row in table.rows:
-                values = [cell.text if cell.value is None else cell.value for cell in row.cells]
-                rows[row.name] = dict(zip(self.columns(table), values, strict=True))
-        groups: dict[str, Any] = {}
-        for group in self.groups:
-            scores = {
-                name: {"mean": group.mean(name), "deviation": group.deviation(name), "values": values}
-                for name, values in group.scores.items()
-            }
-            groups[group.name] = {"runs": group.runs, "seeds": group.seeds, "scores": scores}
         return {
             "runs": self.runs,
             "metric": self.metric,
@@ -150,11 +148,22 @@ class Comparison:
             "notices": self.notices,
             "intervals": {run: {name: vars(of) for name, of in scores.items()} for run, scores in self.scores.items()},
             "differences": {run: _plain(tests) for run, tests in self.tests.items()},
-            "groups": groups,
+            "groups": {group.name: group.to_dict() for group in self.groups},
             "group_differences": {group: _plain(tests) for group, tests in self.group_tests.items()},
-            "tables": tables,
+            "tables": {table.title: table.to_dict() for table in self.tables},
             "disagreements": [vars(item) for item in self.disagreements],
         }
+
+
+T = TypeVar("T")
+
+
+def by_name(*parts: Mapping[tuple[str, str], T]) -> dict[str, dict[str, T]]:
+    """Return values by name and measure as a dict for each name."""
+    nested: dict[str, dict[str, T]] = {}
+    for (name, measure), value in itertools.chain.from_iterable(part.items() for part in parts):
+        nested.setdefault(name, {})[measure] = value
+    return nested
 
 
 def _plain(tests: Mapping[str, Difference]) -> dict[str, dict[str, float]]:

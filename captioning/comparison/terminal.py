@@ -23,14 +23,14 @@ def print_comparison(comparison: Comparison) -> None:
     for table in comparison.tables:
         if table.rows:
             console.print()
-            console.print(_table(table, comparison.columns(table)))
+            console.print(_table(table))
             if table.note:
                 console.print(Text(printable(table.note), style="dim"))
 
 
-def _table(table: Table, columns: list[str]) -> RichTable:
+def _table(table: Table) -> RichTable:
     drawn = RichTable(title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for name in ("", *columns):
+    for name in ("", *table.columns):
         drawn.add_column(Text(printable(name)), overflow="fold")
     for row in table.rows:
         contents = [Text(("  " if row.baseline else "") + printable(row.name))]

@@ -10,29 +10,34 @@ ONE_SEED = "one seed each, so nothing follows about the method"
 """The end of every verdict over runs of one seed each: other seeds could order the methods differently."""
 
 
-def add_verdicts(result: Comparison) -> None:
-    """Add a verdict on every tested variant and run. Only verdicts over several seeds claim a difference."""
-    metric, title = result.metric, TITLES[result.metric]
-    groups = {group.name: group for group in result.groups}
-    for name, tests in {**result.group_tests, **result.tests}.items():
-        test, change = tests[metric], tests[metric].interval
-        difference = f"{change.value:+.1f}, {change.low:+.1f} to {change.high:+.1f}, {p_text(test.corrected)}"
-        if name not in result.group_tests:
-            first = result.runs[0]
-            after, before = (f"{run} {result.scores[run][metric].value:.1f}" for run in (name, first))
-            on = f"on these {result.images} images ({difference})"
-            result.verdicts[name] = f"{title}: {after}, {before} {on}; {ONE_SEED}."
-            continue
-        first_group, other = result.groups[0], groups[name]
-        first, before, after = first_group.name, f"{first_group.mean(metric):.1f}", f"{other.mean(metric):.1f}"
-        counts = len(other.runs), len(first_group.runs)
-        seeds = f"{counts[0]} seeds each" if counts[0] == counts[1] else "{} and {} seeds".format(*counts)
-        measured = f"{title} ({difference}), {result.images} images, {seeds}."
-        # Half a digit: a smaller difference is shown as 0.0.
-        if abs(change.value) < 0.05 and not test.excludes_zero and after == before:
-            result.verdicts[name] = f"Equal: {name} and {first} both have {after} {measured}"
-        else:
-            result.verdicts[name] = f"{finding(test)}: {name} has {after} and {first} {before} {measured}"
+def verdicts(result: Comparison) -> dict[str, str]:
+    """Return a verdict on every tested variant and run. Only verdicts over several seeds claim a difference."""
+    single = {name: _on_run(result, name, tests[result.metric]) for name, tests in result.tests.items()}
+    several = {name: _on_variant(result, name, tests[result.metric]) for name, tests in result.group_tests.items()}
+    return several | single
+
+
+def _difference(test: Difference) -> str:
+    change = test.interval
+    return f"({change.value:+.1f}, {change.low:+.1f} to {change.high:+.1f}, {p_text(test.corrected)})"
+
+
+def _on_run(result: Comparison, name: str, test: Difference) -> str:
+    after, before = (f"{run} {result.scores[run][result.metric].value:.1f}" for run in (name, result.runs[0]))
+    on = f"on these {result.images} images {_difference(test)}"
+    return f"{TITLES[result.metric]}: {after}, {before} {on}; {ONE_SEED}."
+
+
+def _on_variant(result: Comparison, name: str, test: Difference) -> str:
+    first, (other,) = result.groups[0], [group for group in result.groups if group.name == name]
+    before, after = (f"{group.mean(result.metric):.1f}" for group in (first, other))
+    counts = len(other.runs), len(first.runs)
+    seeds = f"{counts[0]} seeds each" if counts[0] == counts[1] else "{} and {} seeds".format(*counts)
+    measured = f"{TITLES[result.metric]} {_difference(test)}, {result.images} images, {seeds}."
+    # Half a digit: a smaller difference is shown as 0.0.
+    if abs(test.interval.value) < 0.05 and not test.excludes_zero and after == before:
+        return f"Equal: {name} and {first.name} both have {after} {measured}"
+    return f"{finding(test)}: {name} has {after} and {first.name} {before} {measured}"
 
 
 def finding(test: Difference) -> str:

@@ -1,0 +1,178 @@
+"""The scores of runs over images and of variants over seeds, with intervals and tests against the first one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from captioning.comparison.measures import Measure
+from captioning.comparison.result import Cell, Group, Row, Table
+from captioning.comparison.runs import Run
+from captioning.comparison.verdicts import ONE_SEED
+from captioning.metrics.bleu import bleu_metrics
+from captioning.metrics.resampling import LEVEL, Difference, Interval, differences, holm, intervals
+from captioning.metrics.seeds import RULE, seed_differences
+from captioning.metrics.table import TITLES
+from captioning.progress import Progress
+
+_CORRECTED = (
+    " Bold: interval and test agree on a difference. The p-values are corrected for the tests in this table (Holm); "
+    "the intervals are not."
+)
+_VARIANTS = (
+    "Mean and standard deviation of the runs that differ in their seed alone. Below: the difference from the first "
+    "variant with its 95 % interval and p-value, over images and seeds (analysis of variance of Obuchowski and "
+    f"Rockette; {RULE})."
+)
+_LOGGED = ("nll", "bound", "iwae_bound")  # metrics that runs log themselves
+
+Key = tuple[str, str]
+"""A run or a variant, and a measure."""
+
+
+class Scored(NamedTuple):
+    """A table of scores and the numbers in it."""
+
+    table: Table
+    tests: dict[Key, Difference]  # differences from the first run or variant, corrected for their number
+    notices: list[str]  # sentences on what limits the tests
+    scores: Mapping[Key, Interval] = MappingProxyType({})  # of runs
+
+
+def score_runs(
+    table: Table, measures: Sequence[Measure], compared: Sequence[str], *, resamples: int, seed: int
+) -> Scored:
+    """Return a table without rows with the scores of its runs; the compared runs are tested against the first one."""
+    scores: dict[Key, Interval] = {}
+    tests: dict[Key, Difference] = {}
+    for measure in Progress(f"{table.title}: intervals", over=measures, unit=" metrics"):
+        first = measure.counts.get(table.columns[0])
+        for run, counts in () if measure.baseline else measure.counts.items():
+            ends = intervals(counts, measure.values, resamples=resamples, seed=seed).reshape(3, -1).T.tolist()
+            scores |= {(run, key): Interval(*three) for key, three in zip(measure.keys, ends, strict=True)}
+            if run in compared and first is not None:
+                made = differences(first, counts, measure.values, resamples=resamples, seed=seed)
+                tests |= {(run, key): test for key, test in zip(measure.keys, made, strict=True)}
+    tests = dict(zip(tests, holm(list(tests.values())), strict=True))
+    rows = [
+        Row(TITLES[key], [_cell(measure, key, run, scores, tests) for run in table.columns], measure.baseline)
+        for measure in measures
+        for key in measure.keys
+    ]
+    if "bleu4" in measures[0].keys:
+        rows.append(_length_ratios(measures[0], table.columns))
+    note = f"{_CORRECTED} The tests are over images; {ONE_SEED}." if tests else ""
+    too_few = (
+        f"{resamples} resamples are too few for {len(tests)} tests: no corrected p-value can be below "
+        f"{LEVEL}; take at least {round(len(tests) / LEVEL)}."
+    )
+    notices = [too_few] if len(tests) / (resamples + 1) >= LEVEL else []
+    return Scored(table._replace(rows=rows, note=table.note + note), tests, notices, scores)
+
+
+def _cell(
+    measure: Measure, key: str, run: str, scores: Mapping[Key, Interval], tests: Mapping[Key, Difference]
+) -> Cell:
+    counts = measure.counts.get(run)
+    if counts is None:
+        return Cell()
+    if measure.baseline:
+        return Cell.plain(float(measure.values(counts.sum(axis=0))), "{:.1f}")
+    score, nouns = scores[run, key], f", {int(counts[:, 1].sum())} {measure.unit}" if measure.unit else ""
+    return Cell.measured(score.value, f"{score.low:.1f} to {score.high:.1f}{nouns}", tests.get((run, key)))
+
+
+def _length_ratios(bleu: Measure, runs: Sequence[str]) -> Row:
+    totals = [bleu_metrics(bleu.counts[run].sum(axis=0)) if run in bleu.counts else {} for run in runs]
+    return Row(TITLES["length_ratio"], [Cell.plain(total.get("length_ratio"), "{:.3f}") for total in totals])
+
+
+class VariantTest(NamedTuple):
+    """The difference between the means of a variant and of a reference, tested over images and seeds.
+
+    If paired, each run of the variant is compared with one run of the reference, such as the run that it started from.
+    """
+
+    variant: str
+    reference: str
+    measure: str
+    difference: Difference
+    paired: bool
+
+
+def compare_variants(
+    groups: Sequence[Group],
+    references: Sequence[str],
+    measures: Sequence[Measure],
+    pairing: Callable[[Group, Group], bool] = lambda reference, group: False,
+) -> list[VariantTest]:
+    """Return uncorrected tests of every variant against every reference, each pair once; both need several seeds.
+
+    A group whose runs lack the counts of a measure is left out. ``pairing`` returns whether the runs of the second
+    group are paired with the runs of the first, in their order.
+    """
+    several = [group for group in groups if len(group.runs) > 1]
+    tests = []
+    for measure in measures:
+        tested = {group.name: group for group in several if measure.counts.keys() >= set(group.runs)}
+        for number, reference in enumerate(references):
+            for group in tested.values():
+                if group.name in references[: number + 1] or reference not in tested:
+                    continue
+                pair = (tested[reference], group)
+                first, second = (np.stack([measure.counts[run] for run in variant.runs]) for variant in pair)
+                paired = pairing(*pair)
+                differences = seed_differences(first, second, measure.values, paired=paired)
+                for key, difference in zip(measure.keys, differences, strict=True):
+                    tests.append(VariantTest(group.name, reference, key, difference, paired))
+    return tests
+
+
+def correct(tests: Sequence[VariantTest]) -> list[VariantTest]:
+    """Return the tests of one table, corrected for their number (Holm)."""
+    corrected = holm([test.difference for test in tests])
+    return [test._replace(difference=new) for test, new in zip(tests, corrected, strict=True)]
+
+
+def score_variants(groups: Sequence[Group], measures: Sequence[Measure], *, tested: bool) -> Scored:
+    """Return the means and deviations of variants ``with_scores``, and if ``tested`` tests over images and seeds."""
+    measures = [measure for measure in measures if not measure.baseline]
+    made = correct(compare_variants(groups, [groups[0].name], measures)) if tested else []
+    tests = {(test.variant, test.measure): test.difference for test in made}
+    titles = {key: TITLES[key] for measure in measures for key in measure.keys}
+    logged = [key for key in _LOGGED if any(key in group.scores for group in groups)]
+    titles |= {key: f"{TITLES[key]}, nats per word" for key in logged}
+    rows = [
+        Row(title, [_variant_cell(group, key, tests.get((group.name, key))) for group in groups])
+        for key, title in titles.items()
+    ]
+    table = Table("Variants over seeds", [group.name for group in groups], rows, _VARIANTS + _CORRECTED * bool(tests))
+    single = [group.name for group in groups if len(group.runs) == 1]
+    notice = f"One seed each: {', '.join(single)}. Differences from them are not tested over seeds."
+    return Scored(table, tests, [notice] if single else [])
+
+
+def with_scores(group: Group, measures: Sequence[Measure], runs: Sequence[Run], images: int) -> Group:
+    """Return a variant with the scores of its runs; their tests have ``images`` in common."""
+    own, scores = [run for run in runs if run.name in group.runs], dict[str, list[float]]()
+    for measure in measures:
+        if not measure.baseline and measure.counts.keys() >= set(group.runs):
+            values = [np.atleast_1d(measure.values(measure.counts[run].sum(axis=0))) for run in group.runs]
+            scores |= dict(zip(measure.keys, np.stack(values, axis=1).tolist(), strict=True))
+    # A run's own scores are those of all its images.
+    if not images or all(len(run.captions or ()) == images for run in own):
+        logged = [key for key in _LOGGED if all(key in run.scores for run in own)]
+        scores |= {key: [run.scores[key] for run in own] for key in logged}
+    return dataclasses.replace(group, scores=scores)
+
+
+def _variant_cell(group: Group, key: str, test: Difference | None) -> Cell:
+    if key not in group.scores:
+        return Cell()
+    deviation = group.deviation(key)
+    detail = "" if deviation is None else f"deviation {deviation:.2f} of {len(group.runs)} seeds"
+    return Cell.measured(group.mean(key), detail, test)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
@@ -23,15 +24,15 @@ if TYPE_CHECKING:
 
 _COLUMNS = 7
 _PANEL = 1.75  # inches, a panel's longer side
-_COLUMN_WIDTH = 0.75  # inches, the least width for a word, whose panel may be narrower; for a word with numbers 1.3
+_WORD, _WORD_WITH_DETAILS = 0.75, 1.3  # inches, the least width for a word, whose panel may be narrower
 _FIGURE = 6.2  # inches, the least width, for the scale with its text
 _GAP, _ABOVE, _NOTE, _MARGIN = 0.09, 0.27, 0.13, 0.3  # inches between panels, above, a line below, around all
 _LINE, _LETTER = 0.2, 0.13  # inches, of the caption
 _PIXELS = 448  # most of a panel's longer side
-_GREY = "0.35"
+_GRAY = "0.35"
 
 Box = tuple[float, float, float, float]
-"""(left, top, right, bottom)"""
+"""(left, top, right, bottom) on a picture, where y grows downwards"""
 
 WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
 
@@ -42,6 +43,49 @@ class Look(NamedTuple):
     trace: AttentionTrace  # of (T,) steps
     cells: CellGrid  # on the view
     region: Box = WHOLE  # the view's box in the photo, in fractions of the photo's sides (``Preprocessing.region``)
+
+
+class Layout:
+    """Where the photo and the panels of a figure lie, in inches.
+
+    Args:
+        text: The caption, which is wrapped to the width of the figure.
+        words, rows: Number of words, and of panels beneath one another for each word.
+        aspect: Width of a panel divided by its height.
+        notes: Largest number of lines beneath a panel.
+        word: The least width for a word, whose panel may be narrower.
+    """
+
+    def __init__(self, text: str, words: int, rows: int, *, aspect: float, notes: int, word: float) -> None:
+        # The photo takes the space of two by two panels, unless all words fit beside it.
+        beside = rows == 1 and words < _COLUMNS
+        photo_columns, photo_lines = 1 if beside else 2, 1 if beside or rows > 1 else 2
+        lines = max(photo_lines, -(-(words + photo_columns * photo_lines) // _COLUMNS))
+        columns = max(photo_columns, -(-(words + photo_columns * photo_lines) // lines))
+        grid = ((y, x) for y in range(lines) for x in range(columns) if y >= photo_lines or x >= photo_columns)
+        self.positions = list(itertools.islice(grid, words))  # of the words, (line, column)
+        self._panel = _PANEL * min(1.0, aspect), _PANEL / max(1.0, aspect)
+        self.word, below = max(self._panel[0], word), _GAP + _NOTE * notes
+        self._column, self._row = self.word + _GAP, self._panel[1] + below
+        self._line = _ABOVE + rows * self._row
+        self.width = max(_FIGURE, 2 * _MARGIN + columns * self._column)
+        self.caption = textwrap.fill(text, width=int((self.width - 2 * _MARGIN) / _LETTER))
+        self._left = (self.width - columns * self._column + _GAP) / 2
+        self._above = _MARGIN + _ABOVE + _LINE * self.caption.count("\n")
+        self.height = _MARGIN - _ABOVE + self._above + lines * self._line
+        width = photo_columns * self._column - (_GAP if beside else _MARGIN)
+        self.photo = self._box(0, 0, width, photo_lines * self._line - _ABOVE - below)
+
+    def panel(self, step: int, row: int) -> Box:
+        """Return the box of a word's panel, (left, bottom, width, height) in fractions of the figure."""
+        line, column = self.positions[step]
+        left = column * self._column + (self.word - self._panel[0]) / 2
+        return self._box(left, line * self._line + row * self._row, *self._panel)
+
+    def _box(self, x: float, y: float, width: float, height: float) -> Box:
+        top = self._above + y
+        left, bottom = (self._left + x) / self.width, 1 - (top + height) / self.height
+        return left, bottom, width / self.width, height / self.height
 
 
 def attention_figure(
@@ -58,80 +102,46 @@ def attention_figure(
 
     All maps of attention have one scale, which ends at the greatest attention of all words; maps of evidence have
     another. The scales are drawn at the bottom. If hard attention chose a cell, only this cell is painted and outlined.
-    A map that prefers no location is labelled "nearly even". Save with ``save_figure``; pyplot ignores the figure.
+    A map that prefers no location is labeled "nearly even". Save with ``save_figure``; pyplot ignores the figure.
 
     Args:
         photo: The whole image, on which the first model's view is outlined.
         words: T words.
         looks: By label, the attention of models at these words; a row of panels for each.
-        style: "color": the map's colours on the image. "paper": white on the grey image, as in the paper's Fig. 2.
+        style: "color": the map's colors on the image. "paper": white on the gray image, as in the paper's Fig. 2.
         text: The caption as written; by default the words with spaces between them.
         heads: Show the attention of each head beneath the heads' mean.
         details: Write beta and the greatest attention beneath each panel, and show the evidence beneath the alphas.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     check_choice(Style, style=style)
     photo, first_look = photo.convert("RGB"), next(iter(looks.values()))
-    maps = [row for label, look in looks.items() for row in _maps(label, look, photo, heads=heads, details=details)]
+    rows = [row for label, look in looks.items() for row in _rows(label, look, photo, heads=heads, details=details)]
     ends: dict[str, float] = {}  # of the scales of attention and evidence
-    for row in maps:
+    for row in rows:
         spread = [weights.max() for weights, cell in zip(row.weights, row.chosen, strict=True) if cell is None]
         ends[row.kind] = float(max([ends.get(row.kind, 0.0), *spread]))
-    notes = [row.notes(details) for row in maps]
-
-    # The image takes the space of two by two panels, unless all words fit beside it.
-    one_line = len(maps) == 1 and len(words) < _COLUMNS
-    photo_columns, photo_lines = 1 if one_line else 2, 1 if one_line or len(maps) > 1 else 2
-    count = len(words) + photo_columns * photo_lines
-    lines = max(photo_lines, -(-count // _COLUMNS))
-    columns = max(photo_columns, -(-count // lines))
-    positions = [(y, x) for y in range(lines) for x in range(columns) if y >= photo_lines or x >= photo_columns]
-
-    (down, right), lines_below = maps[0].cells.size, max((len(note) for row in notes for note in row), default=0)
-    below = _GAP + _NOTE * lines_below
-    aspect = right / down
-    width, height = _PANEL * min(1.0, aspect), _PANEL / max(1.0, aspect)  # of a panel, in inches
-    column_width = max(width, 1.3 if details else _COLUMN_WIDTH)
-    line_height = _ABOVE + len(maps) * (height + below)
-    across = max(_FIGURE, 2 * _MARGIN + columns * (column_width + _GAP))
-    caption = textwrap.fill(" ".join(words) if text is None else text, width=int((across - 2 * _MARGIN) / _LETTER))
-    above = _MARGIN + _ABOVE + _LINE * caption.count("\n")
-    size = across, _MARGIN - _ABOVE + above + lines * line_height
-    figure = Figure(figsize=size, dpi=150, facecolor="white")
-    FigureCanvasAgg(figure)
-
-    def panel(y: float, x: float, w: float, h: float) -> Axes:
-        """Return axes whose upper left corner lies y and x inches from the first panel's."""
-        left, top = (across - columns * (column_width + _GAP) + _GAP) / 2 + x, above + y
-        axes = figure.add_axes((left / size[0], 1 - (top + h) / size[1], w / size[0], h / size[1]))
-        axes.set(xticks=[], yticks=[], frame_on=False)
-        return axes
-
-    figure.suptitle(caption, y=1 - 0.1 / size[1], fontsize=12, weight="bold", va="top", parse_math=False)
-    photo_size = (
-        photo_columns * (column_width + _GAP) - (_GAP if one_line else _MARGIN),
-        photo_lines * line_height - _ABOVE - below,
-    )
-    _draw_photo(panel(0, 0, *photo_size), photo, first_look.region)
+    height, width = rows[0].cells.size
+    notes = max((len(note.splitlines()) for row in rows for note in row.notes), default=0)
+    least, text = _WORD_WITH_DETAILS if details else _WORD, " ".join(words) if text is None else text
+    layout = Layout(text, len(words), len(rows), aspect=width / height, notes=notes, word=least)
+    figure = Figure(figsize=(layout.width, layout.height), dpi=150, facecolor="white")
+    figure.suptitle(layout.caption, y=1 - 0.1 / layout.height, fontsize=12, weight="bold", va="top", parse_math=False)
+    _draw_photo(_axes(figure, layout.photo), photo, first_look.region)
     for step, word in enumerate(words):
-        line, column = positions[step]
-        is_first = step == 0 or line > positions[step - 1][0]
-        for number, row in enumerate(maps):
-            left = column * (column_width + _GAP) + (column_width - width) / 2
-            axes = panel(line * line_height + number * (height + below), left, width, height)
+        for number, row in enumerate(rows):
+            axes = _axes(figure, layout.panel(step, number))
             axes.imshow(row.painted(step, ends[row.kind] or 1.0, style), aspect="auto")
+            axes.set_xlabel(row.notes[step], fontsize=8, color=_GRAY, labelpad=2)
             if number == 0:
-                letters = 10 * column_width  # that fit
-                axes.set_title(
-                    word, fontsize=max(5.0, 11 * min(1.0, letters / max(1, len(word)))), pad=4, parse_math=False
-                )
-            if len(maps) > 1 and is_first:
-                axes.set_ylabel(row.label, fontsize=8, color=_GREY)
+                size = 11 * min(1.0, 10 * layout.word / max(1, len(word)))  # 10 letters fit in an inch
+                axes.set_title(word, fontsize=max(5.0, size), pad=4, parse_math=False)
+            if len(rows) > 1 and (step == 0 or layout.positions[step][0] > layout.positions[step - 1][0]):
+                axes.set_ylabel(row.label, fontsize=8, color=_GRAY)
             if (location := row.chosen[step]) is not None:
-                _outline(axes, _cell(row.cells, location))
-            axes.set_xlabel("\n".join(notes[number][step]), fontsize=8, color=_GREY, labelpad=2)
+                top, bottom, left, right = row.cells.square(location)
+                _outline(axes, (left, top, right, bottom))
     _draw_scale(figure, ends, style)
     return figure
 
@@ -151,16 +161,16 @@ def save_figure(figure: Figure, target: Path | IO[bytes], **options: Any) -> Non
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
-class _Map(NamedTuple):
+class _Row(NamedTuple):
     """A row of panels, one for each word."""
 
     label: str
     kind: str  # attention or evidence
     background: NDArray[np.float32]  # the model's view of the photo
-    weights: NDArray[np.float32]  # (T, L), attention
     cells: CellGrid  # on the background
+    weights: NDArray[np.float32]  # (T, L), attention
     chosen: list[int | None]  # the cell that is painted alone
-    betas: NDArray[np.float32] | None
+    notes: list[str]  # beneath the panels
 
     def painted(self, step: int, end: float, style: Style) -> NDArray[np.uint8]:
         weights, cell = self.weights[step], self.chosen[step]
@@ -168,36 +178,37 @@ class _Map(NamedTuple):
             weights, end = np.arange(weights.size) == cell, 1.0
         return paint(self.background, smooth_alphas(weights, self.cells), end, style)
 
-    def notes(self, details: bool) -> list[list[str]]:
-        """Return the lines beneath the panel of each word."""
-        notes: list[list[str]] = []
-        for step, (weights, cell) in enumerate(zip(self.weights, self.chosen, strict=True)):
-            most = f"at most {weights.max():#.2g}" if cell is None else f"{weights[cell]:#.2g} there"
-            beta = "" if self.betas is None else f"\N{GREEK SMALL LETTER BETA} {self.betas[step]:.2f} · "
-            notes.append([beta + most] * details + ["nearly even"] * (cell is None and is_nearly_even(weights)))
-        return notes
 
-
-def _maps(name: str, look: Look, photo: Image.Image, *, heads: bool, details: bool) -> list[_Map]:
+def _rows(name: str, look: Look, photo: Image.Image, *, heads: bool, details: bool) -> list[_Row]:
     """Return the rows of panels of a model."""
     trace, background = look.trace.map(np.asarray), _background(photo, look.region)
-    on_view, named = look.cells.scaled(background.shape[:2]), _named_maps(trace, heads=heads, details=details)
-    rows: list[_Map] = []
-    for kind, weights in named.items():
-        label = ": ".join(filter(None, (name, kind * (len(named) > 1))))
-        of = "evidence" if weights is trace.evidence else "attention"
-        chosen = [cell if weights is trace.alphas else None for cell in trace.chosen()]
-        rows.append(_Map(label, of, background, weights, on_view, chosen, None if rows else trace.betas))
+    maps = {"attention": trace.alphas}
+    if heads:
+        count = trace.heads.shape[1]
+        maps = {f"mean of {count} heads": trace.alphas} | {f"head {k + 1}": trace.heads[:, k] for k in range(count)}
+    elif details and trace.evidence is not None:
+        maps["evidence"] = trace.evidence
+    rows = []
+    for title, weights in maps.items():
+        label = ": ".join(filter(None, (name, title * (len(maps) > 1))))
+        first = weights is trace.alphas
+        chosen = [cell if first else None for cell in trace.chosen()]
+        notes = _notes(weights, chosen, trace.betas if first else None, details)
+        kind = "evidence" if weights is trace.evidence else "attention"
+        rows.append(_Row(label, kind, background, look.cells.scaled(background.shape[:2]), weights, chosen, notes))
     return rows
 
 
-def _named_maps(trace: AttentionTrace, *, heads: bool, details: bool) -> dict[str, NDArray[np.float32]]:
-    """Return the maps of every word by name, each (T, L)."""
-    if heads:
-        count = trace.heads.shape[1]
-        return {f"mean of {count} heads": trace.alphas} | {f"head {k + 1}": trace.heads[:, k] for k in range(count)}
-    evidence = {"evidence": trace.evidence} if details and trace.evidence is not None else {}
-    return {"attention": trace.alphas} | evidence
+def _notes(weights: NDArray[np.float32], chosen: list[int | None], betas: Any, details: bool) -> list[str]:
+    """Return the text beneath the panel of each word."""
+    notes = []
+    for step, cell in enumerate(chosen):
+        alpha = weights[step]
+        most = f"at most {alpha.max():#.2g}" if cell is None else f"{alpha[cell]:#.2g} there"
+        beta = "" if betas is None else f"\N{GREEK SMALL LETTER BETA} {betas[step]:.2f} · "
+        lines = [beta + most] * details + ["nearly even"] * (cell is None and is_nearly_even(alpha))
+        notes.append("\n".join(lines))
+    return notes
 
 
 def _background(photo: Image.Image, region: Box) -> NDArray[np.float32]:
@@ -210,6 +221,10 @@ def _background(photo: Image.Image, region: Box) -> NDArray[np.float32]:
     return np.asarray(view, dtype=np.float32) / np.float32(255)
 
 
+def _axes(figure: Figure, box: Box) -> Axes:
+    return figure.add_axes(box, xticks=[], yticks=[], frame_on=False)
+
+
 def _draw_photo(axes: Axes, photo: Image.Image, region: Box) -> None:
     """Draw the whole image, dimmed outside the model's view."""
     photo = photo.copy()
@@ -217,9 +232,8 @@ def _draw_photo(axes: Axes, photo: Image.Image, region: Box) -> None:
     pixels = np.asarray(photo)
     if region != WHOLE:
         left, top, right, bottom = (round(side) for side in _in_pixels(region, photo.size))
-        dimmed = pixels // 2
-        dimmed[top:bottom, left:right] = pixels[top:bottom, left:right]
-        pixels = dimmed
+        view, pixels = pixels[top:bottom, left:right], pixels // 2
+        pixels[top:bottom, left:right] = view
         _outline(axes, (left, top, right, bottom))
     axes.imshow(pixels, extent=(0, photo.width, photo.height, 0))
     axes.set_anchor("N")
@@ -233,19 +247,13 @@ def _draw_scale(figure: Figure, ends: Mapping[str, float], style: Style) -> None
     axes.imshow(paint(white, ramp, 1.0, style), aspect="auto")
     axes.set_axis_off()
     text = "; ".join(f"{kind} per location, from 0 to {end or 1:#.2g}" for kind, end in ends.items())
-    figure.text((min(1.2, width / 4) + 1.5 * _MARGIN) / width, 0.2 / height, text, size=8, color=_GREY, va="center")
+    figure.text((min(1.2, width / 4) + 1.5 * _MARGIN) / width, 0.2 / height, text, size=8, color=_GRAY, va="center")
 
 
 def _in_pixels(box: Box, size: tuple[int, int]) -> Box:
     """Return a box in fractions of a picture's (width, height) in pixels."""
     (left, top, right, bottom), (width, height) = box, size
     return left * width, top * height, right * width, bottom * height
-
-
-def _cell(cells: CellGrid, location: int) -> Box:
-    """Return the box of a cell in pixels of the view."""
-    top, bottom, left, right = cells.square(location)
-    return left, top, right, bottom
 
 
 def _outline(axes: Axes, box: Box) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from captioning.errors import InputError
 from captioning.files import check_suffix, write_json
+from captioning.run_folder import RunFolder
 
 TRAINING = {
     "fit": "train a model; keeps the checkpoint whose captions have the best validation BLEU-4",
@@ -96,6 +97,12 @@ def suggest_path(path: str | Path) -> str:
     names = [other.name for other in path.parent.glob("*") if other.exists()]
     nearest = difflib.get_close_matches(path.name, names, 1, 0.75)
     return f"; did you mean {path.with_name(nearest[0])}?" if nearest else ""
+
+
+def model_name(model: str | Path) -> str:
+    """Return the name of the run that a checkpoint is of, or else the name of the file or folder."""
+    run = RunFolder.of(model)
+    return run.path.resolve().name if run else Path(model).stem
 
 
 def check_output(option: str, path: Path | None, suffixes: tuple[str, ...] = ()) -> None:

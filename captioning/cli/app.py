@@ -91,7 +91,7 @@ def _limits(model: str) -> str:
 
 def _answer(captioner: ImageCaptioner[Any], name: str, path: str | None, known: dict[Any, Any]) -> str:
     """Return HTML: an example's wrong words and the explorer of the photograph, or one line with the error."""
-    from captioning.views.explorer import explorer_page, shown_image
+    from captioning.views.explorer import explorer_page
 
     if path is None:
         return ""
@@ -101,7 +101,7 @@ def _answer(captioner: ImageCaptioner[Any], name: str, path: str | None, known: 
     except InputError as error:
         line = printable(str(error).replace(path, file))
         return f'<p role="alert">{html.escape(line)}</p>'
-    page = explorer_page([shown_image(file, caption.seen(), [caption.for_explorer(name)])], caption.text)
+    page = explorer_page([caption.explored(name)], caption.text)
     # A frame of its own keeps the explorer's style, keys and policy apart from the page around it.
     frame = '<iframe class="frame" title="Caption and attention" onload="{}" srcdoc="{}"></iframe>'
     example = known.get((file, caption.text), {})

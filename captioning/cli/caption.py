@@ -9,14 +9,36 @@ import json as json_text
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from captioning.cli import announce, check_output, print_written, suggest_path
+from typing_extensions import TypedDict, Unpack
+
+from captioning.cli import announce, check_output, model_name, print_written, suggest_path
 from captioning.errors import InputError, printable
 from captioning.files import FIGURES, JSON, PAGES, refuse_inputs, replacing, write_text
-from captioning.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from captioning.inference import ImageCaptioner
+    from captioning.inference.caption import Caption
+
+
+class Search(TypedDict, total=False):
+    """The options of the command that are fields of ``captioning.decoding.DecodingOptions``."""
+
+    beam_size: int
+    length_normalization: float
+    max_length: int
+    min_length: int
+    no_repeat_ngram: int
+    prefix: str
+    samples: int
+    inference: Literal["expected", "argmax", "sample"]
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
 
 
 def caption(
@@ -28,21 +50,10 @@ def caption(
     heads: bool = False,
     explorer: Path | None = None,
     json: Path | None = None,
-    beam_size: int | None = None,
-    length_normalization: float | None = None,
-    max_length: int | None = None,
-    min_length: int | None = None,
-    no_repeat_ngram: int | None = None,
-    prefix: str | None = None,
-    samples: int | None = None,
-    inference: Literal["expected", "argmax", "sample"] | None = None,
     sample: bool = False,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int | None = None,
     device: str = "auto",
     batch_size: int = 16,
+    **search: Unpack[Search],
 ) -> None:
     """Caption images with the pretrained captioner or a model of your own, and draw where it looked.
 
@@ -53,7 +64,7 @@ def caption(
         model: A FILE.ckpt, exported folder, hf:owner/name or pretrained (default); repeat it for an ensemble.
         overlay: Draw where the model looked: a png, pdf or svg file for one image, a folder of png files for several.
             With several models, each has a row that shows where it looks at the same words.
-        style: Style of overlays: the map in colours or, as in the paper, in white on the grey image.
+        style: Style of overlays: the map in color or, as in the paper, in white on the gray image.
         details: On overlays, also write each word's greatest attention and beta, how much the image weighs for it.
         heads: Also draw each head of multi-head attention on overlays.
         explorer: Write a page to explore attention and other captions, an HTML file.
@@ -79,9 +90,7 @@ def caption(
         captioning caption holiday/ --explorer holiday.html
         captioning caption holiday/ --model best.ckpt --overlay attention/ --json captions.jsonl
     """
-    given = {**locals(), "method": "sample" if sample else None}  # the options by their names
-    models = model or ["pretrained"]
-    single = len(images) == 1 and images[0] != "-" and not os.path.isdir(images[0])
+    models, single = model or ["pretrained"], len(images) == 1 and images[0] != "-" and not os.path.isdir(images[0])
     unread: list[Any] = []
 
     def skip(path: Any, error: object) -> None:
@@ -101,39 +110,33 @@ def caption(
     if not paths:
         raise SystemExit(2)
     announce("caption")
-    from captioning.inference import load, same_words
-    from captioning.views.explorer import explorer_page, shown_image
+    from captioning.inference import load
+    from captioning.views.explorer import Shown, explorer_page
 
-    captioner = load(models, device)
-    names = {field.name for field in dataclasses.fields(captioner.options)}
-    decoding: dict[str, Any] = {name: value for name, value in given.items() if name in names and value is not None}
-    options = dataclasses.replace(captioner.options, **decoding)
-    runs = [run.path.resolve().name if (run := RunFolder.of(name)) else Path(name).stem for name in models]
-    title = printable(" + ".join(runs))
-    members = dict(zip(runs if len({*runs}) == len(runs) else models, captioner.members(), strict=True))
-
-    explored = []
+    captioner, names = load(models, device), list(map(model_name, models))
+    given: dict[str, Any] = {**search, **({"method": "sample"} if sample else {})}
+    options = dataclasses.replace(captioner.options, **given)
+    title, shown = printable(" + ".join(names)), list[Shown]()
+    sinks: list[Callable[[Any], object]] = []  # each takes one caption after the other
     with contextlib.ExitStack() as stack:
-        lines = sys.stdout if str(json) == "-" else None
-        if json is not None and lines is None:  # replaced only when it is complete
-            part = stack.enter_context(replacing(json, "--json"))
-            lines = stack.enter_context(part.open("w", encoding="utf-8"))
-        for one in captioner.stream(paths, options, batch_size=batch_size, on_error=skip):
-            content = one.to_dict()
-            if overlay is not None:
-                content["overlay"] = str(overlays[str(one.path)])
-                drawn = one if len(models) == 1 else same_words(members, str(one.path), one.words)
-                drawn.save_figure(overlays[str(one.path)], style, heads=heads, details=details)
-            if lines is not None:
-                print(json_text.dumps(content), file=lines, flush=True)
-            if lines is not sys.stdout:
-                for text in [one.text, *(other.text for other in one.alternatives if samples)]:
-                    print(*([] if single else [printable(one.path)]), printable(text), sep="\t", flush=True)
-            if explorer is not None:
-                name = os.path.basename(printable(one.path))
-                explored.append(shown_image(name, one.seen(), [one.for_explorer(title)]))
-    if explorer is not None and explored:
-        write_text(explorer, explorer_page(explored, f"Where {title} looks"), "--explorer")
+        if overlay is not None:
+            drawn = _with_rows(captioner, names if len({*names}) == len(names) else models)
+            sinks.append(lambda one: drawn(one).save_figure(overlays[one.path], style, heads=heads, details=details))
+        if json is not None:
+            lines = sys.stdout
+            if str(json) != "-":  # the file is replaced when it is complete
+                part = stack.enter_context(replacing(json, "--json"))
+                lines = stack.enter_context(part.open("w", encoding="utf-8"))
+            sinks.append(lambda one: _print_json(one, overlays.get(one.path), lines))
+        if str(json) != "-":
+            sinks.append(lambda one: _print_text(one, with_path=not single, with_others="samples" in search))
+        if explorer is not None:
+            sinks.append(lambda one: shown.append(one.explored(title)))
+        for result in captioner.stream(paths, options, batch_size=batch_size, on_error=skip):
+            for sink in sinks:
+                sink(result)
+    if explorer is not None and shown:
+        write_text(explorer, explorer_page(shown, f"Where {title} looks"), "--explorer")
     for output in (overlay, explorer, json):
         if output is not None and len(unread) < len(named) and str(output) != "-":
             print_written(output)
@@ -143,45 +146,69 @@ def caption(
         raise SystemExit(2)
 
 
+def _with_rows(captioner: ImageCaptioner[Any], names: Sequence[str]) -> Callable[[Caption], Caption]:
+    """Return a function that gives the figure of a caption a row for each model, if there are several."""
+    from captioning.inference import same_words
+
+    members = dict(zip(names, captioner.members(), strict=True))
+    return lambda one: one if len(members) == 1 else same_words(members, str(one.path), one.words)
+
+
+def _print_json(caption: Caption, overlay: Path | None, file: TextIO) -> None:
+    content = caption.to_dict() | ({} if overlay is None else {"overlay": str(overlay)})
+    print(json_text.dumps(content), file=file, flush=True)
+
+
+def _print_text(caption: Caption, *, with_path: bool, with_others: bool) -> None:
+    """Print a caption, and the other captions of its image if ``with_others``, a line each."""
+    for one in [caption, *(caption.alternatives if with_others else ())]:
+        print(*[printable(caption.path)] * with_path, printable(one.text), sep="\t", flush=True)
+
+
 def _paths(images: Sequence[str]) -> Iterator[str]:
     """Yield the named files, the images below named folders in order, and the paths of standard input for ``-``."""
     for name in images:
         if name == "-":
             lines = sys.stdin.buffer.read().removeprefix(codecs.BOM_UTF8).splitlines()
             yield from (os.path.expanduser(os.fsdecode(line)) for line in lines if line.strip())
-        elif os.path.isdir(name):
-            from captioning.data.images import HEIC, suffixes
-
-            inside = [*_below(name)]
-            counts, read = Counter(suffix for suffix, _ in inside), set(suffixes())
-            others = {suffix: counts[suffix] for suffix in sorted(counts.keys() - read)}
-            listing = ", ".join(f"{count} {suffix or 'without a suffix'}" for suffix, count in others.items())
-            listing += f" ({HEIC})" if {".heic", ".heif"} & others.keys() else ""
-            if len(inside) == sum(others.values()):
-                raise InputError(f"{name}: no image in this folder" + f", only {listing}" * bool(others))
-            if others:
-                print(f"{name}: left out what are no images: {printable(listing)}", file=sys.stderr)
-            yield from sorted(path for suffix, path in inside if suffix in read)
         else:
-            yield name
+            yield from _images_below(name) if os.path.isdir(name) else [name]
 
 
-def _below(folder: str, above: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
-    """Yield suffix and path of the files below a folder; follow links, except links to a folder above."""
+def _images_below(folder: str) -> list[str]:
+    """Return the images below a folder in order, and print what else is there; raise InputError without an image."""
+    from captioning.data.images import HEIC, suffixes
+
+    files, readable = list(_files_below(folder)), suffixes()
+    others = Counter(suffix for suffix, _ in files if suffix not in readable)
+    listing = ", ".join(f"{count} {suffix or 'without a suffix'}" for suffix, count in sorted(others.items()))
+    listing += f" ({HEIC})" if {".heic", ".heif"} & others.keys() else ""
+    if len(files) == others.total():
+        raise InputError(f"{folder}: no image in this folder" + f", only {listing}" * bool(others))
+    if others:
+        print(f"{folder}: left out what are no images: {printable(listing)}", file=sys.stderr)
+    return sorted(path for suffix, path in files if suffix in readable)
+
+
+def _files_below(folder: str, above: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+    """Yield suffix and path of the files below a folder; follow links, except links to a folder above.
+
+    A file without a suffix that begins as an image does has the suffix .png.
+    """
     from captioning.data.images import has_header
 
     above = (*above, os.path.realpath(folder))
     try:
         names = os.listdir(folder)
     except OSError as error:
-        names = []
         yield f"folders ({error.strerror})", folder
-    for path in (str(Path(folder, name)) for name in names):
-        suffix = os.path.splitext(path)[1].lower()
-        if os.path.isdir(path):
-            yield from _below(path, above) if os.path.realpath(path) not in above else ()
-        elif os.path.basename(path)[0] != ".":
-            yield ".png" if not suffix and os.path.isfile(path) and has_header(Path(path)) else suffix, path
+        return
+    for path in (Path(folder, name) for name in names):
+        if path.is_dir():
+            yield from _files_below(str(path), above) if os.path.realpath(path) not in above else ()
+        elif path.name[0] != ".":
+            is_image = not path.suffix and path.is_file() and has_header(path)
+            yield ".png" if is_image else path.suffix.lower(), str(path)
 
 
 def _overlay_paths(target: Path, paths: Sequence[str], single: bool) -> dict[str, Path]:
@@ -195,16 +222,15 @@ def _overlay_paths(target: Path, paths: Sequence[str], single: bool) -> dict[str
         check_output("--overlay", target, FIGURES)
         return dict.fromkeys(paths, target)
     check_output("--overlay", target)
-    counts: Counter[str] = Counter()
-    folders = {Path(path).resolve().parent for path in paths}
-    images: dict[str, tuple[str, Path]] = {}  # images and overlays, by lower-case name: some disks ignore case
+    folders, overlays = {Path(path).resolve().parent for path in paths}, dict[str, Path]()
+    counts, taken = Counter[str](), set[str]()  # in lower case, because some disks ignore case
     for path in dict.fromkeys(paths):
-        stem = Path(path).stem
-        overlay = target / f"{stem}.png"
-        while str(overlay).lower() in images:  # images of two folders may have the same name
+        stem = name = Path(path).stem
+        while name.lower() in taken:  # images of two folders may have the same name
             counts[stem] += 1
-            overlay = target / f"{stem}-{counts[stem] + 1}.png"
-        if target.resolve() in folders and overlay.exists():
-            raise InputError(f"--overlay {target}: would replace {overlay}; give another folder")
-        images[str(overlay).lower()] = path, overlay
-    return dict(images.values())
+            name = f"{stem}-{counts[stem] + 1}"
+        taken.add(name.lower())
+        overlays[path] = target / f"{name}.png"
+        if target.resolve() in folders and overlays[path].exists():
+            raise InputError(f"--overlay {target}: would replace {overlays[path]}; give another folder")
+    return overlays

@@ -103,14 +103,19 @@ def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
     """Return the parser of a command; ``prog`` is the start of its command line, such as "captioning caption".
 
     Arguments before ``*`` are positional, and ``*names`` takes one or more words. A ``bool`` is a flag. A ``list`` is a
-    repeated option (without ``*names``, also one with several values). A ``Literal`` has choices.
+    repeated option (without ``*names``, also one with several values). A ``Literal`` has choices. ``**names`` has the
+    options of a ``TypedDict``.
     """
     description, arguments, *examples = re.split(r"\n\n(?:Args|Examples):\n", inspect.getdoc(command) or "")
     epilog = f"examples:\n{textwrap.indent(textwrap.dedent(examples[0]), '  ')}" if examples else None
     parser = Parser(prog, description=description, epilog=epilog, formatter_class=_Help, allow_abbrev=False)
     parser.argument_default = argparse.SUPPRESS  # the function has the defaults
-    kinds = get_type_hints(command)
-    parameters = inspect.signature(command).parameters
+    kinds, parameters = get_type_hints(command), dict(inspect.signature(command).parameters)
+    for parameter in list(parameters.values()):
+        if parameter.kind is parameter.VAR_KEYWORD:
+            fields = get_type_hints(get_args(kinds[parameter.name])[0])
+            parameters |= {name: inspect.Parameter(name, parameter.KEYWORD_ONLY, default=None) for name in fields}
+            kinds |= fields
     has_words = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values())
     for name, sentence in re.findall(r"^    \*?(\w+): (.+(?:\n {8}.+)*)", arguments, re.MULTILINE):
         kind, parameter = kinds[name], parameters[name]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from captioning.cells import CellGrid
-from captioning.errors import InputError
+from captioning.errors import InputError, printable
 from captioning.files import check_suffix, replacing
 from captioning.trace import AttentionTrace
 
@@ -129,6 +129,12 @@ class Caption:
         from captioning.views.explorer import shown_run
 
         return shown_run(run, [self, *self.alternatives], self.cells, **options)
+
+    def explored(self, run: str) -> dict[str, Any]:
+        """Return the image with this caption and its alternatives for a page of the explorer."""
+        from captioning.views.explorer import shown_image
+
+        return shown_image(printable(Path(self.path or "").name), self.seen(), [self.for_explorer(run)])
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the pixels as plain data for JSON, with attention rounded to 6 digits.

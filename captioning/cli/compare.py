@@ -6,12 +6,17 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from captioning.cli import IMPORTED, announce, check_output, json_output, print_written, suggest_path
 from captioning.errors import InputError, check_whole
 from captioning.files import FIGURES, JSON, PAGES, refuse_inputs, write_text
+from captioning.provenance import provenance
+
+if TYPE_CHECKING:
+    from captioning.comparison.runs import Run
 
 
 def compare(
@@ -55,37 +60,25 @@ def compare(
     from captioning.comparison.attention_explorer import explore, load_models, same_words_of
     from captioning.comparison.compare import compare as comparison_of
     from captioning.comparison.page import comparison_page
-    from captioning.comparison.runs import INPUTS, common_folder, find_runs, name_runs, read_run
+    from captioning.comparison.runs import common_folder, name_runs, read_run
     from captioning.comparison.terminal import print_comparison
-    from captioning.provenance import provenance
 
     with json_output(json) as numbers:
-        # A run that is named by itself and by its folder counts once.
-        found = list({os.path.realpath(run.folder): run for name in runs for run in find_runs(name)}.values())
-        if len(found) < 2:
-            raise InputError(f"give two or more runs to compare, got {' '.join(runs)}")
-        inputs = [path for run in found for pattern in INPUTS for path in run.folder.glob(pattern)]
-        for option, path in (("--output", output), ("--json", json), ("--figure", figure)):
-            refuse_inputs(path, inputs, option)
+        found = _found(runs, {"--output": output, "--json": json, "--figure": figure})
         page = output or common_folder(found) / "comparison.html"
         if page.exists():
             print(f"{page} is there and will be replaced; --output gives another name", file=sys.stderr, flush=True)
         for run in found if test else ():
             if run.captions is None and run.checkpoint is not None:
-                options = ["--ckpt_path", str(run.checkpoint), *(f"--import={module}" for module in IMPORTED)]
-                test_command = [sys.executable, "-m", "captioning", "test", *options]
-                print(f"testing {run.name} ...", file=sys.stderr, flush=True)
-                # The comparison shows the test's results.
-                if subprocess.run(test_command, stdout=subprocess.DEVNULL, check=False).returncode:
-                    raise InputError(f"{run.name}: captioning test failed")
+                _test(run)
         found = [read_run(run.folder) for run in found] if test else found
         name_runs(found)
         models, problems = load_models(found)
         comparison = comparison_of(found, metric=metric, resamples=resamples, seed=seed, images=images)
         found = [run for run in found if run.name in comparison.runs]  # without runs on other data
-        explorer, more = explore(found, models, comparison, seed=seed)
-        comparison.notices += problems + more
-        first = [run for run in found if run.name in {names[0] for names in comparison.variants}]
+        explorer, missing_attention = explore(found, models, comparison, seed=seed)
+        comparison.notices += problems + missing_attention
+        first = [run for run in found if run.name in {variant[0] for variant in comparison.variants}]
         picture = same_words_of(first, models)
         if figure is not None:
             if picture is None:
@@ -100,3 +93,25 @@ def compare(
         write_text(page, comparison_page(comparison, explorer=explorer, picture=picture, footer=footer), "--output")
         print(f"\npage          {page}")
         numbers |= comparison.to_dict() | {"provenance": origin}
+
+
+def _found(folders: Sequence[str], outputs: Mapping[str, Path | None]) -> list[Run]:
+    """Return the runs of the folders, each once; raise InputError for one run, or if an output is a file of theirs."""
+    from captioning.comparison.runs import INPUTS, find_runs
+
+    found = list({os.path.realpath(run.folder): run for folder in folders for run in find_runs(folder)}.values())
+    if len(found) < 2:
+        raise InputError(f"give two or more runs to compare, got {' '.join(folders)}")
+    inputs = [path for run in found for pattern in INPUTS for path in run.folder.glob(pattern)]
+    for option, path in outputs.items():
+        refuse_inputs(path, inputs, option)
+    return found
+
+
+def _test(run: Run) -> None:
+    """Test a run's checkpoint, without the output of the test: the comparison shows its results."""
+    options = ["--ckpt_path", str(run.checkpoint), *(f"--import={module}" for module in IMPORTED)]
+    print(f"testing {run.name} ...", file=sys.stderr, flush=True)
+    command = [sys.executable, "-m", "captioning", "test", *options]
+    if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
+        raise InputError(f"{run.name}: captioning test failed")

@@ -120,30 +120,26 @@ class ImageCaptioner(Generic[Model]):
                 the error is raised.
         """
         check_whole(1, batch_size=batch_size)
-        ahead = isinstance(images, Sequence)  # an iterator may wait for a caption before it gives the next image
-        sources = iter(images)
+        sources, steps = iter(images), self.model.preprocessings
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes without the GIL
 
             def read() -> list[tuple[ImageSource, Future[_Views]]]:
-                batch, steps = itertools.islice(sources, batch_size), self.model.preprocessings
+                batch = itertools.islice(sources, batch_size)
                 return [(source, pool.submit(views_of, as_it_is(source), steps)) for source in batch]
 
-            number, batch = 0, read()
-            while batch:
-                following = read() if ahead else []
+            batches = iter(read, [])
+            if isinstance(images, Sequence):  # an iterator may wait for a caption before it gives the next image
+                batches = (batch for batch, _ in itertools.pairwise(itertools.chain(batches, [[]])))
+            for number, batch in enumerate(batches):
                 readable = []
                 for source, views in batch:
                     error = views.exception()
-                    if error is None:
-                        readable.append((source, views.result()))
-                    elif on_error is None or not isinstance(error, InputError):
-                        raise error
-                    else:
+                    if on_error is not None and isinstance(error, InputError):
                         on_error(source, error)
-                if readable:
-                    for best, *others in self._decoded(readable, options or self.options, number):
-                        yield dataclasses.replace(best, alternatives=others)
-                number, batch = number + 1, following if ahead else read()
+                    else:
+                        readable.append((source, views.result()))  # raises other errors
+                for best, *others in self._decoded(readable, options or self.options, number) if readable else ():
+                    yield dataclasses.replace(best, alternatives=others)
 
     def score_captions(
         self,

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from measurements import Scores, read_scores, score_name, write_measurements
 from study_file import TRAINING, Study
 
-from captioning.comparison.measures import Measure
 from captioning.comparison.result import Group, change_text
 from captioning.comparison.runs import is_run_folder, read_run
-from captioning.comparison.scores import VariantTest, compare_variants, correct
 from captioning.comparison.verdicts import ONE_SEED
 from captioning.errors import InputError
 from captioning.files import read_json, write_text
 from captioning.metrics.bleu import bleu_counts, bleu_from_counts
-from captioning.metrics.resampling import Difference, Floats, Interval
-from captioning.metrics.seeds import RULE
+from captioning.metrics.resampling import Difference, Floats, Interval, holm
+from captioning.metrics.seeds import RULE, seed_differences
 
 METRIC = "bleu4"  # of the tests
 COLUMNS = {  # score -> title and decimals; a column is left out if no variant has the score for all of its seeds
@@ -32,6 +29,18 @@ COLUMNS = {  # score -> title and decimals; a column is left out if no variant h
 }
 _SHOWN_TENTHS = (0, 9)  # of the training
 _ROUNDING = 0.01  # scores that differ by less are the same
+
+
+class VariantTest(NamedTuple):
+    """The difference between the means of a variant and of a reference, tested over images and seeds.
+
+    If paired, each run of the variant is compared with one run of the reference, such as the run that it started from.
+    """
+
+    variant: str
+    reference: str
+    difference: Difference
+    paired: bool
 
 
 def write_report(study: Study, file: Path, runs: Path, page: Path, provenance: Mapping[str, Any]) -> list[str]:
@@ -54,13 +63,14 @@ def write_report(study: Study, file: Path, runs: Path, page: Path, provenance: M
     scores = read_scores(file)
     groups = [_group(study, name, scores) for name in study.variants]
     counts, missing = _bleu_counts(groups, runs)
-    measure = Measure((METRIC,), counts, lambda summed: np.asarray(bleu_from_counts(summed)[..., 3]))
-    tests = compare_variants(groups, study.references, [measure], partial(_pairs, study))
+    tests = list(_tests(study, groups, counts))
     made = {(test.variant, test.reference) for test in tests}
     comparisons = (read_json(file) if file.exists() else {}).get("comparisons", {})
     written = _written_tests(comparisons.get(study.name, {}), study, groups)
     tests += [test for test in written if (test.variant, test.reference) not in made]
-    tests = correct(sorted(tests, key=lambda test: study.references.index(test.reference)))
+    tests.sort(key=lambda test: study.references.index(test.reference))
+    corrected = holm([test.difference for test in tests])
+    tests = [test._replace(difference=difference) for test, difference in zip(tests, corrected, strict=True)]
     tables = "\n\n".join(_tables(study, groups, scores, tests))
     _insert(page, study.name, f"Made by `{provenance['command']}`. A dash: not measured, or not tested.\n\n{tables}")
     if tests:
@@ -114,6 +124,21 @@ def _bleu_counts(groups: Sequence[Group], runs: Path) -> tuple[dict[str, Floats]
     return counts, missing
 
 
+def _tests(study: Study, groups: Sequence[Group], counts: Mapping[str, Floats]) -> Iterator[VariantTest]:
+    """Yield uncorrected tests of every variant against every reference, each pair once; both need several seeds."""
+    tested = {group.name: group for group in groups if len(group.runs) > 1 and counts.keys() >= set(group.runs)}
+    for number, reference in enumerate(study.references):
+        for name in tested if reference in tested else ():
+            if name not in study.references[: number + 1]:
+                pair = tested[reference], tested[name]
+                first, second = (np.stack([counts[run] for run in group.runs]) for group in pair)
+                paired = _pairs(study, *pair)
+                (difference,) = seed_differences(
+                    first, second, lambda summed: bleu_from_counts(summed)[..., 3], paired=paired
+                )
+                yield VariantTest(name, reference, difference, paired)
+
+
 def _pairs(study: Study, reference: Group, group: Group) -> bool:
     related = study.starts_from(group.name, reference.name) or study.starts_from(reference.name, group.name)
     return related and group.seeds == reference.seeds
@@ -130,7 +155,7 @@ def _written_tests(comparison: Mapping[str, Any], study: Study, groups: Sequence
             same_scores = abs(interval.value - (means[variant] - means[reference])) < _ROUNDING
             if same_scores and (entry["variant_seeds"], entry["reference_seeds"]) == (seeds[variant], seeds[reference]):
                 difference = Difference(interval, entry["p_value"], entry["corrected_p_value"])
-                yield VariantTest(variant, reference, METRIC, difference, entry["paired"])
+                yield VariantTest(variant, reference, difference, entry["paired"])
 
 
 # The tables

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -57,7 +57,7 @@ def score_runs(
             if run in compared and first is not None:
                 made = differences(first, counts, measure.values, resamples=resamples, seed=seed)
                 tests |= {(run, key): test for key, test in zip(measure.keys, made, strict=True)}
-    tests = dict(zip(tests, holm(list(tests.values())), strict=True))
+    tests = _corrected(tests)
     rows = [
         Row(TITLES[key], [_cell(measure, key, run, scores, tests) for run in table.columns], measure.baseline)
         for measure in measures
@@ -91,58 +91,10 @@ def _length_ratios(bleu: Measure, runs: Sequence[str]) -> Row:
     return Row(TITLES["length_ratio"], [Cell.plain(total.get("length_ratio"), "{:.3f}") for total in totals])
 
 
-class VariantTest(NamedTuple):
-    """The difference between the means of a variant and of a reference, tested over images and seeds.
-
-    If paired, each run of the variant is compared with one run of the reference, such as the run that it started from.
-    """
-
-    variant: str
-    reference: str
-    measure: str
-    difference: Difference
-    paired: bool
-
-
-def compare_variants(
-    groups: Sequence[Group],
-    references: Sequence[str],
-    measures: Sequence[Measure],
-    pairing: Callable[[Group, Group], bool] = lambda reference, group: False,
-) -> list[VariantTest]:
-    """Return uncorrected tests of every variant against every reference, each pair once; both need several seeds.
-
-    A group whose runs lack the counts of a measure is left out. ``pairing`` returns whether the runs of the second
-    group are paired with the runs of the first, in their order.
-    """
-    several = [group for group in groups if len(group.runs) > 1]
-    tests = []
-    for measure in measures:
-        tested = {group.name: group for group in several if measure.counts.keys() >= set(group.runs)}
-        for number, reference in enumerate(references):
-            for group in tested.values():
-                if group.name in references[: number + 1] or reference not in tested:
-                    continue
-                pair = (tested[reference], group)
-                first, second = (np.stack([measure.counts[run] for run in variant.runs]) for variant in pair)
-                paired = pairing(*pair)
-                differences = seed_differences(first, second, measure.values, paired=paired)
-                for key, difference in zip(measure.keys, differences, strict=True):
-                    tests.append(VariantTest(group.name, reference, key, difference, paired))
-    return tests
-
-
-def correct(tests: Sequence[VariantTest]) -> list[VariantTest]:
-    """Return the tests of one table, corrected for their number (Holm)."""
-    corrected = holm([test.difference for test in tests])
-    return [test._replace(difference=new) for test, new in zip(tests, corrected, strict=True)]
-
-
 def score_variants(groups: Sequence[Group], measures: Sequence[Measure], *, tested: bool) -> Scored:
-    """Return the means and deviations of variants ``with_scores``, and if ``tested`` tests over images and seeds."""
+    """Return the means and deviations of variants ``with_scores``; if ``tested``, with tests over images and seeds."""
     measures = [measure for measure in measures if not measure.baseline]
-    made = correct(compare_variants(groups, [groups[0].name], measures)) if tested else []
-    tests = {(test.variant, test.measure): test.difference for test in made}
+    tests = _variant_tests(groups, measures) if tested else {}
     titles = {key: TITLES[key] for measure in measures for key in measure.keys}
     logged = [key for key in _LOGGED if any(key in group.scores for group in groups)]
     titles |= {key: f"{TITLES[key]}, nats per word" for key in logged}
@@ -154,6 +106,25 @@ def score_variants(groups: Sequence[Group], measures: Sequence[Measure], *, test
     single = [group.name for group in groups if len(group.runs) == 1]
     notice = f"One seed each: {', '.join(single)}. Differences from them are not tested over seeds."
     return Scored(table, tests, [notice] if single else [])
+
+
+def _variant_tests(groups: Sequence[Group], measures: Sequence[Measure]) -> dict[Key, Difference]:
+    """Return corrected tests of variants against the first one; both need several seeds and all counts."""
+    tests: dict[Key, Difference] = {}
+    for measure in measures:
+        first, *others = [
+            [measure.counts[run] for run in group.runs] if measure.counts.keys() >= set(group.runs) else []
+            for group in groups
+        ]
+        for group, counts in zip(groups[1:], others, strict=True):
+            if min(len(first), len(counts)) > 1:
+                made = seed_differences(np.stack(first), np.stack(counts), measure.values)
+                tests |= {(group.name, key): test for key, test in zip(measure.keys, made, strict=True)}
+    return _corrected(tests)
+
+
+def _corrected(tests: Mapping[Key, Difference]) -> dict[Key, Difference]:
+    return dict(zip(tests, holm(list(tests.values())), strict=True))
 
 
 def with_scores(group: Group, measures: Sequence[Measure], runs: Sequence[Run], images: int) -> Group:

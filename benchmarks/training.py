@@ -14,9 +14,9 @@ from benchmarks.report import Report, Row
 from benchmarks.timing import Setup, interleave
 from captioning.attention import HardAttention
 from captioning.data.batch import CaptionBatch
-from captioning.kernels.machine import has_bfloat16_products
 from captioning.model import Decoder, SummedOutput
 from captioning.objective import EvidenceGuidance, Guidance, RegionGuidance
+from captioning.precision import has_bfloat16_products
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,6 +13,14 @@ State: TypeAlias = "tuple[Tensor, ...]"
 
 NO_LOCATION = -1
 """In place of a location: the context is the expectation over all locations."""
+
+
+R = TypeVar("R", bound=tuple)
+
+
+def map_fields(record: R, function: Callable[[Any], Any]) -> R:
+    """Return a named tuple with ``function`` applied to every field that is not None."""
+    return type(record)(*(None if field is None else function(field) for field in record))  # type: ignore[arg-type]
 
 
 class AttentionTrace(NamedTuple):
@@ -39,7 +47,7 @@ class AttentionTrace(NamedTuple):
 
     def map(self, function: Callable[[Any], Any]) -> AttentionTrace:
         """Return the trace with ``function`` applied to every field that is not None."""
-        return AttentionTrace(*(None if field is None else function(field) for field in self))
+        return map_fields(self, function)
 
     def chosen(self) -> list[int | None]:
         """Return the T locations of a caption, None where the context is the expectation."""

@@ -199,8 +199,8 @@ def seconds_of_a_step(images: int, captions: int) -> float:
     from captioning.cli.build import build
     from captioning.data.batch import CaptionBatch
     from captioning.encoders import Encoder
-    from captioning.kernels.machine import best_precision
     from captioning.model import Captioner, Decoder
+    from captioning.precision import best_precision
 
     settings = read_config(REPOSITORY / "configs" / f"{RUNS['soft']}.yaml")
     encoder, decoder = build({"model.encoder": Encoder, "model.decoder": Decoder}, [settings])

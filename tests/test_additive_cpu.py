@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from captioning.kernels import additive_cpu
-from captioning.kernels.additive import additive_logits, plain_additive_logits
 from captioning.kernels.additive_cpu import library
+from captioning.kernels.attention import additive_logits, plain_additive_logits
 from captioning.kernels.unroll import deferred, leading
 
 # In bfloat16 the largest error of the rational function of 5/4 degrees that these kernels replaced; in float32, where
@@ -165,7 +165,7 @@ def test_the_library_is_compiled_once_and_leaves_tiny_numbers_alone(own_cache):
 FEWER_THREADS = """
 import torch
 from captioning.kernels import additive_cpu
-from captioning.kernels.additive import additive_logits, plain_additive_logits
+from captioning.kernels.attention import additive_logits, plain_additive_logits
 
 torch.set_num_threads(2)
 assert additive_cpu.usable(torch.zeros(1))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from captioning.kernels import additive
-from captioning.kernels.additive import additive_logits, plain_additive_logits
+from captioning.kernels.attention import additive_logits, plain_additive_logits
 from captioning.kernels.unroll import deferred
 
 B, R, L = 3, 2, 9

@@ -14,7 +14,7 @@ from benchmarks.decoding import decode
 from benchmarks.models import Data, Sizes, our_module
 from benchmarks.report import Report, Row
 from benchmarks.timing import Setup, Timing, interleave
-from captioning.kernels.machine import has_bfloat16_products
+from captioning.precision import has_bfloat16_products
 from captioning.vocabulary import END, START
 
 CPU = torch.device("cpu")

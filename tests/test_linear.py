@@ -5,19 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from captioning.kernels.linear import Linear, precise_linear
-from captioning.kernels.unroll import StepLinear
+from captioning.component import Linear
 
 IN, OUT = 20, 37
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("layer", [Linear, StepLinear])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(0,), (1,), (3,), (8,), (9,), (3, 2)])
-def test_any_number_of_rows_gives_the_linear_layer(shape, dtype, layer):
+def test_any_number_of_rows_gives_the_linear_layer(shape, dtype):
     for bias in (True, False):
-        ours, x = layer(IN, OUT, bias=bias).to(dtype), torch.randn(IN, *shape, dtype=dtype).movedim(0, -1)
+        ours, x = Linear(IN, OUT, bias=bias).to(dtype), torch.randn(IN, *shape, dtype=dtype).movedim(0, -1)
         y = ours(x)
         assert y.is_contiguous() and y.dtype == dtype
         torch.testing.assert_close(y, torch.nn.functional.linear(x, ours.weight, ours.bias))
@@ -29,4 +27,4 @@ def test_gradients_and_autocast_are_pytorchs():
     torch.testing.assert_close(layer.weight.grad, x.sum(0).expand(OUT, IN))
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert layer(x).dtype == torch.bfloat16
-        assert precise_linear(layer, x.bfloat16()).dtype == torch.float32
+        assert layer.precise(x.bfloat16()).dtype == torch.float32

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from captioning.kernels.machine import best_precision
+from captioning.precision import best_precision
 
 
 @pytest.mark.parametrize(

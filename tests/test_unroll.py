@@ -6,7 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from captioning.kernels.unroll import StepLinear, deferred, deferred_uses, deferring_weight_gradients, linear, matmul
+from captioning.component import Linear
+from captioning.kernels.attention import image_product
+from captioning.kernels.linear import linear
+from captioning.kernels.recurrence import deferring_weight_gradients
+from captioning.kernels.unroll import deferred, deferred_uses
 
 T, N, IN, OUT = 4, 3, 5, 7
 B, R, L = 2, 3, 6
@@ -21,8 +25,8 @@ def _double():
 
 @pytest.mark.parametrize(
     ("product", "start", "factor"),
-    [(linear, (N, IN), (IN, IN)), (matmul, (B, R, L), (B, L, L))],
-    ids=["linear", "matmul"],
+    [(linear, (N, IN), (IN, IN)), (image_product, (B, R, L), (B, L, L))],
+    ids=["linear", "image_product"],
 )
 def test_a_collected_factor_of_a_recurrence_gets_the_gradient_of_all_steps(product, start, factor):
     given = torch.randn(start, requires_grad=True), torch.randn(factor, requires_grad=True)
@@ -50,8 +54,8 @@ def test_nothing_is_collected_where_no_gradient_is_needed():
     assert deferred_uses(deferred(weight.detach())) is None
 
 
-def test_step_linear_is_a_linear_layer_within_and_without_a_recurrence():
-    layer, x = StepLinear(IN, OUT), torch.randn(T, N, IN)
+def test_a_layer_is_a_linear_layer_within_and_without_a_recurrence():
+    layer, x = Linear(IN, OUT), torch.randn(T, N, IN)
     outside = torch.stack([layer(step) for step in x])
     (plain,) = torch.autograd.grad((outside**2).sum(), layer.weight)
     with deferring_weight_gradients(nn.Sequential(layer)):
@@ -63,7 +67,7 @@ def test_step_linear_is_a_linear_layer_within_and_without_a_recurrence():
 
 
 def test_an_error_within_a_recurrence_leaves_the_layers_as_they_were():
-    layer = StepLinear(IN, OUT)
+    layer = Linear(IN, OUT)
     with pytest.raises(RuntimeError), deferring_weight_gradients(layer):
         layer(torch.randn(N, IN + 1))
     layer(torch.randn(N, IN)).sum().backward()
@@ -72,7 +76,7 @@ def test_an_error_within_a_recurrence_leaves_the_layers_as_they_were():
 
 def test_autocast_applies_within_a_recurrence():
     torch.set_default_dtype(torch.float32)
-    layer, x = StepLinear(IN, OUT), torch.randn(N, IN)
+    layer, x = Linear(IN, OUT), torch.randn(N, IN)
     with torch.autocast("cpu", torch.bfloat16), deferring_weight_gradients(layer):
         y = layer(x)
     assert y.dtype == torch.bfloat16

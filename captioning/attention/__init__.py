@@ -1,6 +1,6 @@
 """Attention = score x normaliser x selection, each a small class."""
 
-from captioning.attention.base import Attention, AttentionOutput, Score
+from captioning.attention.base import Attention, AttentionOutput
 from captioning.attention.coverage import CoverageScore
 from captioning.attention.gumbel import GumbelAttention
 from captioning.attention.hard import HardAttention, StochasticAttention
@@ -18,6 +18,7 @@ from captioning.attention.scores import (
     GeneralScore,
     LocationScore,
     ScaledDotScore,
+    Score,
 )
 from captioning.attention.soft import SoftAttention, UniformAttention
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -12,9 +12,10 @@ from torch import Tensor
 
 from captioning.attention.memory import Memory, repeat_rows
 from captioning.attention.normalisers import Normaliser, Softmax
+from captioning.attention.scores import Score
 from captioning.component import Component, check_shape
 from captioning.errors import InputError
-from captioning.trace import NO_LOCATION, AttentionTrace, State
+from captioning.trace import NO_LOCATION, AttentionTrace, State, map_fields
 
 
 class AttentionOutput(NamedTuple):
@@ -36,53 +37,9 @@ class AttentionOutput(NamedTuple):
     log_prob: Tensor | None = None
     heads: Tensor | None = None
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> AttentionOutput:
-        """Return it with ``function`` applied to every field that is not None."""
-        return AttentionOutput(*(None if field is None else function(field) for field in self))  # type: ignore[arg-type]
-
     def trace(self) -> AttentionTrace:
         """Return the attention trace, without betas."""
         return AttentionTrace(self.alphas, None, self.locations, heads=self.heads)
-
-
-class Score(Component):
-    """e_ti = f_att(a_i, h_{t-1}), Eq. 4.
-
-    A score may carry tensors from step to step, such as the alphas so far: ``init_state`` makes them, ``forward`` takes
-    them as further arguments, ``update`` returns those of the next step. Most scores carry nothing.
-
-    Attributes:
-        deterministic: Whether equal queries get equal logits also in training. Set it to True only in a class that
-            drops no units and draws nothing.
-        needs_softmax: Whether the logits are logarithms of weights, so that only a softmax gives the alphas that the
-            score defines.
-    """
-
-    deterministic = False
-    needs_softmax = False
-
-    @abstractmethod
-    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
-        """Create the parameters; arguments as of ``Attention.build``. An InputError says that a size does not fit."""
-
-    @abstractmethod
-    def project(self, annotations: Tensor) -> Tensor:
-        """Return everything that does not depend on the query, computed once per image: (B, L, A), or (B, A, L)."""
-
-    @abstractmethod
-    def forward(self, query: Tensor, projected: Tensor) -> Tensor:
-        """Return logits (B, R, L) of queries (B, R, H) over projected annotations (B, L, A).
-
-        A score with a state gets its tensors, (B, R, ..) each, as further arguments.
-        """
-
-    def init_state(self, exists: Tensor) -> State:
-        """Return the state before the first step, (B, ..) each, for locations that exist (B, L) bool."""
-        return ()
-
-    def update(self, alphas: Tensor, *state: Tensor) -> State:
-        """Return the state of the next step after alphas (B, R, L)."""
-        return state
 
 
 class Attention(Component):
@@ -190,7 +147,8 @@ class Attention(Component):
         if attended.locations is None:
             attended = attended._replace(locations=torch.full(alphas.shape[:2], NO_LOCATION, device=alphas.device))
         next_state = self.score.update(alphas, *carried)
-        return attended.map(lambda field: field.flatten(0, 1)), tuple(field.flatten(0, 1) for field in next_state)
+        attended = map_fields(attended, lambda field: field.flatten(0, 1))  # (N, ..)
+        return attended, tuple(field.flatten(0, 1) for field in next_state)
 
     @abstractmethod
     def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> AttentionOutput:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captioning.attention.base import AttentionOutput, Score
+from captioning.attention.base import AttentionOutput
 from captioning.attention.hard import StochasticAttention, mixed, one_hot
 from captioning.attention.memory import Memory
+from captioning.attention.scores import Score
 from captioning.errors import InputError
 
 

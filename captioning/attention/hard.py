@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from captioning.attention.base import Attention, AttentionOutput, Score
+from captioning.attention.base import Attention, AttentionOutput
 from captioning.attention.memory import Memory, expected_context
 from captioning.attention.normalisers import Normaliser
+from captioning.attention.scores import Score
 from captioning.errors import InputError, check_range
 from captioning.trace import NO_LOCATION
 

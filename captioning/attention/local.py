@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from captioning.attention.base import Score
+from captioning.attention.scores import Score
+from captioning.component import Linear
 from captioning.errors import InputError
-from captioning.kernels.unroll import StepLinear
 from captioning.trace import State
 
 _OUTSIDE = -1e3
@@ -55,8 +55,8 @@ class LocalScore(Score):
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
         assert grid_size is not None
         self.score.build(annotation_dim, query_dim, grid_size)
-        self.position_hidden = StepLinear(query_dim, query_dim, bias=False)
-        self.position_output = StepLinear(query_dim, 2, bias=False)
+        self.position_hidden = Linear(query_dim, query_dim, bias=False)
+        self.position_output = Linear(query_dim, 2, bias=False)
         y, x = torch.meshgrid(*(torch.arange(size) + 0.5 for size in grid_size), indexing="ij")
         centres = torch.stack([y.flatten(), x.flatten()])  # (2, L)
         # Persistent, so that a checkpoint of another grid is refused.

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from captioning.kernels.unroll import deferred, leading, matmul
+from captioning.attention.scores import dot
+from captioning.precision import at_least_float32
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -42,36 +43,24 @@ class Memory:
 
     def mean_annotation(self) -> Tensor:
         """Return the mean annotation over the locations that exist, (B, D)."""
-        exists = self.exists.to(torch.promote_types(self.annotations.dtype, torch.float32))
+        exists = at_least_float32(self.exists.to(self.annotations.dtype))
         fraction = exists / exists.sum(dim=1, keepdim=True)  # (B, L)
         return expected_context(fraction.unsqueeze(1), self.annotations).squeeze(1)
-
-    def deferred(self) -> Self:
-        """Return a copy whose gradients are computed once for all steps (``captioning.kernels.unroll``)."""
-        return self._map(deferred)
 
     def select(self, images: Tensor) -> Self:
         """Return the memory of the given images, (B',) indices."""
         B = len(self.annotations)
-        return self._map(lambda field: field.unflatten(0, (B, -1)).index_select(0, images).flatten(0, 1))
+        return self.map(lambda field: field.unflatten(0, (B, -1)).index_select(0, images).flatten(0, 1))
 
-    def first(self, images: int) -> Self:
-        """Return the memory of the first images; the steps store the factors of their gradients with the whole memory.
-
-        A memory within a subclass's keeps all images: a recurrence does not read it.
-        """
-        B = len(self.annotations)
-        return self._map(lambda field: leading(field, len(field) // B * images))
-
-    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """Return a copy with ``function`` applied to every tensor."""
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Return a copy with ``function`` applied to every tensor; a memory within a subclass's stays as it is."""
         fields = vars(self).items()
         return type(self)(**{name: function(field) if isinstance(field, Tensor) else field for name, field in fields})
 
 
 def expected_context(weights: Tensor, annotations: Tensor) -> Tensor:
     """Return sum_i w_i a_i for weights (B, R, L) and annotations (B, L, D) as (B, R, D)."""
-    return matmul(weights.to(annotations.dtype), annotations)
+    return dot(weights, annotations)
 
 
 def repeat_rows(x: Tensor, n: int) -> Tensor:

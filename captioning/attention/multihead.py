@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from captioning.attention.base import AttentionOutput, Score, check_mask
+from captioning.attention.base import AttentionOutput, check_mask
 from captioning.attention.memory import Memory, repeat_rows
+from captioning.attention.scores import Score
 from captioning.attention.soft import SoftAttention
-from captioning.component import check_size
+from captioning.component import Linear, check_size
 from captioning.errors import InputError
-from captioning.kernels.unroll import StepLinear
-from captioning.trace import State
+from captioning.trace import State, map_fields
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class MultiHeadAttention(SoftAttention):
         if dim % self.heads:
             raise InputError(f"MultiHeadAttention: {self.heads} heads cannot share dim {dim} evenly; choose a multiple")
         self.score.build(dim // self.heads, dim // self.heads, grid_size)
-        self.query_projection = StepLinear(query_dim, dim)
+        self.query_projection = Linear(query_dim, dim)
         self.key_projection = nn.Linear(annotation_dim, dim)
         self.value_projection = nn.Linear(annotation_dim, dim)
-        self.output = StepLinear(dim, annotation_dim)
+        self.output = Linear(dim, annotation_dim)
 
     def _split(self, x: Tensor) -> Tensor:
         """Return x (B, .., d) as (B * h, .., d / h), the heads of an image adjacent."""
@@ -97,7 +97,7 @@ class MultiHeadAttention(SoftAttention):
         mask = None if memory.mask is None else repeat_rows(memory.mask, heads)
         memory_of_heads = Memory(memory.values, memory.projected, mask)
         attended, state = super().forward(queries, memory_of_heads, tuple(to_heads(tensor) for tensor in state))
-        context, alphas, locations, *_ = attended.map(to_rows)  # (N, h, ..)
+        context, alphas, locations, *_ = map_fields(attended, to_rows)  # (N, h, ..)
         assert locations is not None
         of_heads = None if self.training else alphas
         joined = AttentionOutput(self.output(context.flatten(1)), alphas.mean(dim=1), locations[:, 0], heads=of_heads)

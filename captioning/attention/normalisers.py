@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from captioning.component import Component
+from captioning.precision import at_least_float32
 
 
 class Normaliser(Component):
@@ -132,7 +133,7 @@ def masked_log_softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
 
 def _masked(logits: Tensor, mask: Tensor | None) -> Tensor:
     """Return logits (.., L) at least in float32, -inf where ``mask`` is False."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits = at_least_float32(logits)
     return logits if mask is None else logits.masked_fill(~mask, -math.inf)
 
 

@@ -8,18 +8,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioning.attention.base import AttentionOutput, Score, check_mask
+from captioning.attention.base import AttentionOutput, check_mask
 from captioning.attention.memory import Memory, repeat_rows
 from captioning.attention.normalisers import masked_log_softmax
+from captioning.attention.scores import CosineScore, Score, dot
 from captioning.attention.soft import SoftAttention
-from captioning.component import check_size
-from captioning.kernels.unroll import StepLinear, matmul
+from captioning.component import Linear
+from captioning.precision import at_least_float32
 from captioning.trace import State
 
 _NEIGHBOURS = 9  # offsets of the 3 x 3 shift
 
 
-class NTMScore(Score):
+class NTMScore(CosineScore):
     """The logits are the logs of the weights of Graves et al. 2014, Eq. 5-9, in two dimensions.
 
     From h_{t-1} come a key k_t, its sharpness beta_t, a gate g_t, a shift s_t and an exponent gamma_t:
@@ -38,27 +39,19 @@ class NTMScore(Score):
 
     needs_softmax = True
 
-    def __init__(self, attention_dim: int = 512) -> None:
-        super().__init__()
-        check_size(attention_dim=attention_dim)
-        self.attention_dim = attention_dim
-
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
         assert grid_size is not None
         self.grid_size = grid_size
+        assert self.attention_dim is not None
         self.annotation_projection = nn.Linear(annotation_dim, self.attention_dim, bias=False)
-        self.key = StepLinear(query_dim, self.attention_dim)
-        self.controls = StepLinear(query_dim, 3 + _NEIGHBOURS)
+        self.key = Linear(query_dim, self.attention_dim)
+        self.controls = Linear(query_dim, 3 + _NEIGHBOURS)
         with torch.no_grad():  # the shift starts as "stay"
             self.controls.bias[3 + _NEIGHBOURS // 2] = 4.0
 
-    def project(self, annotations: Tensor) -> Tensor:
-        """Return unit vectors (B, A, L)."""
-        return F.normalize(self.annotation_projection(annotations), dim=-1).mT
-
     def init_state(self, exists: Tensor) -> State:
         """Return uniform weights, and the mask, which restricts the addressing to locations that exist."""
-        weights = exists.to(torch.promote_types(self.key.weight.dtype, torch.float32))
+        weights = at_least_float32(exists.to(self.key.weight.dtype))
         return weights / weights.sum(dim=1, keepdim=True), exists
 
     def update(self, alphas: Tensor, *state: Tensor) -> State:
@@ -66,8 +59,8 @@ class NTMScore(Score):
 
     def forward(self, query: Tensor, projected: Tensor, *state: Tensor) -> Tensor:
         before, exists = state  # (B, R, L)
-        cosine = matmul(F.normalize(self.key(query), dim=-1).to(projected.dtype), projected)  # (B, R, L)
-        controls = self.controls(query).to(torch.promote_types(cosine.dtype, torch.float32))
+        cosine = at_least_float32(dot(F.normalize(self.key(query), dim=-1), projected))  # (B, R, L)
+        controls = self.controls(query).to(cosine.dtype)
         sharpness, gate, exponent, shift = controls.split([1, 1, 1, _NEIGHBOURS], dim=-1)
         content = masked_log_softmax(F.softplus(sharpness) * cosine, exists).exp()
         gate = torch.sigmoid(gate)
@@ -111,7 +104,7 @@ class NTMAttention(SoftAttention):
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
         super().build(annotation_dim, query_dim, grid_size)
         self.write_head.build(annotation_dim, query_dim, grid_size)
-        self.erase, self.add = StepLinear(query_dim, annotation_dim), StepLinear(query_dim, annotation_dim)
+        self.erase, self.add = Linear(query_dim, annotation_dim), Linear(query_dim, annotation_dim)
         nn.init.constant_(self.erase.bias, -4.0)
         nn.init.zeros_(self.add.weight)
         nn.init.zeros_(self.add.bias)
@@ -122,8 +115,8 @@ class NTMAttention(SoftAttention):
 
     def init_state(self, memory: Memory) -> State:
         """Return M_0 and the states of both heads, (B, ..) each."""
-        first = memory.annotations.to(torch.promote_types(memory.annotations.dtype, torch.float32))
-        return (first, *self.score.init_state(memory.exists), *self.write_head.score.init_state(memory.exists))
+        exists, first = memory.exists, at_least_float32(memory.annotations)
+        return (first, *self.score.init_state(exists), *self.write_head.score.init_state(exists))
 
     def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> tuple[AttentionOutput, State]:
         R = len(query) // len(memory.annotations)

@@ -2,15 +2,56 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioning.attention.base import Score
-from captioning.component import check_size
+from captioning.component import Component, Linear, check_size
 from captioning.errors import InputError
-from captioning.kernels.additive import additive_logits, plain_additive_logits
-from captioning.kernels.unroll import StepLinear, matmul
+from captioning.kernels.attention import additive_logits, image_product, plain_additive_logits
+from captioning.trace import State
+
+
+class Score(Component):
+    """e_ti = f_att(a_i, h_{t-1}), Eq. 4.
+
+    A score may carry tensors from step to step, such as the alphas so far: ``init_state`` makes them, ``forward`` takes
+    them as further arguments, ``update`` returns those of the next step. Most scores carry nothing.
+
+    Attributes:
+        deterministic: Whether equal queries get equal logits also in training. Set it to True only in a class that
+            drops no units and draws nothing.
+        needs_softmax: Whether the logits are logarithms of weights, so that only a softmax gives the alphas that the
+            score defines.
+    """
+
+    deterministic = False
+    needs_softmax = False
+
+    @abstractmethod
+    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+        """Create the parameters; arguments as of ``Attention.build``. An InputError says that a size does not fit."""
+
+    @abstractmethod
+    def project(self, annotations: Tensor) -> Tensor:
+        """Return everything that does not depend on the query, computed once per image: (B, L, A), or (B, A, L)."""
+
+    @abstractmethod
+    def forward(self, query: Tensor, projected: Tensor) -> Tensor:
+        """Return logits (B, R, L) of queries (B, R, H) over projected annotations (B, L, A).
+
+        A score with a state gets its tensors, (B, R, ..) each, as further arguments.
+        """
+
+    def init_state(self, exists: Tensor) -> State:
+        """Return the state before the first step, (B, ..) each, for locations that exist (B, L) bool."""
+        return ()
+
+    def update(self, alphas: Tensor, *state: Tensor) -> State:
+        """Return the state of the next step after alphas (B, R, L)."""
+        return state
 
 
 class AdditiveScore(Score):
@@ -33,7 +74,7 @@ class AdditiveScore(Score):
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
         self.annotation_projection = nn.Linear(annotation_dim, self.attention_dim)
-        self.query_projection = StepLinear(query_dim, self.attention_dim, bias=False)
+        self.query_projection = Linear(query_dim, self.attention_dim, bias=False)
         self.output = nn.Linear(self.attention_dim, 1, bias=False)
 
     def project(self, annotations: Tensor) -> Tensor:
@@ -62,13 +103,18 @@ class DotScore(Score):
     deterministic = True
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
-        _check_sizes(self, annotation_dim, query_dim)
+        if annotation_dim != query_dim:
+            raise InputError(
+                f"{type(self).__name__} needs annotations and hidden state of one size, got {annotation_dim} and "
+                f"hidden_dim {query_dim}; set the decoder's hidden_dim to {annotation_dim}, or choose a score with a "
+                "projection: GeneralScore, or ScaledDotScore with attention_dim"
+            )
 
     def project(self, annotations: Tensor) -> Tensor:
         return annotations.mT  # (B, D, L)
 
     def forward(self, query: Tensor, projected: Tensor) -> Tensor:
-        return matmul(query.to(projected.dtype), projected)
+        return dot(query, projected)  # (B, R, L)
 
 
 class GeneralScore(DotScore):
@@ -81,7 +127,7 @@ class GeneralScore(DotScore):
         return self.annotation_projection(annotations).mT  # (B, H, L)
 
 
-class ScaledDotScore(Score):
+class ScaledDotScore(DotScore):
     """e_ti = a_i^T h_{t-1} / sqrt(d) (Vaswani et al. 2017), or of learned projections (W_a a_i)^T (W_h h_{t-1}).
 
     Without the root, the logits would spread with the size d, and the softmax would saturate.
@@ -91,7 +137,8 @@ class ScaledDotScore(Score):
             one size.
     """
 
-    deterministic = True
+    annotation_projection: nn.Module
+    query_projection: nn.Module
 
     def __init__(self, attention_dim: int | None = None) -> None:
         super().__init__()
@@ -100,25 +147,21 @@ class ScaledDotScore(Score):
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
         if self.attention_dim is None:
-            _check_sizes(self, annotation_dim, query_dim)
-            self.annotation_projection, self.query_projection = None, None
+            super().build(annotation_dim, query_dim)
+            self.annotation_projection = self.query_projection = nn.Identity()
         else:
             self.annotation_projection = nn.Linear(annotation_dim, self.attention_dim, bias=False)
-            self.query_projection = StepLinear(query_dim, self.attention_dim, bias=False)
+            self.query_projection = Linear(query_dim, self.attention_dim, bias=False)
 
     def project(self, annotations: Tensor) -> Tensor:
-        if self.annotation_projection is not None:
-            annotations = self.annotation_projection(annotations)
-        size = annotations.shape[-1]
-        return (annotations * size**-0.5).mT  # (B, A, L); scaled here, once
+        keys = self.annotation_projection(annotations)  # (B, L, A)
+        return (keys * keys.shape[-1] ** -0.5).mT  # (B, A, L); scaled here, once
 
     def forward(self, query: Tensor, projected: Tensor) -> Tensor:
-        if self.query_projection is not None:
-            query = self.query_projection(query)
-        return matmul(query.to(projected.dtype), projected)
+        return dot(self.query_projection(query), projected)
 
 
-class CosineScore(Score):
+class CosineScore(ScaledDotScore):
     """e_ti = s cos(W_a a_i, W_h h_{t-1}) (Graves et al. 2014, Eq. 5-6, by content alone), with a learned s.
 
     Logits lie between -s and s, whatever the norms of annotations and state.
@@ -127,24 +170,18 @@ class CosineScore(Score):
         attention_dim: Size A of both projections.
     """
 
-    deterministic = True
-
     def __init__(self, attention_dim: int = 512) -> None:
-        super().__init__()
-        check_size(attention_dim=attention_dim)
-        self.attention_dim = attention_dim
+        super().__init__(attention_dim)
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
-        self.annotation_projection = nn.Linear(annotation_dim, self.attention_dim, bias=False)
-        self.query_projection = StepLinear(query_dim, self.attention_dim, bias=False)
+        super().build(annotation_dim, query_dim, grid_size)
         self.scale = nn.Parameter(torch.tensor([10.0]))
 
     def project(self, annotations: Tensor) -> Tensor:
         return F.normalize(self.annotation_projection(annotations), dim=-1).mT  # (B, A, L)
 
     def forward(self, query: Tensor, projected: Tensor) -> Tensor:
-        unit = F.normalize(self.query_projection(query), dim=-1)
-        return self.scale * matmul(unit.to(projected.dtype), projected)
+        return self.scale * dot(F.normalize(self.query_projection(query), dim=-1), projected)
 
 
 class LocationScore(Score):
@@ -154,7 +191,7 @@ class LocationScore(Score):
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
         assert grid_size is not None
-        self.output = StepLinear(query_dim, grid_size[0] * grid_size[1], bias=False)
+        self.output = Linear(query_dim, grid_size[0] * grid_size[1], bias=False)
 
     def project(self, annotations: Tensor) -> Tensor:
         """Return the annotations unchanged; the logits do not depend on them."""
@@ -164,10 +201,6 @@ class LocationScore(Score):
         return self.output(query)
 
 
-def _check_sizes(score: Score, annotation_dim: int, query_dim: int) -> None:
-    if annotation_dim != query_dim:
-        raise InputError(
-            f"{type(score).__name__} needs annotations and hidden state of one size, got {annotation_dim} and "
-            f"hidden_dim {query_dim}; set the decoder's hidden_dim to {annotation_dim}, or choose a score with a "
-            "projection: GeneralScore, or ScaledDotScore with attention_dim"
-        )
+def dot(x: Tensor, vectors: Tensor) -> Tensor:
+    """Return x (B, R, K) times vectors (B, K, N), image by image: (B, R, N), in the type of ``vectors``."""
+    return image_product(x.to(vectors.dtype), vectors)

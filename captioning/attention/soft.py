@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from captioning.attention.base import Attention, AttentionOutput, Score
+from captioning.attention.base import Attention, AttentionOutput
 from captioning.attention.memory import Memory, expected_context
 from captioning.attention.normalisers import Normaliser
+from captioning.attention.scores import Score
 from captioning.errors import check_range
 
 

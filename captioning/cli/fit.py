@@ -34,8 +34,8 @@ from captioning.data import CaptionSource
 from captioning.encoders.base import without_weights
 from captioning.errors import InputError, check_range, did_you_mean, one_line
 from captioning.files import read_config, write_text
-from captioning.kernels.machine import best_precision
 from captioning.metrics.table import METRICS, better, few_images_warning, log_key
+from captioning.precision import best_precision
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder, flat
 from captioning.training import (

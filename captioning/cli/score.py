@@ -91,9 +91,9 @@ def score(
     from captioning.decoding import BeamOptions
     from captioning.evaluation.evaluator import Evaluator
     from captioning.evaluation.records import write_evaluation, write_predictions
-    from captioning.kernels.machine import best_precision
     from captioning.metrics.table import few_images_warning
     from captioning.model import Ensemble
+    from captioning.precision import best_precision
     from captioning.training import CaptionDataModule
     from captioning.training.loggers import log_test
 

@@ -5,13 +5,16 @@ The result is that of ``for x in inputs: state, out = step(x, state, memory)`` a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from captioning.kernels.unroll import deferring_weight_gradients, padded
+from captioning.kernels.unroll import deferred, leading, padded
+from captioning.precision import to_autocast
 from captioning.trace import State
 
 FEW_ENOUGH = 0.9
@@ -36,7 +39,7 @@ def run_recurrence(
 
     Args:
         step: ``step(x, state, memory)`` returns the new state and a named tuple of tensors (N, ..) or None.
-        module: The module whose ``StepLinear`` layers defer their weight gradients.
+        module: The module whose ``Linear`` layers defer their weight gradients.
         inputs: (N, T, ..), one entry per step; N = images * R, the rows of an image adjacent.
         state: The state before the first step, tensors of N rows.
         memory: The memory of the images, which all steps read: an ``attention.Memory``.
@@ -51,10 +54,11 @@ def run_recurrence(
         steps = tuple(x[: count * R] for x, count in zip(inputs[rows].unbind(1), present, strict=True))
     outputs: list[Any] = []
     with deferring_weight_gradients(module):
-        remaining = memory = memory.deferred()
+        remaining = memory = memory.map(deferred)
         for x in steps:
             if len(x) < len(state[0]):
-                state, remaining = tuple(tensor[: len(x)] for tensor in state), memory.first(len(x) // R)
+                state, left = tuple(tensor[: len(x)] for tensor in state), len(x) // R
+                remaining = memory.map(lambda field, left=left: leading(field, len(field) // images * left))
             state, out = step(x, state, remaining)
             outputs.append(out)
     stacked = [_stacked(tensors) for tensors in zip(*outputs, strict=True)]
@@ -62,6 +66,23 @@ def run_recurrence(
         back = rows.argsort()
         stacked = [None if x is None else x[back] for x in stacked]
     return type(outputs[0])(*stacked)
+
+
+@contextmanager
+def deferring_weight_gradients(module: nn.Module) -> Iterator[None]:
+    """Compute the weight gradient of every ``Linear`` in ``module`` once for all steps within the context."""
+    layers: list[Any] = [layer for layer in module.modules() if hasattr(layer, "step_weight")]
+    try:
+        for layer in layers:
+            layer.step_weight = functools.cache(functools.partial(_step_weight, layer))
+        yield
+    finally:
+        for layer in layers:
+            layer.step_weight = None
+
+
+def _step_weight(layer: nn.Linear) -> Tensor:
+    return deferred(to_autocast(layer.weight))
 
 
 def _leaving(lengths: Tensor, images: int, T: int) -> tuple[Tensor, list[int]] | None:

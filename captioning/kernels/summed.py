@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from captioning.kernels.linear import to_autocast
+from captioning.precision import to_autocast
 
 SMALLEST = 1e-15
 """Smaller totals are replaced by this value; such steps are computed by the plain formula."""

@@ -13,16 +13,12 @@ A tensor that was not passed to ``deferred``, or that needs no gradient, takes t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-from captioning.kernels.linear import Linear, to_autocast
-from captioning.kernels.linear import linear as linear_layer
 
 Product = Callable[[Tensor, Tensor], Tensor]
 Use = tuple[Tensor, ...]
@@ -55,17 +51,25 @@ def deferred(tensor: Tensor) -> Tensor:
     return _Defer.apply(tensor) if tensor.requires_grad and torch.is_grad_enabled() else tensor
 
 
+def deferred_uses(tensor: Tensor) -> dict[DeferredGradient, list[Use]] | None:
+    """Return the lists of factors by the function that makes a gradient of them; None if ``tensor`` is not deferred.
+
+    A step that appends factors must return no gradient for ``tensor`` itself.
+    """
+    return getattr(tensor.grad_fn, "deferred_uses", None)
+
+
 class _Leading(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, count: int) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.deferred_uses, ctx.missing = deferred_uses(tensor), len(tensor) - count
+        ctx.deferred_uses, ctx.count = deferred_uses(tensor), len(tensor)
         return tensor[:count]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, None]:
-        return None if gradient is None else padded(gradient, len(gradient) + ctx.missing), None
+        return None if gradient is None else padded(gradient, ctx.count), None
 
 
 def leading(tensor: Tensor, count: int) -> Tensor:
@@ -76,14 +80,6 @@ def leading(tensor: Tensor, count: int) -> Tensor:
 def padded(x: Tensor, count: int) -> Tensor:
     """Return x (n, ..) as (count, ..), with zeros behind its entries."""
     return x if len(x) == count else torch.nn.functional.pad(x, (0, 0) * (x.dim() - 1) + (0, count - len(x)))
-
-
-def deferred_uses(tensor: Tensor) -> dict[DeferredGradient, list[Use]] | None:
-    """Return the lists of factors by the function that makes a gradient of them; None if ``tensor`` is not deferred.
-
-    A step that appends factors must return no gradient for ``tensor`` itself.
-    """
-    return getattr(tensor.grad_fn, "deferred_uses", None)
 
 
 class _Product(torch.autograd.Function):
@@ -103,56 +99,4 @@ class _Product(torch.autograd.Function):
         return ctx.for_x(gradient, factor) if ctx.needs_input_grad[0] else None, None, None, None, None
 
 
-def _weight_gradient(weight: Tensor, uses: list[Use]) -> Tensor:
-    inputs, gradients = zip(*uses, strict=True)
-    return torch.cat(gradients).t() @ torch.cat(inputs)
-
-
-def _matrices_gradient(matrices: Tensor, uses: list[Use]) -> Tensor:
-    inputs, gradients = (
-        torch.cat([padded(factor, len(matrices)) for factor in factors], dim=1) for factors in zip(*uses, strict=True)
-    )
-    return torch.bmm(inputs.mT, gradients)
-
-
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Return x W^T for x (N, in) and W (out, in)."""
-    if deferred_uses(weight) is None:
-        return linear_layer(x, weight)
-    return _Product.apply(x, weight, linear_layer, torch.matmul, _weight_gradient)
-
-
-def matmul(x: Tensor, matrices: Tensor) -> Tensor:
-    """Return the products (B, R, N) of x (B, R, K) and matrices (B, K, N), image by image."""
-    if deferred_uses(matrices) is None:
-        return torch.bmm(x, matrices)
-    return _Product.apply(x, matrices, torch.bmm, lambda gradient, m: torch.bmm(gradient, m.mT), _matrices_gradient)
-
-
-class StepLinear(Linear):
-    """A linear layer inside a recurrence. Its weight gradient is deferred within ``deferring_weight_gradients``."""
-
-    _deferred: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return (..., out) for x (..., in)."""
-        if self._deferred is None:
-            return super().forward(x)
-        weight = self._deferred
-        y = linear(x.to(weight.dtype).flatten(0, -2), weight).unflatten(0, x.shape[:-1])
-        return y if self.bias is None else y + self.bias.to(weight.dtype)
-
-
-@contextmanager
-def deferring_weight_gradients(module: nn.Module) -> Iterator[None]:
-    """Compute the weight gradient of every ``StepLinear`` in ``module`` once for all steps within the context."""
-    layers = [layer for layer in module.modules() if isinstance(layer, StepLinear)]
-    try:
-        for layer in layers:
-            weight = deferred(to_autocast(layer.weight))
-            # Assigning a parameter would register it.
-            layer._deferred = None if isinstance(weight, nn.Parameter) else weight
-        yield
-    finally:
-        for layer in layers:
-            layer._deferred = None
+deferred_product: Callable[..., Tensor] = _Product.apply

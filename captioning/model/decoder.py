@@ -10,11 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captioning.attention import AnnotationLayer, Attention, AttentionOutput, Memory
+from captioning.attention import AnnotationLayer, Attention, Memory
 from captioning.component import Component, check_shape
-from captioning.kernels.linear import to_autocast
-from captioning.kernels.packed import Packed
-from captioning.model.output import LSTMStep
+from captioning.precision import to_autocast
 from captioning.trace import NO_LOCATION, AttentionTrace, State
 
 
@@ -39,20 +37,46 @@ class DecoderOutput:
     log_prob: Tensor | None = None
 
 
-def output_of(
-    packed: Packed, logits: Tensor, steps: LSTMStep | AttentionOutput, evidence: Tensor | None = None
-) -> DecoderOutput:
-    """Return the decoder's output for packed logits (M, V), (N, T) steps and evidence (N, T, L)."""
-    mask, trace = packed.mask, steps.trace()
-    trace = AttentionTrace(
-        trace.alphas * mask.unsqueeze(-1),
-        None if trace.betas is None else trace.betas * mask,
-        trace.locations.masked_fill(~mask, NO_LOCATION),
-        None if evidence is None else evidence.to(trace.alphas.dtype) * mask.unsqueeze(-1),
-        None if trace.heads is None else trace.heads * mask[..., None, None],
-    )
-    log_prob = None if steps.log_prob is None else steps.log_prob * mask
-    return DecoderOutput(logits, packed.targets, mask, trace, log_prob)
+class Packed:
+    """The steps of N captions that exist, one caption after the other: M of N * T.
+
+    Args:
+        captions: (N, T+1) int64, ``<start> w_1 .. <end> <pad> ..``.
+        lengths: (N,) int64, steps of each caption: its words and <end>.
+
+    Attributes:
+        mask: (N, T) bool, True where a step exists.
+        targets: (M,) int64, the words of the captions.
+    """
+
+    def __init__(self, captions: Tensor, lengths: Tensor) -> None:
+        if captions.ndim != 2 or lengths.shape != captions.shape[:1]:
+            raise ValueError(f"captions must be (N, T+1), lengths (N,); got {captions.shape} and {lengths.shape}")
+        self.mask = torch.arange(captions.shape[1] - 1, device=captions.device) < lengths.unsqueeze(1)
+        self._index = self.mask.flatten().nonzero().squeeze(1)  # (M,), positions among all N * T
+        self.targets = self.pack(captions[:, 1:])
+
+    def pack(self, steps: Tensor) -> Tensor:
+        """Return (M, ..) of (N, T, ..)."""
+        return steps.flatten(0, 1).index_select(0, self._index)
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        """Return (M, ..) as (N, T, ..), 0 at steps that do not exist."""
+        zeros = packed.new_zeros(self.mask.numel(), *packed.shape[1:])
+        return zeros.index_copy(0, self._index, packed).unflatten(0, self.mask.shape)
+
+    def images(self, B: int) -> Tensor:
+        """Return (M,) int64, the image of each step; captions must be grouped by image, equally many for each."""
+        return self._index // (self.mask.numel() // B)
+
+    def output(self, logits: Tensor, trace: AttentionTrace, log_prob: Tensor | None = None) -> DecoderOutput:
+        """Return the decoder's output for packed logits (M, V), and the trace and log_prob of (N, T) steps."""
+
+        def existing(field: Tensor) -> Tensor:
+            return field * self.mask.view(*self.mask.shape, *(1,) * (field.dim() - 2))
+
+        trace = trace.map(existing)._replace(locations=trace.locations.masked_fill(~self.mask, NO_LOCATION))
+        return DecoderOutput(logits, self.targets, self.mask, trace, None if log_prob is None else existing(log_prob))
 
 
 class Decoder(Component):

@@ -24,15 +24,12 @@ from torch import Tensor, nn
 
 from captioning.attention import AnnotationLayer, Attention, Memory
 from captioning.attention.memory import repeat_rows
-from captioning.component import check_size
+from captioning.component import Linear, check_size
 from captioning.errors import check_range
-from captioning.kernels.linear import Linear
-from captioning.kernels.packed import Packed
 from captioning.kernels.recurrence import run_recurrence
-from captioning.kernels.unroll import StepLinear
-from captioning.model.decoder import Decoder, DecoderOutput, output_of
+from captioning.model.decoder import Decoder, DecoderOutput, Packed
 from captioning.model.output import DeepOutput, LSTMStep, Output
-from captioning.trace import AttentionTrace, State
+from captioning.trace import AttentionTrace, State, map_fields
 from captioning.vocabulary import PAD
 
 
@@ -99,8 +96,8 @@ class AttentionDecoder(Decoder):
         self.embedding = nn.Embedding(vocabulary_size, E, padding_idx=PAD)
         self.word_to_gates = Linear(E, 4 * H)
         self.word_to_query = Linear(E, H, bias=False) if self.query_previous_word else None  # U
-        self.hidden_to_gates = StepLinear(H, 4 * H, bias=False)
-        self.context_to_gates = StepLinear(D, 4 * H, bias=False)
+        self.hidden_to_gates = Linear(H, 4 * H, bias=False)
+        self.context_to_gates = Linear(D, 4 * H, bias=False)
         self.gate = ScalarGate(H) if self.gated else NoGate()
         self.output.build(E, H, D, vocabulary_size, dropout=self.dropout)
         self._initialise()
@@ -159,12 +156,12 @@ class AttentionDecoder(Decoder):
         B, packed = len(memory.annotations), Packed(repeat_rows(captions, samples), repeat_rows(lengths, samples))
         word = self.embedding(captions[:, :-1])  # (N, T, E), for all steps at once, as are its gates and Eq. 7
         lstm = self._all_steps(self._read(word), memory, B, lengths, samples)
-        word, packed_steps = packed.pack(repeat_rows(word, samples)), lstm.map(packed.pack)
+        word, packed_steps = packed.pack(repeat_rows(word, samples)), map_fields(lstm, packed.pack)
         logits, posterior = self.output(word, packed_steps, memory, packed.images(B), packed.targets)
         evidence = None if posterior is None else packed.unpack(posterior)
         if not self.training and posterior is None:
             evidence = self._evidence_without_steps(repeat_rows(captions, samples), memory)
-        return output_of(packed, logits, lstm, evidence)
+        return packed.output(logits, lstm.trace()._replace(evidence=evidence), lstm.log_prob)
 
     def evidence(self, captions: Tensor, lengths: Tensor, memory: Memory) -> Tensor | None:
         evidence = self._evidence_without_steps(captions, memory)
@@ -181,7 +178,7 @@ class AttentionDecoder(Decoder):
         words, lengths = repeat_rows(words, repeats), repeat_rows(lengths, repeats)
         state = tuple(repeat_rows(tensor, len(words) // B) for tensor in self.init_state(memory))
         lstm = run_recurrence(self._recur, self, words, state, memory, B, lengths)
-        return lstm.map(lambda field: repeat_rows(field, samples // repeats))
+        return map_fields(lstm, lambda field: repeat_rows(field, samples // repeats))
 
     def prepare_search(self, memory: Memory) -> Memory:
         return self.output.prepare_search(memory)
@@ -211,7 +208,7 @@ class ScalarGate(nn.Module):
 
     def __init__(self, hidden_dim: int) -> None:
         super().__init__()
-        self.f_beta = StepLinear(hidden_dim, 1)
+        self.f_beta = Linear(hidden_dim, 1)
 
     def forward(self, h: Tensor, context: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return beta_t z_t (N, D) and the logit of beta_t (N,), for h_{t-1} (N, H) and z_t (N, D)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -11,8 +10,8 @@ from torch import Tensor, nn
 
 from captioning.attention import Attention, Memory
 from captioning.attention.memory import repeat_rows
-from captioning.component import Component
-from captioning.kernels.linear import Linear, precise_linear, to_autocast
+from captioning.component import Component, Linear
+from captioning.precision import at_least_float32, to_autocast
 from captioning.trace import AttentionTrace
 
 
@@ -33,10 +32,6 @@ class LSTMStep(NamedTuple):
     log_prob: Tensor | None
     heads: Tensor | None
     beta_logit: Tensor | None
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> LSTMStep:
-        """Return it with ``function`` applied to every field that is not None."""
-        return LSTMStep(*(None if field is None else function(field) for field in self))  # type: ignore[arg-type]
 
     def trace(self) -> AttentionTrace:
         """Return the attention trace of these steps."""
@@ -98,8 +93,7 @@ class Output(Component):
         """
         A = to_autocast(self.L_z(memory.annotations))  # (B, L, E)
         W = to_autocast(self.L_o.weight[words]).unflatten(0, (len(A), -1)).flatten(1, 2)  # (B, R * T, E)
-        logits = torch.bmm(W, A.mT).view(*words.shape, -1)  # (N, T, L)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = at_least_float32(torch.bmm(W, A.mT).view(*words.shape, -1))  # (N, T, L)
         if memory.mask is None:
             return logits
         return logits.masked_fill(~repeat_rows(memory.mask, len(words) // len(A)).unsqueeze(1), float("-inf"))
@@ -116,7 +110,7 @@ class Output(Component):
     def step(self, word: Tensor, lstm: LSTMStep, memory: Memory) -> Tensor:
         """Return the logits (N, V) of one step of a search, N = B * R, the rows of an image adjacent.
 
-        At least float32, because a search ranks words by these logits (``kernels.linear.precise_linear``).
+        At least float32, because a search ranks words by these logits (``Linear.precise``).
         """
 
 
@@ -129,7 +123,7 @@ class DeepOutput(Output):
         return self.L_o(self._hidden(word, lstm)), None
 
     def step(self, word: Tensor, lstm: LSTMStep, memory: Memory) -> Tensor:
-        return precise_linear(self.L_o, self._hidden(word, lstm))
+        return self.L_o.precise(self._hidden(word, lstm))
 
     def _hidden(self, word: Tensor, lstm: LSTMStep) -> Tensor:
         return self.dropout(word + self.L_h(self.dropout(lstm.h)) + self.L_z(lstm.context))

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from captioning.attention import Attention, Memory, SoftAttention
 from captioning.errors import InputError
-from captioning.kernels.linear import precise_linear
 from captioning.kernels.summed import SearchFactors, search_factors, summed_log_probs, summed_posterior, summed_step
 from captioning.model.output import LSTMStep, Output
 
@@ -62,7 +61,7 @@ class SummedOutput(Output):
 
     def step(self, word: Tensor, lstm: LSTMStep, memory: Memory) -> Tensor:
         factors = memory.factors if isinstance(memory, SearchMemory) else search_factors(*self._factors(memory))
-        S = precise_linear(self.L_o, self._hidden(word, lstm))
+        S = self.L_o.precise(self._hidden(word, lstm))
         return summed_step(S, factors, self._log_weights(lstm))
 
     def evidence(self, words: Tensor, memory: Memory) -> None:

@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from captioning.attention import AnnotationLayer, Attention, AttentionOutput, Memory
 from captioning.attention.layers import sinusoids
 from captioning.attention.memory import repeat_rows
-from captioning.component import check_size
+from captioning.component import Linear, check_size
 from captioning.errors import InputError, check_range
-from captioning.kernels.linear import Linear, precise_linear
-from captioning.kernels.packed import Packed
-from captioning.model.decoder import Decoder, DecoderOutput, output_of
-from captioning.trace import AttentionTrace, State
+from captioning.model.decoder import Decoder, DecoderOutput, Packed
+from captioning.trace import AttentionTrace, State, map_fields
 from captioning.vocabulary import PAD
 
 
@@ -147,13 +145,13 @@ class TransformerDecoder(Decoder):
 
     def step(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionTrace]:
         hidden, state, attended = self._read(tokens.unsqueeze(1), state, memory)
-        trace = attended.map(lambda field: field.squeeze(1)).trace()
-        return precise_linear(self.to_words, hidden.squeeze(1)), state, trace
+        trace = attended.trace().map(lambda field: field.squeeze(1))
+        return self.to_words.precise(hidden.squeeze(1)), state, trace
 
     def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, samples: int = 1) -> DecoderOutput:
         packed = Packed(repeat_rows(captions, samples), repeat_rows(lengths, samples))
         hidden, _, attended = self._read(repeat_rows(captions[:, :-1], samples), None, memory)
-        return output_of(packed, self.to_words(packed.pack(hidden)), attended)
+        return packed.output(self.to_words(packed.pack(hidden)), attended.trace())
 
     def _read(self, tokens: Tensor, state: State | None, memory: Memory) -> tuple[Tensor, State, AttentionOutput]:
         """Read words (N, T) that follow the words of ``state``; T is 1 if there is a state.
@@ -171,7 +169,7 @@ class TransformerDecoder(Decoder):
             words = None if state is None else (state[2 * number], state[2 * number + 1])
             x, keys_and_values, attended = layer(x, words, attention, memory.layers[number])
             new_state += keys_and_values
-        return self.norm(x), tuple(new_state), attended.map(lambda field: field.unflatten(0, tokens.shape))
+        return self.norm(x), tuple(new_state), map_fields(attended, lambda field: field.unflatten(0, tokens.shape))
 
 
 KeysAndValues = tuple[Tensor, Tensor]

@@ -13,6 +13,7 @@ from captioning.component import Component
 from captioning.data.batch import CaptionBatch
 from captioning.errors import InputError, check_range
 from captioning.model import AttentionDecoder, Decoder, DecoderOutput
+from captioning.precision import at_least_float32
 from captioning.vocabulary import END, FUNCTION_WORDS, START, Vocabulary
 
 
@@ -121,5 +122,5 @@ class RegionGuidance(Guidance):
 
 def _log(values: Tensor) -> Tensor:
     """Return the logarithm of probabilities, at least float32, finite where they are 0."""
-    values = values.to(torch.promote_types(values.dtype, torch.float32))
+    values = at_least_float32(values)
     return values.clamp(min=torch.finfo(values.dtype).eps).log()

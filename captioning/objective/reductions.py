@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from captioning.objective.processes import process_count, relative_size
+from captioning.precision import at_least_float32
 
 
 def step_nll(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
@@ -14,7 +15,7 @@ def step_nll(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> T
     Args:
         label_smoothing: Fraction of the target probability that is spread evenly over the vocabulary.
     """
-    logits = _at_least_float32(logits)
+    logits = at_least_float32(logits)
     return torch.nn.functional.cross_entropy(logits, targets, reduction="none", label_smoothing=label_smoothing)
 
 
@@ -53,7 +54,7 @@ def doubly_stochastic_penalty(alphas: Tensor, mask: Tensor | None = None) -> Ten
         alphas: (N, T, L), 0 at steps that do not exist.
         mask: (N, L) bool, True where a location exists; None when all do.
     """
-    residual = (1.0 - _at_least_float32(alphas).sum(dim=1)) ** 2  # (N, L)
+    residual = (1.0 - at_least_float32(alphas).sum(dim=1)) ** 2  # (N, L)
     if mask is None:
         return residual.mean()
     return ((residual * mask).sum(dim=1) / mask.sum(dim=1)).mean()
@@ -61,13 +62,9 @@ def doubly_stochastic_penalty(alphas: Tensor, mask: Tensor | None = None) -> Ten
 
 def step_entropy(alphas: Tensor) -> Tensor:
     """Return the entropy of alphas (N, T, L) in nats, (N, T), between 0 (one location) and log L (uniform)."""
-    alphas = _at_least_float32(alphas)
+    alphas = at_least_float32(alphas)
     # The gradient of x log x is infinite at 0, which masked locations have.
     return torch.special.entr(torch.where(alphas > 0, alphas, 1.0)).sum(dim=-1)
-
-
-def _at_least_float32(values: Tensor) -> Tensor:
-    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 class Reduction:

@@ -34,6 +34,7 @@ from captioning.objective.objective import Likelihood, Loss, Objective
 from captioning.objective.processes import process_count, sum_over_processes
 from captioning.objective.reductions import step_log_probs
 from captioning.objective.reward import CaptionReward, Reward
+from captioning.precision import at_least_float32
 from captioning.vocabulary import END, Vocabulary
 
 if TYPE_CHECKING:
@@ -205,9 +206,8 @@ def _dropout(decoder: Decoder) -> Iterator[None]:
 
 def _of_allowed_words(output: DecoderOutput, min_length: int) -> Tensor:
     """Return the logits (M, V), at least float32, without the words that are never drawn."""
-    logits = output.logits
+    logits = at_least_float32(output.logits)
     never = -1e30  # far below any logit, and finite when a kernel sums a row: infinities times 0 are NaN
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     logits = logits.index_fill(-1, torch.tensor(NEVER, device=logits.device), never)
     early = output.mask.nonzero()[:, 1] < min_length
     end = logits[:, END].masked_fill(early, never)

@@ -1,8 +1,9 @@
-"""The precision in which this machine computes a model fastest, by what PyTorch says of its devices."""
+"""Floating-point types: the one in which this machine computes fastest, autocast's, and one that is precise enough."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 _BFLOAT16 = ("amx_bf16", "avx512_bf16", "avx10_2", "bf16", "sve_bf16")  # the last two are of Arm
 
@@ -24,3 +25,14 @@ def has_bfloat16_products() -> bool:
     """Return whether this processor has instructions that multiply bfloat16."""
     capabilities = torch.cpu.get_capabilities()
     return any(capabilities.get(name) for name in _BFLOAT16)
+
+
+def to_autocast(x: Tensor) -> Tensor:
+    """Return ``x`` in autocast's type, so that a tensor which every step uses is converted once."""
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Return ``x`` in float32, or as it is if its type is wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

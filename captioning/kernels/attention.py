@@ -1,8 +1,8 @@
-"""The additive score v . tanh(P + q): the plain formula, and a fused one that never stores the hidden layer.
+"""Products of queries and alphas with the memory of their images, whose gradients are computed once for all steps.
 
-The fused form computes tanh again in the backward pass, and P's gradient once for all steps of a caption. So memory
-does not grow with steps x locations x A. The kernels are in ``additive_cpu`` and ``additive_cuda``, which have the same
-three functions.
+The additive score is v . tanh(P + q): the plain formula, and a fused one that never stores the hidden layer. The fused
+form computes tanh again in the backward pass, so that memory does not grow with steps x locations x A. The kernels are
+in ``additive_cpu`` and ``additive_cuda``, which have the same three functions.
 
 Letters: P (B, L, A) are the projected annotations, q (B, R, A) the projected queries of R rows per image, v (A,) the
 weights of the hidden layer, e (B, R, L) the logits.
@@ -20,7 +20,21 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from captioning.kernels import additive_cpu
-from captioning.kernels.unroll import Use, deferred_uses
+from captioning.kernels.unroll import Use, deferred_product, deferred_uses, padded
+
+
+def image_product(x: Tensor, matrices: Tensor) -> Tensor:
+    """Return the products (B, R, N) of x (B, R, K) and matrices (B, K, N), image by image."""
+    if deferred_uses(matrices) is None:
+        return torch.bmm(x, matrices)
+    return deferred_product(x, matrices, torch.bmm, lambda gradient, m: torch.bmm(gradient, m.mT), _matrices_gradient)
+
+
+def _matrices_gradient(matrices: Tensor, uses: list[Use]) -> Tensor:
+    inputs, gradients = (
+        torch.cat([padded(factor, len(matrices)) for factor in factors], dim=1) for factors in zip(*uses, strict=True)
+    )
+    return torch.bmm(inputs.mT, gradients)
 
 
 def plain_additive_logits(projected: Tensor, query: Tensor, weight: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from captioning.data.transforms import Preprocessing
 from captioning.encoders import ConvEncoder, EfficientNetLite2, Encoder, TimmEncoder, TorchvisionEncoder
-from captioning.encoders.base import whole_name, without_weights
+from captioning.encoders.base import whole_name
 from captioning.errors import InputError
 
 LITE2 = "tf_efficientnet_lite2"
@@ -37,15 +37,15 @@ class TinyEncoder(Encoder):
 
 def rebuilt(encoder: Encoder) -> Encoder:
     """The encoder, built again as from a checkpoint."""
-    with without_weights():
-        again: Encoder = Encoder.from_config(encoder.to_config())
+    again: Encoder = Encoder.from_config(encoder.to_config())
     again.preprocessing = Preprocessing.from_dict(encoder.preprocessing.to_dict())
     again.load_state_dict(encoder.state_dict())
     return again
 
 
 def small(node: str = "layer2", **options) -> TorchvisionEncoder:
-    return TorchvisionEncoder("resnet18", node, **{"weights": None, "image_size": 48, **options})
+    encoder = TorchvisionEncoder("resnet18", node, **{"weights": None, "image_size": 48, **options})
+    return encoder.load_published_weights()
 
 
 def as_trained(network: nn.Module) -> nn.Module:
@@ -298,7 +298,7 @@ def test_damaged_files_are_named(file, tmp_path, name, content):
 def test_a_failed_download_says_what_to_fetch_and_how_to_give_it(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     with pytest.raises(InputError) as caught:  # tests have no network
-        TorchvisionEncoder("resnet18", "layer1")
+        TorchvisionEncoder("resnet18", "layer1").load_published_weights()
     assert "https://download.pytorch.org/models/resnet18-f37072fd.pth" in str(caught.value)
     assert "--model.encoder.init_args.weights PATH" in str(caught.value)
 
@@ -314,13 +314,12 @@ def test_an_encoder_is_rebuilt_without_its_weights_file(file, tmp_path):
     again, images = rebuilt(encoder).eval(), torch.randn(2, 3, 48, 48)
     assert torch.equal(again(images), encoder(images)) and again.to_config() == encoder.to_config()
     with pytest.raises(InputError, match="moved"):
-        Encoder.from_config(encoder.to_config())
+        Encoder.from_config(encoder.to_config()).load_published_weights()
 
 
 def test_every_encoder_is_rebuilt_by_its_public_name_and_downloads_nothing(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    with without_weights():
-        published = TorchvisionEncoder("resnet18", "layer1", weights="IMAGENET1K_V1")
+    published = TorchvisionEncoder("resnet18", "layer1", weights="IMAGENET1K_V1")
     for encoder in (published, ConvEncoder((4, 5), (2, 2), image_size=16, learning_rate=0.1), small("layer1")):
         again = rebuilt(encoder)
         assert type(again) is type(encoder) and again.to_config() == encoder.to_config()
@@ -371,12 +370,12 @@ def test_timm_files_load_strictly(tmp_path, part, name, index):
     options = {} if part == "whole" else {"features_only": True, "out_indices": (index,)}
     state = timm.create_model(name, **options).state_dict()
     save_file(state, tmp_path / "a.safetensors")
-    encoder = TimmEncoder(name, index, weights=str(tmp_path / "a.safetensors"))
+    encoder = TimmEncoder(name, index, weights=str(tmp_path / "a.safetensors")).load_published_weights()
     for key, value in encoder.network.state_dict().items():
         assert torch.equal(value, state[key] if key in state else state[key.removeprefix("model.")])
     save_file(dict(list(state.items())[1:]), tmp_path / "c.safetensors")
     with pytest.raises(InputError, match=r"c.safetensors: the file of another network \(.*Missing key"):
-        TimmEncoder(name, index, weights=str(tmp_path / "c.safetensors"))
+        TimmEncoder(name, index, weights=str(tmp_path / "c.safetensors")).load_published_weights()
 
 
 @pytest.mark.parametrize(
@@ -404,7 +403,7 @@ def test_a_place_in_a_timm_network_gives_what_it_gives_in_the_whole_network(tmp_
     whole.get_submodule(module).register_forward_hook(lambda _module, _images, maps: outputs.append(maps))
     save_file(whole.state_dict(), tmp_path / "whole.safetensors")
     file = str(tmp_path / "whole.safetensors")
-    encoder = TimmEncoder(name, index, weights=file, image_size=64, model_args=options)
+    encoder = TimmEncoder(name, index, weights=file, image_size=64, model_args=options).load_published_weights()
     images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         whole(images)
@@ -423,7 +422,7 @@ def test_a_timm_networks_head_is_what_its_classifier_gets_the_mean_of(tmp_path, 
     whole, images = as_trained(timm.create_model(name, output_stride=stride)), torch.randn(2, 3, 64, 64)
     save_file(whole.state_dict(), tmp_path / "whole.safetensors")
     options = {"weights": str(tmp_path / "whole.safetensors"), "image_size": 64}
-    encoder = TimmEncoder(name, "head", **options, model_args={"output_stride": stride})
+    encoder = TimmEncoder(name, "head", **options, model_args={"output_stride": stride}).load_published_weights()
     annotations = encoder(images)
     assert encoder.grid_size == (64 // stride, 64 // stride) and annotations.std() > 0.1
     torch.testing.assert_close(whole.get_classifier()(annotations.mean(dim=1)), whole.eval()(images))
@@ -504,7 +503,7 @@ WEIGHTS = sorted((Path(__file__).parent.parent / "data/weights").glob(f"{LITE2}*
 
 @pytest.mark.skipif(len(WEIGHTS) < 2, reason="needs two files of its weights in data/weights")
 def test_files_of_efficientnet_lite2s_weights_from_several_places_are_equal():
-    first, *others = (EfficientNetLite2(weights=str(path)).identity() for path in WEIGHTS)
+    first, *others = (EfficientNetLite2(weights=str(path)).load_published_weights().identity() for path in WEIGHTS)
     assert all(other["weights"] == first["weights"] for other in others)
 
 
@@ -546,5 +545,5 @@ def test_mistakes_are_named_with_what_there_is(encoder, options, message):
     if encoder is OF_TIMM:
         pytest.importorskip("timm")
     with pytest.raises(InputError, match=message) as caught:
-        encoder(**options)
+        encoder(**options).load_published_weights()
     assert "\n" not in str(caught.value)

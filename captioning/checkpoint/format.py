@@ -8,7 +8,6 @@ from typing import Any
 
 from captioning.data.transforms import Preprocessing
 from captioning.encoders import Encoder
-from captioning.encoders.base import without_weights
 from captioning.errors import InputError
 from captioning.model.captioner import Captioner
 from captioning.model.decoder import Decoder
@@ -44,8 +43,7 @@ def rebuild(content: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[Cap
         formats = f"{content['format']}, this version reads up to {CHECKPOINT_FORMAT}"
         raise InputError(f"has checkpoint format {formats}; update captioning")
     vocabulary = Vocabulary(content["vocabulary"], tokenizer_from(content["tokenizer"]))
-    with without_weights():
-        encoder: Encoder = Encoder.from_config(content["encoder"])
+    encoder: Encoder = Encoder.from_config(content["encoder"])
     encoder.preprocessing = Preprocessing.from_dict(content["preprocessing"])
     captioner = Captioner(
         encoder, Decoder.from_config(without(content["decoder"], _counts_batches)), vocabulary_size=len(vocabulary)

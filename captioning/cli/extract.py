@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 from collections.abc import Sequence
@@ -55,19 +54,19 @@ def extract(
     from captioning.data import CaptionSource
     from captioning.data.extraction import extract_features
     from captioning.encoders import Encoder
-    from captioning.encoders.base import without_weights
     from captioning.inference import load
     from captioning.tokenizers import Tokenizer
 
     kinds = {"model.encoder": Encoder, "data.source": CaptionSource, "data.vocabulary.tokenizer": Tokenizer | None}
-    with without_weights() if init_from else contextlib.nullcontext():
-        encoder, source, tokenizer = build(kinds, [read_config(path) for path in config], overrides)
+    encoder, source, tokenizer = build(kinds, [read_config(path) for path in config], overrides)
     source.tokenizer = tokenizer or source.tokenizer
     if init_from:
         try:
             encoder.load_state_dict(load(init_from).encoder.state_dict())
         except RuntimeError as error:
             raise InputError(f"--init_from {init_from}: its encoder is not the config's ({one_line(error)})") from error
+    else:
+        encoder.load_published_weights()
     source.prepare()
     target = check_device(device)
     extract_features(

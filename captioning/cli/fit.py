@@ -31,7 +31,6 @@ from captioning.cli.build import build, restrict_imports
 from captioning.cli.parser import OneLineErrors
 from captioning.comparison.conditions import attention_kind
 from captioning.data import CaptionSource
-from captioning.encoders.base import without_weights
 from captioning.errors import InputError, check_range, did_you_mean, one_line
 from captioning.files import read_config, write_text
 from captioning.metrics.table import METRICS, better, few_images_warning, log_key
@@ -255,15 +254,16 @@ class Fit(LightningCLI):
             (source,) = build({"data.source": CaptionSource}, [{"data": {"source": config.data.source.as_dict()}}])
             source.prepare()
         start = read_model(config.init_from) if config.init_from and config.ckpt_path is None else None
-        with without_weights() if start or config.ckpt_path else contextlib.nullcontext():
-            try:
-                super().instantiate_classes()
-            except InputError:
-                raise
-            except (ValueError, TypeError, ImportError) as error:  # an argument that a class refuses, a strategy
-                text = str(error).partition("\n  - Expected a")[0]  # jsonargparse lists all kinds of values
-                text = text[max(text.rfind("Problem with given class_path"), 0) :]
-                raise InputError(" ".join(text.split())[:400]) from error
+        try:
+            super().instantiate_classes()
+        except InputError:
+            raise
+        except (ValueError, TypeError, ImportError) as error:  # an argument that a class refuses, a strategy
+            text = str(error).partition("\n  - Expected a")[0]  # jsonargparse lists all kinds of values
+            text = text[max(text.rfind("Problem with given class_path"), 0) :]
+            raise InputError(" ".join(text.split())[:400]) from error
+        if not (start or config.ckpt_path):
+            self.model.encoder.load_published_weights()
         self.datamodule.seed = int(config.seed_everything or 0)
         self._dump_config()
         self.model.start, self.model.settings = start, self.config_dump

@@ -147,7 +147,7 @@ def weights(*, root: Path = Path("data/weights")) -> None:
 
     path = root / WEIGHTS_FILE
     fetch(WEIGHTS_URL, path)
-    EfficientNetLite2(weights=str(path))
+    EfficientNetLite2(weights=str(path)).load_published_weights()
     print(f"{path}: fits EfficientNetLite2")
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import hashlib
 import itertools
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +21,9 @@ from captioning.component import Component
 from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError, one_line
 from captioning.files import is_lfs_pointer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # These arguments do not change the computation, or are compared as preprocessing.
 _NOT_IDENTITY = {"weights", "trainable_from", "learning_rate", "image_size", "crop", "mean", "std"}
@@ -33,21 +35,8 @@ _EVEN = 1 / 16  # strides; a measured offset this close to the even one counts a
 
 OPTION = "model.encoder.init_args.weights"
 
-WEIGHTS_WANTED: contextvars.ContextVar[bool] = contextvars.ContextVar("weights_wanted", default=True)
-"""Whether encoders read or download weights; False within ``without_weights``."""
-
-
-@contextlib.contextmanager
-def without_weights() -> Iterator[None]:
-    """Build encoders without reading or downloading weights, because a checkpoint has them.
-
-    The weights are undefined until the caller sets them, and the preprocessing is the library's default.
-    """
-    token = WEIGHTS_WANTED.set(False)
-    try:
-        yield
-    finally:
-        WEIGHTS_WANTED.reset(token)
+Weights = str | Path | Callable[[], dict[str, Tensor]]
+"""A file of a state dict, or a function that returns it."""
 
 
 class Encoder(Component):
@@ -61,8 +50,8 @@ class Encoder(Component):
     Args:
         network: The network. Its parameters must be registered in the order in which they are applied.
         preprocessing: The input size and normalisation that the network expects.
-        weights: The state dict of the whole network or of the used part, or a ``.safetensors``, ``.pth``, ``.pt`` or
-            ``.bin`` file of that dict alone. It is not read within ``without_weights``.
+        weights: What ``load_published_weights`` loads: a function that returns the state dict of the whole network or
+            of the used part, or a ``.safetensors``, ``.pth``, ``.pt`` or ``.bin`` file of that dict alone.
         trainable_from: Name of the first stage that is fine-tuned; None freezes everything.
         learning_rate: Learning rate of the fine-tuned part; None uses the decoder's.
 
@@ -78,7 +67,7 @@ class Encoder(Component):
         self,
         network: nn.Module,
         preprocessing: Preprocessing,
-        weights: str | Path | dict[str, Tensor] | None = None,
+        weights: Weights | None = None,
         *,
         trainable_from: str | None = None,
         learning_rate: float | None = None,
@@ -99,9 +88,17 @@ class Encoder(Component):
         self.grid_size: tuple[int, int] = (grid[0], grid[1])
         self.annotation_dim: int = D
         self._cells: tuple[Any, CellGrid] | None = None
+        self._weights = weights
         self.set_trainable(trainable_from is not None)
-        if weights is not None and WEIGHTS_WANTED.get():
-            _load_weights(self.network, weights)
+
+    def load_published_weights(self) -> Self:
+        """Download or read the weights that the constructor names, if any, and return the encoder.
+
+        Constructors load nothing. Call this where no checkpoint brings the weights; until then they are undefined.
+        """
+        if self._weights is not None:
+            _load_weights(self.network, self._weights)
+        return self
 
     @abstractmethod
     def _maps(self, images: Tensor) -> Tensor:
@@ -277,11 +274,9 @@ def whole_name(name: str) -> str:
     return re.sub(r"^([a-z_]*[a-z])_(\d+)\.", r"\1.\2.", name.removeprefix("model."))
 
 
-def _load_weights(network: nn.Module, weights: str | Path | dict[str, Tensor]) -> None:
+def _load_weights(network: nn.Module, weights: Weights) -> None:
     """Copy tensors into a network. They must include each of the network's tensors in its exact shape."""
-    source, tensors = (
-        ("weights", weights) if isinstance(weights, dict) else (weights, _read(Path(weights).expanduser()))
-    )
+    source, tensors = ("weights", weights()) if callable(weights) else (weights, _read(Path(weights).expanduser()))
     names = {name: name if name in tensors else whole_name(name) for name in network.state_dict()}
     used = {name: tensors[whole] for name, whole in names.items() if whole in tensors}
     try:

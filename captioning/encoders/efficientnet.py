@@ -24,8 +24,8 @@ class EfficientNetLite2(Encoder):
     ``TimmEncoder("tf_efficientnet_lite2", ..)`` gives equal annotations; tensors have timm's names.
 
     Args:
-        weights: A ``.safetensors`` or ``.pth`` file with the state dict of the whole network or of the used part, such
-            as the one that ``captioning prepare weights`` downloads. None initialises them at random.
+        weights: A file as in ``TorchvisionEncoder``, such as the one that ``captioning prepare weights`` downloads.
+            None for random weights.
         layer: ``head`` takes the head convolution, 1280 channels; ``expansion`` takes the expanded maps within the last
             block, 1248 channels, timm's ``"feature_location": "expansion"``.
         image_size: Side of the square input in pixels, a multiple of 32; the whole image is squashed into it.

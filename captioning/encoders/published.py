@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from captioning.data.transforms import Preprocessing
-from captioning.encoders.base import OPTION, WEIGHTS_WANTED, Encoder, whole_name
+from captioning.encoders.base import OPTION, Encoder, Weights, whole_name
 from captioning.errors import InputError, check_range, did_you_mean, one_line
 
 _NODE = "annotations"
 _BY_HAND = f"give a file with --{OPTION} PATH"
 
 
-class TorchvisionEncoder(Encoder):
+class Published(NamedTuple):
+    """A library's network up to the layer that is taken, its preprocessing, and where its weights come from."""
+
+    network: nn.Module
+    preprocessing: Preprocessing
+    weights: Weights | None
+
+
+class PublishedEncoder(Encoder):
+    """The encoder of a published network. Without ``crop``, the whole image is squashed into the input's square."""
+
+    def __init__(self, published: Published, crop: bool, mean: Any, std: Any, **training: Any) -> None:
+        network, preprocessing, weights = published
+        if not crop:
+            preprocessing = replace(preprocessing, resize=preprocessing.size[0], crop=None)
+        preprocessing = replace(preprocessing, mean=mean or preprocessing.mean, std=std or preprocessing.std)
+        super().__init__(network, preprocessing, weights, **training)
+
+
+class TorchvisionEncoder(PublishedEncoder):
     """A torchvision network up to ``node``. The layers after it are dropped.
 
     The default is the paper's encoder: VGG-19, conv5_4 after its ReLU and before the pool, 14 x 14 x 512.
@@ -51,54 +72,60 @@ class TorchvisionEncoder(Encoder):
         trainable_from: str | None = None,
         learning_rate: float | None = None,
     ) -> None:
-        import torchvision
-        from torchvision.models.feature_extraction import create_feature_extractor
-
         check_range(1, image_size=image_size)
-        if name not in (known := torchvision.models.list_models(module=torchvision.models)):
-            raise InputError(f"TorchvisionEncoder: torchvision has no {name!r}{did_you_mean(name, known)}")
-        file = Path(weights) if weights is not None and ("." in weights or "/" in weights) else None
-        members = torchvision.models.get_model_weights(name).__members__
-        if file is None and weights not in (None, *members):
-            raise InputError(f"{OPTION}: {name} has no {weights!r}, but {', '.join(members)}; or give a file")
-        same_file = (member for member in members.values() if file is not None and member.url.endswith(f"/{file.name}"))
-        published = next(same_file, members["DEFAULT" if file is not None or weights is None else weights])
-        transform = published.transforms()
-        side = image_size or transform.crop_size[0]
-        scaled = round(transform.resize_size[0] * side / transform.crop_size[0])  # the published fraction of the image
-        resize, cut = (scaled, side) if crop else (side, None)
-        mean, std, interpolation = mean or transform.mean, std or transform.std, transform.interpolation.value
-        preprocessing = Preprocessing(resize, cut, mean, std, interpolation)
-        args: dict[str, Any] = {"image_size": side} if name.startswith("vit_") else {}
-        if name in ("googlenet", "inception_v3"):  # published weights of TensorFlow, which need another scale inside
-            args = {"transform_input": True, "init_weights": False}
-        wanted = WEIGHTS_WANTED.get()
-        filled = weights is None and wanted
-        try:
-            with torch.device("cpu" if filled else "meta"):  # filling VGG-19's classifier takes seconds
-                whole = torchvision.models.get_model(name, weights=None, **{**args, **(model_args or {})})
-            # Only the eval graph is run, so its differences from the training graph do not matter.
-            network = create_feature_extractor(whole, {node: _NODE}, suppress_diff_warning=True)
-        except (TypeError, ValueError) as error:
-            raise InputError(f"TorchvisionEncoder: {name}, {node}: {one_line(error, 500)}") from error
-        if not filled:
-            network.to_empty(device="cpu")
-            for buffer in network.buffers():  # some are indices, which must be valid until they are loaded
-                buffer.zero_()
-        tensors: Any = file
-        if file is None and weights is not None and wanted:
-            try:  # downloads them into torchvision's folder if they are missing
-                tensors = published.get_state_dict(check_hash=True, weights_only=True)
-            except (OSError, RuntimeError) as error:  # URLError is an OSError, a wrong checksum a RuntimeError
-                reason = f"could not download {published.url} ({one_line(error)})"
-                raise InputError(f"{reason}; fetch it by hand, {_BY_HAND}") from error
-        super().__init__(network, preprocessing, tensors, trainable_from=trainable_from, learning_rate=learning_rate)
+        published = _of_torchvision(name, node, weights, image_size, model_args or {})
+        super().__init__(published, crop, mean, std, trainable_from=trainable_from, learning_rate=learning_rate)
 
     def _maps(self, images: Tensor) -> Tensor:
         return self.network(images)[_NODE]
 
 
-class TimmEncoder(Encoder):
+def _of_torchvision(
+    name: str, node: str, weights: str | None, image_size: int | None, model_args: dict[str, Any]
+) -> Published:
+    import torchvision
+    from torchvision.models.feature_extraction import create_feature_extractor
+
+    if name not in (known := torchvision.models.list_models(module=torchvision.models)):
+        raise InputError(f"TorchvisionEncoder: torchvision has no {name!r}{did_you_mean(name, known)}")
+    file = Path(weights) if weights is not None and ("." in weights or "/" in weights) else None
+    members = torchvision.models.get_model_weights(name).__members__
+    if file is None and weights not in (None, *members):
+        raise InputError(f"{OPTION}: {name} has no {weights!r}, but {', '.join(members)}; or give a file")
+    same_file = (member for member in members.values() if file is not None and member.url.endswith(f"/{file.name}"))
+    member = next(same_file, members["DEFAULT" if file is not None or weights is None else weights])
+    transform = member.transforms()
+    side = image_size or transform.crop_size[0]
+    args: dict[str, Any] = {"image_size": side} if name.startswith("vit_") else {}
+    if name in ("googlenet", "inception_v3"):  # published weights of TensorFlow, which need another scale inside
+        args = {"transform_input": True, "init_weights": False}
+    try:
+        with torch.device("cpu" if weights is None else "meta"):  # filling VGG-19's classifier takes seconds
+            whole = torchvision.models.get_model(name, weights=None, **{**args, **model_args})
+        # Only the eval graph is run, so its differences from the training graph do not matter.
+        network = create_feature_extractor(whole, {node: _NODE}, suppress_diff_warning=True)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"TorchvisionEncoder: {name}, {node}: {one_line(error, 500)}") from error
+    if weights is not None:
+        network.to_empty(device="cpu")
+        for buffer in network.buffers():  # some are indices, which must be valid until they are loaded
+            buffer.zero_()
+    scaled = round(transform.resize_size[0] * side / transform.crop_size[0])  # the published fraction of the image
+    preprocessing = Preprocessing(scaled, side, transform.mean, transform.std, transform.interpolation.value)
+    source = None if weights is None else file or functools.partial(_download, member)
+    return Published(network, preprocessing, source)
+
+
+def _download(member: Any) -> dict[str, Tensor]:
+    """Return a torchvision network's weights, which are downloaded into torchvision's folder if they are missing."""
+    try:
+        return member.get_state_dict(check_hash=True, weights_only=True)
+    except (OSError, RuntimeError) as error:  # URLError is an OSError, a wrong checksum a RuntimeError
+        reason = f"could not download {member.url} ({one_line(error)})"
+        raise InputError(f"{reason}; fetch it by hand, {_BY_HAND}") from error
+
+
+class TimmEncoder(PublishedEncoder):
     """A timm network (the ``timm`` extra) up to one of its feature maps (``features_only=True``) or to its head.
 
     Args:
@@ -106,16 +133,12 @@ class TimmEncoder(Encoder):
         out_index: Index of the feature map; for most networks 3 is at 1/16 of the input's side, 4 at 1/32. Or the name
             of a block in the middle of a stage, such as ``blocks.4.0``, whose output is taken. Or ``head``: the whole
             network without pooling and classifier, with its head convolution if it has one.
-        weights: "DEFAULT" downloads the published weights. A path reads a ``.pth`` or ``.safetensors`` file with the
-            state dict of the whole network or of the used part. None initialises them at random.
-        image_size: Side of the square input in pixels; None takes the published one.
-        crop: True crops the published fraction of the image; False squashes the whole image into the square.
-        mean: Mean of RGB in 0..1; None takes the published one.
-        std: Standard deviation of RGB in 0..1; None takes the published one.
+        weights: "DEFAULT" for the published weights, a file as in ``TorchvisionEncoder``, or None for random weights.
+        image_size, crop, mean, std: As in ``TorchvisionEncoder``.
         model_args: Further arguments of ``timm.create_model``, such as ``{"pad_type": "same"}``, ``{"output_stride":
             16}``, or ``{"feature_location": "expansion"}`` for the maps within the last inverted residual of a stage.
         trainable_from: First stage that is fine-tuned, such as ``blocks.3``; None freezes everything.
-        learning_rate: Learning rate of the fine-tuned part; None uses the decoder's.
+        learning_rate: As in ``TorchvisionEncoder``.
     """
 
     def __init__(
@@ -133,21 +156,27 @@ class TimmEncoder(Encoder):
         learning_rate: float | None = None,
     ) -> None:
         check_range(1, image_size=image_size)
-        args = {**(model_args or {}), "pretrained": weights == "DEFAULT" and WEIGHTS_WANTED.get()}
-        if not WEIGHTS_WANTED.get():
-            args.pop("checkpoint_path", None)  # timm would open the file, and run code from it
-        network = _up_to(name, out_index, args, image_size)
-        published = network.pretrained_cfg
-        side = image_size or published["input_size"][-1]
-        resize, cut = (max(side, int(side / published["crop_pct"])), side) if crop else (side, None)
-        mean, std = mean or published["mean"], std or published["std"]
-        preprocessing = Preprocessing(resize, cut, mean, std, published["interpolation"])
-        file = None if weights == "DEFAULT" else weights
-        super().__init__(network, preprocessing, file, trainable_from=trainable_from, learning_rate=learning_rate)
+        published = _of_timm(name, out_index, weights, image_size, model_args or {})
+        super().__init__(published, crop, mean, std, trainable_from=trainable_from, learning_rate=learning_rate)
 
     def _maps(self, images: Tensor) -> Tensor:
         maps = self.network(images)
         return maps if isinstance(maps, Tensor) else maps[0]
+
+
+def _of_timm(
+    name: str, out_index: int | str, weights: str | None, image_size: int | None, model_args: dict[str, Any]
+) -> Published:
+    args = {key: value for key, value in model_args.items() if key != "checkpoint_path"}  # opening it could run code
+    network = _up_to(name, out_index, args, image_size)
+    published = network.pretrained_cfg
+    side = image_size or published["input_size"][-1]
+    scaled = max(side, int(side / published["crop_pct"]))
+    preprocessing = Preprocessing(scaled, side, published["mean"], published["std"], published["interpolation"])
+    if weights == "DEFAULT" or "checkpoint_path" in model_args:
+        args = {**model_args, "pretrained": weights == "DEFAULT"}
+        return Published(network, preprocessing, lambda: _up_to(name, out_index, args, image_size).state_dict())
+    return Published(network, preprocessing, weights)
 
 
 def _up_to(name: str, out_index: int | str, args: dict[str, Any], image_size: int | None) -> Any:
@@ -156,7 +185,8 @@ def _up_to(name: str, out_index: int | str, args: dict[str, Any], image_size: in
         return _create(name, {**args, "num_classes": 0, "global_pool": ""}, image_size)
     args, block, index = {**args, "features_only": True}, str(out_index), out_index
     if isinstance(index, str):
-        stages = _create(name, {**args, "pretrained": False}, image_size).feature_info.module_name()
+        named = {key: value for key, value in args.items() if key not in ("pretrained", "checkpoint_path")}
+        stages = _create(name, named, image_size).feature_info.module_name()
         index = next((i for i, stage in enumerate(stages) if f"{block}.".startswith(f"{stage}.")), -1)
         if index < 0:
             raise InputError(f"out_index: {name} has no {block!r} in its stages, {', '.join(stages)}; or head")
@@ -189,5 +219,5 @@ def _create(name: str, args: dict[str, Any], image_size: int | None) -> Any:
             args = {**args, "img_size": image_size}
         return timm.create_model(name, **args)
     except Exception as error:  # wrong arguments and failed downloads raise errors of many types
-        by_hand = f"; {_BY_HAND}" if args["pretrained"] else ""
+        by_hand = f"; {_BY_HAND}" if args.get("pretrained") else ""
         raise InputError(f"TimmEncoder: {name}: {one_line(error)}{by_hand}") from error

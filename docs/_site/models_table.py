@@ -15,7 +15,6 @@ import yaml
 
 from captioning.cli.build import build
 from captioning.encoders import Encoder
-from captioning.encoders.base import without_weights
 from captioning.model import Decoder
 from captioning.model.captioner import Captioner
 
@@ -64,7 +63,7 @@ def _data(config: dict[str, Any]) -> str:
 
 
 def _parameters(config: dict[str, Any]) -> int:
-    with without_weights(), torch.device("meta"):  # without memory for the weights
+    with torch.device("meta"):  # without memory for the weights
         encoder, decoder = build({"model.encoder": Encoder, "model.decoder": Decoder}, [config])
         captioner = Captioner(encoder, decoder, vocabulary_size=VOCABULARY[_data(config)])
     return sum(parameter.numel() for parameter in captioner.parameters())

@@ -181,7 +181,7 @@ def test_the_explorer_names_the_run_by_its_folder(capsys, folder, tmp_path):
     checkpoint = save_checkpoint(tmp_path / "my_run" / "checkpoints" / "best.ckpt", search={"max_length": 3})
     run(capsys, folder / "b.png", "--model", checkpoint, "--explorer", tmp_path / "explorer.html")
     assert explorer_data(tmp_path / "explorer.html")["runs"] == ["my_run"]
-    assert "<title>Where my_run looks</title>" in (tmp_path / "explorer.html").read_text(encoding="utf-8")
+    assert "<title>Where the model looked: my_run</title>" in (tmp_path / "explorer.html").read_text(encoding="utf-8")
 
 
 def test_the_explorer_has_the_images_that_could_be_read_and_is_not_written_without_any(

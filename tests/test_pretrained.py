@@ -35,7 +35,7 @@ def test_load_and_the_command_use_it_by_default(installed, tmp_path, capsys):
     assert load().caption(image).text == expected
     command("caption", image, "--explorer", tmp_path / "page.html")
     assert capsys.readouterr().out == f"{expected}\n"
-    assert "Where pretrained looks" in (tmp_path / "page.html").read_text()
+    assert "Where the model looked: pretrained" in (tmp_path / "page.html").read_text()
 
 
 def test_an_installation_without_it_is_one_line_that_says_what_to_do(tmp_path, monkeypatch, capsys):

@@ -136,7 +136,7 @@ def caption(
             for sink in sinks:
                 sink(result)
     if explorer is not None and shown:
-        write_text(explorer, explorer_page(shown, f"Where {title} looks"), "--explorer")
+        write_text(explorer, explorer_page(shown, f"Where the model looked: {title}"), "--explorer")
     for output in (overlay, explorer, json):
         if output is not None and len(unread) < len(named) and str(output) != "-":
             print_written(output)

@@ -14,6 +14,11 @@ function nearestCell(place, offset, stride, cells) {
   return Math.max(0, Math.min(cells - 1, Math.floor((place - offset) / stride + 0.5)));
 }
 
+/** How strongly a value is drawn, 0 to 1: the square root of its part of the end of the scale. */
+function strengthOf(value, end) {
+  return Math.sqrt(Math.max(0, Math.min(value / end, 1)));
+}
+
 /** The least and the greatest of some values. */
 function extremes(values) {
   let [low, high] = [Infinity, -Infinity];
@@ -125,7 +130,7 @@ class AttentionMap {
     const { look } = this.constants;
     const painted = new Uint8ClampedArray(view.length);
     for (let pixel = 0, at = 0; at < view.length; pixel++, at += 4) {
-      const strength = Math.min(values[pixel] / end, 1);
+      const strength = strengthOf(values[pixel], end);
       const light = look.dim + (1 - look.dim) * strength;
       const share = look.opacity * strength;
       const color = 3 * (128 + Math.floor(strength * 127)); // the bright half: opacity makes weak ones faint
@@ -142,7 +147,7 @@ class AttentionMap {
   colored(values, end) {
     const colored = new Uint8ClampedArray(4 * values.length);
     values.forEach((value, pixel) => {
-      const color = 3 * Math.floor(Math.min(value / end, 1) * 255);
+      const color = 3 * Math.floor(strengthOf(value, end) * 255);
       colored.set([this.colors[color], this.colors[color + 1], this.colors[color + 2], 255], 4 * pixel);
     });
     return colored;

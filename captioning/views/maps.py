@@ -66,10 +66,12 @@ def is_nearly_even(alpha: NDArray[np.float32]) -> bool:
 def paint(view: NDArray[np.float32], smooth: NDArray[np.float32], end: float, style: Style) -> NDArray[np.uint8]:
     """Return the view (.., 3) in 0..1 under a map of ``smooth`` (..): dim without attention, coloured at ``end``.
 
+    The strength of the map is the square root of the attention, so that words whose attention is a tenth of the
+    greatest are seen, too.
     The paper's style is white on a grey view. Differs from the paper: its white, 80 % opaque, hides the object.
     """
     look = LOOKS[style]
-    strength = (smooth / np.float32(end)).clip(max=1)
+    strength = np.sqrt((smooth / np.float32(end)).clip(0, 1))
     colors = map_colors()[128 + (strength * 127).astype(np.uint8)]  # the bright half: opacity makes weak ones faint
     if style == "paper":
         view, colors = (view @ _LUMINANCE)[..., None], np.ones_like(colors)

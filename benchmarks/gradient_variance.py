@@ -107,15 +107,15 @@ def measure(
     Raises:
         InputError: The attention has no score to learn.
     """
-    score, normaliser = captioner.decoder.attention.score, captioner.decoder.attention.normaliser
+    score, normalizer = captioner.decoder.attention.score, captioner.decoder.attention.normalizer
     if not list(score.parameters()):
         raise InputError(f"the checkpoint's {type(captioner.decoder.attention).__name__} learns nothing from draws")
     captioner.requires_grad_(True).eval()
     variants: dict[str, tuple[StochasticAttention, Estimator | None]] = {
-        name: (HardAttention(score, normaliser=normaliser, sample_probability=1.0), copy.deepcopy(estimator))
+        name: (HardAttention(score, normalizer=normalizer, sample_probability=1.0), copy.deepcopy(estimator))
         for name, estimator in ESTIMATORS.items()
     }
-    for temperature in () if normaliser.sparse else TEMPERATURES:  # Gumbel noise belongs to a softmax
+    for temperature in () if normalizer.sparse else TEMPERATURES:  # Gumbel noise belongs to a softmax
         relaxed = GumbelAttention(score, temperature=temperature)
         variants[f"Gumbel-softmax at {temperature} (biased)"] = relaxed, None
     values = {name: _variance(captioner, *variant, batch, warm_up, draws) for name, variant in variants.items()}

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 class CellGrid:
     """Evenly spaced cells in rows and columns, in pixels of the encoder's input.
 
-    The first pixel reaches from 0 to 1. A cell is the square that reaches half a stride around its centre, cut off
+    The first pixel reaches from 0 to 1. A cell is the square that reaches half a stride around its center, cut off
     where the view ends. The squares need not reach the view's edges.
 
     Attributes:
         grid_size: (height, width) of the grid; their product is L, row by row.
-        offset: (y, x) of the first cell's centre, in pixels.
-        stride: (y, x) distance between neighbouring centres, in pixels.
+        offset: (y, x) of the first cell's center, in pixels.
+        stride: (y, x) distance between neighboring centers, in pixels.
         size: (height, width) of the view, in pixels.
     """
 
@@ -63,7 +63,7 @@ class CellGrid:
         covered = vertical @ mask.astype(np.float64) @ horizontal.T
         return np.divide(covered, area, out=np.zeros_like(area), where=area > 0)
 
-    def centres(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def centers(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the rows' y and the columns' x."""
         y, x = (self.offset[axis] + np.arange(self.grid_size[axis]) * self.stride[axis] for axis in (0, 1))
         return np.asarray(y), np.asarray(x)

@@ -11,13 +11,15 @@ import importlib
 import inspect
 from abc import ABCMeta
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from captioning.errors import InputError, check_range
 from captioning.kernels.linear import linear
+
+_RENAMED = {"normaliser": "normalizer"}  # arguments of version 0.2
 
 C = TypeVar("C", bound="Component")
 T = TypeVar("T")
@@ -80,10 +82,18 @@ class _RecordsInitArgs(ABCMeta):
 class Component(nn.Module, metaclass=_RecordsInitArgs):
     """A module whose constructor arguments are plain data or other components."""
 
+    renamed: ClassVar[dict[str, str]] = {}
+    """Beginnings of the names of parameters and buffers in version 0.2, and what they are now."""
     _init_args: dict[str, Any]
 
     def __init__(self) -> None:  # nn.Module's takes anything
         super().__init__()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for old, new in self.renamed.items():
+            for name in [name for name in state_dict if name.startswith(prefix + old)]:
+                state_dict[prefix + new + name.removeprefix(prefix + old)] = state_dict.pop(name)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def to_config(self) -> dict[str, Any]:
         """Return ``{"class_path": str, "init_args": {...}}`` of plain data, the shape the YAML files use."""
@@ -99,9 +109,8 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
         """
         kind = known_class(config["class_path"], cls)
         accepted = inspect.signature(kind.__init__).parameters  # an option of an earlier version may not be set
-        init_args = {
-            n: _revive(value) for n, value in config["init_args"].items() if n in accepted or value is not None
-        }
+        given = {_RENAMED.get(name, name): value for name, value in config["init_args"].items()}
+        init_args = {n: _revive(value) for n, value in given.items() if n in accepted or value is not None}
         try:
             return kind(**init_args)
         except TypeError as error:

@@ -102,7 +102,7 @@ def figures(captioner: ImageCaptioner[Any]) -> None:
     step = max(named, key=lambda step: float(caption.alphas[step].max()))
     decoder, ids = captioner.model.decoder, [START, *captioner.vocabulary.encode(caption.words[:step])]
     with torch.inference_mode():
-        memory = captioner.model.encode_views([captioner.encoder.preprocessing.normalise_all([caption.view])])
+        memory = captioner.model.encode_views([captioner.encoder.preprocessing.normalize_all([caption.view])])
         soft, trace = next_word(decoder, memory, ids)
         hard, of_hard = next_word(with_hard_attention(decoder), memory, ids)
         summed, _ = next_word(with_summed_output(decoder), memory, ids)
@@ -138,7 +138,7 @@ def name(word: int, vocabulary: Vocabulary) -> str:
 def with_hard_attention(decoder: AttentionDecoder) -> AttentionDecoder:
     """Return the decoder with the same weights, whose context is the annotation of the most probable location."""
     decoder, soft = copy.deepcopy(decoder), decoder.attention
-    decoder.attention = HardAttention(soft.score, normaliser=soft.normaliser, inference="argmax").eval()
+    decoder.attention = HardAttention(soft.score, normalizer=soft.normalizer, inference="argmax").eval()
     return decoder
 
 

@@ -122,7 +122,7 @@ def test_baseline_follows_the_mean_cost_of_a_word_and_keeps_nine_tenths():
     captioner, batch = make_captioner(), make_batch()
     objective = make_objective(captioner)
     _, terms, output = run(captioner, objective, batch)
-    mean = reductions.token_log_probs(output.logits, output.targets).mean()
+    mean = -reductions.step_nll(output.logits, output.targets).mean()
     assert float(objective.estimator.averages) == pytest.approx(0.1 * float(mean.detach()))
     assert float(terms["baseline"]) == 0.0 and float(terms["reward"]) == pytest.approx(float(mean.detach()))
 
@@ -133,7 +133,7 @@ def test_baseline_also_follows_batches_whose_coin_says_expectation(monkeypatch):
     monkeypatch.setattr(torch, "rand", lambda size, device: torch.ones(size, device=device))  # the coin: expectation
     _, _, output = run(captioner, objective, batch)
     assert not output.log_prob.any()
-    mean = reductions.token_log_probs(output.logits, output.targets).mean()
+    mean = -reductions.step_nll(output.logits, output.targets).mean()
     assert float(objective.estimator.averages) == pytest.approx(0.1 * float(mean.detach()))
 
 

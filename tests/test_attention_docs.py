@@ -14,7 +14,7 @@ import torch
 import yaml
 
 import captioning.attention
-from captioning.attention import Attention, Normaliser, Score
+from captioning.attention import Attention, Normalizer, Score
 from captioning.attention.hard import StochasticAttention
 from captioning.cli import IMPORTED
 from captioning.cli.build import build, restrict_imports
@@ -39,10 +39,10 @@ def my_attention(tmp_path, monkeypatch):
     del sys.modules["my_attention"]
 
 
-def test_tables_have_every_score_normaliser_and_selection_and_configs_that_exist():
+def test_tables_have_every_score_normalizer_and_selection_and_configs_that_exist():
     for name, value in vars(captioning.attention).items():
-        if inspect.isclass(value) and issubclass(value, (Attention, Normaliser, Score)):
-            abstract = value in (Attention, Normaliser, Score, StochasticAttention)
+        if inspect.isclass(value) and issubclass(value, (Attention, Normalizer, Score)):
+            abstract = value in (Attention, Normalizer, Score, StochasticAttention)
             assert abstract or f"\n| `{name}` |" in DOCUMENT, name
     named = re.findall(r"`((?:shapes|coco)_\w+)`", DOCUMENT)
     assert {"shapes_local", "shapes_multihead", "shapes_bilstm"} <= set(named)

@@ -17,7 +17,7 @@ from captioning.attention import (
     HardAttention,
     LocalScore,
     MultiHeadAttention,
-    Normaliser,
+    Normalizer,
     ScaledDotScore,
     Score,
     SoftAttention,
@@ -56,10 +56,10 @@ FAMILY = {
 } | {"UniformAttention()": UniformAttention}
 FAMILY |= {
     f"{cls.__name__}({name}, {kind.__name__})": lambda cls=cls, kind=kind, name=name: cls(
-        SCORES[name](), normaliser=kind()
+        SCORES[name](), normalizer=kind()
     )
     for cls in (SoftAttention, HardAttention)
-    for kind in classes(Normaliser)
+    for kind in classes(Normalizer)
     for name in ("AdditiveScore", "CosineScore", "CoverageScore")
     if kind is not Softmax
 }

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from captioning.attention import AdditiveScore, Attention, Score, SoftAttention
 from captioning.component import Component
@@ -12,10 +13,31 @@ def test_config_names_the_class_and_every_argument_also_the_defaults():
     score = {"class_path": "captioning.attention.AdditiveScore", "init_args": {"attention_dim": 512, "fused": True}}
     assert SoftAttention(AdditiveScore()).to_config() == {
         "class_path": "captioning.attention.SoftAttention",
-        "init_args": {"score": score, "normaliser": None, "dropout": 0.0},
+        "init_args": {"score": score, "normalizer": None, "dropout": 0.0},
     }
     decoder = AttentionDecoder(SoftAttention(AdditiveScore(7)), hidden_dim=3, gated=False)
     assert AttentionDecoder.from_config(decoder.to_config()).to_config() == decoder.to_config()
+
+
+def test_names_of_version_02_are_read_under_those_of_today():
+    score = {"score": {"class_path": "captioning.attention.DotScore", "init_args": {}}}
+    local = {"class_path": "captioning.attention.LocalScore", "init_args": score}
+    softmax = {"class_path": "captioning.attention.Softmax", "init_args": {}}
+    attention = SoftAttention.from_config(
+        {"class_path": "captioning.attention.SoftAttention", "init_args": {"score": local, "normaliser": softmax}}
+    )
+    assert attention.to_config()["init_args"]["normalizer"] == softmax
+    decoder = AttentionDecoder(attention, hidden_dim=4, standardize_annotations=True)
+    decoder.build(7, 4, (2, 3))
+    state = decoder.state_dict()
+    decoder.feature_norm.running_mean.fill_(0.5)
+    centers = "attention.score.centers", "attention.score.centres"
+    old = {name.replace("feature_norm", "standardize").replace(*centers): value for name, value in state.items()}
+    assert old.keys() != state.keys()
+    decoder.load_state_dict(
+        {name: value.clone() for name, value in old.items()} | {"standardize.running_mean": torch.ones(4)}
+    )
+    assert torch.equal(decoder.feature_norm.running_mean, torch.ones(4))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from captioning.errors import InputError
 from captioning.model import AttentionDecoder, Output, SummedOutput
 from captioning.model.captioner import Captioner
 from captioning.model.ensemble import Ensemble
-from captioning.objective.reductions import token_log_probs
+from captioning.objective.reductions import step_nll
 from captioning.trace import NO_LOCATION
 from captioning.vocabulary import END, PAD, START, UNK
 
@@ -159,8 +159,8 @@ def test_the_likelihood_of_references_is_the_mean_of_the_models():
     probabilities = np.zeros(len(output.targets))
     for member, view in zip(members, views_of(members, views), strict=True):
         forced = member(dataclasses.replace(batch, images=view))
-        probabilities += np.exp(token_log_probs(forced.logits, forced.targets).double().numpy()) / len(members)
-    log_probs = token_log_probs(output.logits, output.targets)
+        probabilities += np.exp(-step_nll(forced.logits, forced.targets).double().numpy()) / len(members)
+    log_probs = -step_nll(output.logits, output.targets)
     np.testing.assert_allclose(log_probs.numpy(), np.log(probabilities), rtol=1e-4)
     existing = output.mask.nonzero(as_tuple=True)
     torch.testing.assert_close(output.trace.alphas[existing].sum(-1), torch.ones(len(output.targets)))

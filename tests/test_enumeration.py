@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from captioning.attention import AdditiveScore, HardAttention, Normaliser, Sparsemax, hard
+from captioning.attention import AdditiveScore, HardAttention, Normalizer, Sparsemax, hard
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.encoders import ConvEncoder
 from captioning.model import AttentionDecoder, DecoderOutput
@@ -31,10 +31,10 @@ DRAWS, BATCHES = 20_000, 200
 WORDS = sum(len(words) + 1 for words in CAPTIONS)
 
 
-def make_captioner(sample_probability: float = 1.0, normaliser: Normaliser | None = None) -> Captioner:
+def make_captioner(sample_probability: float = 1.0, normalizer: Normalizer | None = None) -> Captioner:
     """A captioner in double precision, far from uniform attention, without dropout."""
     torch.manual_seed(2)
-    attention = HardAttention(AdditiveScore(A), normaliser=normaliser, sample_probability=sample_probability)
+    attention = HardAttention(AdditiveScore(A), normalizer=normalizer, sample_probability=sample_probability)
     decoder = AttentionDecoder(attention, embedding_dim=E, hidden_dim=H, dropout=0.0)
     captioner = Captioner(ConvEncoder((D,), (4,), image_size=16), decoder, vocabulary_size=V).double()
     for parameter in decoder.parameters():
@@ -181,7 +181,7 @@ def test_expected_gradient_over_the_support_of_sparse_alphas_is_exact(monkeypatc
     """REINFORCE is unbiased there too: where alpha is 0, so is the gradient of the bound, entropy included."""
     monkeypatch.setattr(sys.modules[__name__], "CAPTIONS", ([4], [5]))
     monkeypatch.setattr(sys.modules[__name__], "WORDS", 4)
-    captioner = make_captioner(normaliser=Sparsemax())
+    captioner = make_captioner(normalizer=Sparsemax())
     assert any(every_path(captioner, image)[1].isneginf().any() for image in range(2))
     expected, exact = expected_gradient(captioner, MovingAverage), exact_gradient(captioner)
     torch.testing.assert_close(expected, exact, atol=1e-12, rtol=1e-9)

@@ -77,7 +77,7 @@ def test_a_split_is_scored_on_its_captions_and_its_references(split):
     for row in range(IMAGES):  # image by image, without the padding of a batch
         with torch.no_grad():
             output = split.captioner(split.batch(row))
-        nll -= float(reductions.token_log_probs(output.logits, output.targets).double().sum())
+        nll += float(reductions.step_nll(output.logits, output.targets).double().sum())
         words += sum(len(text.split()) + 1 for text in split.index.references(row))
     assert scores["nll"] == pytest.approx(nll / words, rel=1e-5)
     judged = [hit for image in images for hit in image.reference_hits]

@@ -98,7 +98,7 @@ CASES = {
     "word": ({"query_previous_word": True}, {}),
     "summed": ({"output": SummedOutput()}, {}),
     "samples": ({}, {"samples": 3}),
-    "sparse": ({"attention": SoftAttention(AdditiveScore(4), normaliser=Sparsemax())}, {}),
+    "sparse": ({"attention": SoftAttention(AdditiveScore(4), normalizer=Sparsemax())}, {}),
     "hard": ({"attention": HardAttention(AdditiveScore(4), sample_probability=1.0)}, {}),
 }
 

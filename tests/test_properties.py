@@ -20,7 +20,7 @@ from captioning.decoding import BeamOptions, Constraints, Step, beam_search
 from captioning.encoders import ConvEncoder
 from captioning.model import AttentionDecoder, SummedOutput
 from captioning.model.captioner import Captioner
-from captioning.objective.reductions import caption_nll
+from captioning.objective.reductions import step_nll
 from captioning.trace import AttentionTrace
 from captioning.vocabulary import END, PAD, START, UNK
 
@@ -82,8 +82,8 @@ def test_a_masked_batch_has_the_loss_of_its_captions_alone(examples, kind):
         alone = []
         for row, words in enumerate(ids):
             output = decoder(*pad_captions([words]), decoder.encode(a[row : row + 1, : regions[row]]))
-            alone.append(caption_nll(output.logits, output.targets) * (len(words) + 1))
-        whole = caption_nll(together.logits, together.targets) * lengths.sum()
+            alone.append(step_nll(output.logits, output.targets).mean() * (len(words) + 1))
+        whole = step_nll(together.logits, together.targets).mean() * lengths.sum()
         torch.testing.assert_close(whole, torch.stack(alone).sum(), rtol=1e-4, atol=1e-4)
         assert int(together.mask.sum()) == int(lengths.sum()) == len(together.targets)
         steps = together.trace.alphas[together.mask]

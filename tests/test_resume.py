@@ -260,7 +260,7 @@ def test_averaged_weights_are_validated_saved_and_captioned_with(shapes, tmp_pat
     assert_equal(checkpoint["state_dict"], diary.validated[-1])
     name = "captioner.decoder.output.L_o.weight"
     assert not torch.equal(checkpoint["state_dict"][name], checkpoint["current_model_state"][name])
-    statistics = "captioner.decoder.standardize.running_mean"  # of the data, which have no average
+    statistics = "captioner.decoder.feature_norm.running_mean"  # of the data, which have no average
     assert torch.equal(checkpoint["state_dict"][statistics], checkpoint["current_model_state"][statistics])
     loaded = load(tmp_path / "last.ckpt").model.state_dict()
     assert torch.equal(loaded["decoder.output.L_o.weight"], checkpoint["state_dict"][name])

@@ -108,10 +108,10 @@ def test_likelihood_is_the_sum_over_locations(masked):
     np.testing.assert_allclose(output.logits.exp().sum(1).numpy(), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize("normaliser", [None, Sparsemax(), Entmax15()], ids=["softmax", "sparsemax", "1.5-entmax"])
-def test_gradient_of_the_objective_matches_finite_differences(normaliser):
+@pytest.mark.parametrize("normalizer", [None, Sparsemax(), Entmax15()], ids=["softmax", "sparsemax", "1.5-entmax"])
+def test_gradient_of_the_objective_matches_finite_differences(normalizer):
     """Of the NLL and the penalty with respect to every parameter's first entries, in float64."""
-    attention = SoftAttention(AdditiveScore(A), normaliser=normaliser)
+    attention = SoftAttention(AdditiveScore(A), normalizer=normalizer)
     captioner = make_captioner(attention).double()
     batch = make_batch(mask=some_mask(), dtype=torch.double)
     objective = Likelihood(attention_penalty=0.3, label_smoothing=0.1).bind(captioner.decoder)
@@ -236,7 +236,7 @@ def test_autocast_agrees_with_float32(dtype):
         hypotheses = captioner.search(captioner.encode(annotations=batch.annotations), BeamOptions(max_length=4))
     assert output.logits.dtype == torch.float32 and math.isfinite(hypotheses[0][0].log_prob)
     torch.testing.assert_close(output.logits, precise.logits, atol=0.15, rtol=0.05)
-    reductions.caption_nll(output.logits, output.targets).backward()
+    reductions.step_nll(output.logits, output.targets).mean().backward()
     assert all(p.grad.isfinite().all() for p in captioner.decoder.parameters())
 
 
@@ -246,6 +246,6 @@ def test_a_saturated_gate_keeps_the_gradient_finite():
         captioner.decoder.gate.f_beta.bias.data.fill_(bias)
         captioner.zero_grad()
         output = captioner(batch)
-        reductions.caption_nll(output.logits, output.targets).backward()
+        reductions.step_nll(output.logits, output.targets).mean().backward()
         assert output.logits.isfinite().all()
         assert all(p.grad.isfinite().all() for p in captioner.decoder.parameters())

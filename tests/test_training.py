@@ -122,7 +122,7 @@ def test_weights_of_another_model_keep_the_statistics_of_a_frozen_encoder(shapes
     module.encoder.set_trainable(not frozen)
     module.settings = {"init_from": "first.ckpt" if start else None}
     make_trainer(tmp_path, max_epochs=2).fit(module, make_data(shapes))  # a validation lies between
-    assert torch.equal(module.captioner.decoder.standardize.running_mean, torch.zeros(12)) == kept
+    assert torch.equal(module.captioner.decoder.feature_norm.running_mean, torch.zeros(12)) == kept
 
 
 def test_samples_are_the_first_validation_images_with_their_evidence(shapes, tmp_path, monkeypatch):

@@ -256,7 +256,7 @@ def test_every_parameter_learns_through_every_term():
         for alphas, exists in zip(output.trace.alphas, make_mask().repeat_interleave(2, 0), strict=True)
     ]
     assert float(terms["attention_penalty"]) == pytest.approx(np.mean(penalty), abs=1e-6)
-    nll = reductions.caption_nll(output.logits, output.targets, label_smoothing=0.1)
+    nll = reductions.step_nll(output.logits, output.targets, label_smoothing=0.1).mean()
     assert float(loss.detach()) == pytest.approx(float(nll.detach() + 0.7 * terms["attention_penalty"]), abs=1e-5)
     loss.backward()
     # A key's bias adds the same to all logits, which the softmax does not see.

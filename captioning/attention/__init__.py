@@ -1,4 +1,4 @@
-"""Attention = score x normaliser x selection, each a small class."""
+"""Attention = score x normalizer x selection, each a small class."""
 
 from captioning.attention.base import Attention, AttentionOutput
 from captioning.attention.coverage import CoverageScore
@@ -8,7 +8,7 @@ from captioning.attention.layers import AnnotationAttention, AnnotationLayer, An
 from captioning.attention.local import LocalScore
 from captioning.attention.memory import Memory, expected_context
 from captioning.attention.multihead import MultiHeadAttention
-from captioning.attention.normalisers import Entmax15, Normaliser, Softmax, Sparsemax
+from captioning.attention.normalizers import Entmax15, Normalizer, Softmax, Sparsemax
 from captioning.attention.ntm import NTMAttention, NTMScore
 from captioning.attention.scores import (
     AdditiveScore,
@@ -43,7 +43,7 @@ __all__ = [
     "MultiHeadAttention",
     "NTMAttention",
     "NTMScore",
-    "Normaliser",
+    "Normalizer",
     "ScaledDotScore",
     "Score",
     "SoftAttention",

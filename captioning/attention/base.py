@@ -1,4 +1,4 @@
-"""Attention: a score gives logits (Eq. 4), a normaliser alphas (Eq. 5), and a selection the context (Eq. 6)."""
+"""Attention: a score gives logits (Eq. 4), a normalizer alphas (Eq. 5), and a selection the context (Eq. 6)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from captioning.attention.memory import Memory, repeat_rows
-from captioning.attention.normalisers import Normaliser, Softmax
+from captioning.attention.normalizers import Normalizer, Softmax
 from captioning.attention.scores import Score
 from captioning.component import Component, check_shape
 from captioning.errors import InputError
@@ -43,10 +43,10 @@ class AttentionOutput(NamedTuple):
 
 
 class Attention(Component):
-    """A score, a normaliser and a selection. Subclasses implement ``select``, which turns alphas into a context.
+    """A score, a normalizer and a selection. Subclasses implement ``select``, which turns alphas into a context.
 
     Args:
-        normaliser: Turns logits into alphas; None for ``Softmax()``.
+        normalizer: Turns logits into alphas; None for ``Softmax()``.
 
     Attributes:
         inference: How the context is formed in eval mode: "expected", the expectation over locations; "argmax", the
@@ -62,9 +62,9 @@ class Attention(Component):
     needs_estimator = False
     _inference = "expected"
 
-    def __init__(self, normaliser: Normaliser | None = None) -> None:
+    def __init__(self, normalizer: Normalizer | None = None) -> None:
         super().__init__()
-        self.normaliser = Softmax() if normaliser is None else normaliser
+        self.normalizer = Softmax() if normalizer is None else normalizer
 
     @property
     def inference(self) -> str:
@@ -115,10 +115,10 @@ class Attention(Component):
         Args:
             grid_size: (height, width) of the grid of locations, which attention that knows where they lie needs.
         """
-        if self.score.needs_softmax and not isinstance(self.normaliser, Softmax):
+        if self.score.needs_softmax and not isinstance(self.normalizer, Softmax):
             raise InputError(
-                f"normaliser: {type(self.score).__name__} gives logarithms of weights, which only a softmax turns back "
-                f"into weights; leave out {type(self.normaliser).__name__}, or use another score"
+                f"normalizer: {type(self.score).__name__} gives logarithms of weights, which only a softmax turns back "
+                f"into weights; leave out {type(self.normalizer).__name__}, or use another score"
             )
         self.score.build(annotation_dim, query_dim, grid_size)
 
@@ -140,7 +140,7 @@ class Attention(Component):
         logits = self.score(queries, memory.projected, *carried)  # (B, R, L), Eq. 4
         check_shape(self.score, "logits (B, R, L)", logits, B, queries.shape[1], L)
         mask = None if memory.mask is None else memory.mask.unsqueeze(1)
-        alphas, log_alphas = self.normaliser(logits, mask)  # Eq. 5
+        alphas, log_alphas = self.normalizer(logits, mask)  # Eq. 5
         attended = self.select(alphas, log_alphas, memory)  # Eq. 6
         check_shape(self, "the context (B, R, D)", getattr(attended, "context", attended), *alphas.shape[:2], D)
         check_shape(self, "alphas (B, R, L)", attended.alphas, *alphas.shape)

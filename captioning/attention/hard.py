@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from captioning.attention.base import Attention, AttentionOutput
 from captioning.attention.memory import Memory, expected_context
-from captioning.attention.normalisers import Normaliser
+from captioning.attention.normalizers import Normalizer
 from captioning.attention.scores import Score
 from captioning.errors import InputError, check_range
 from captioning.trace import NO_LOCATION
@@ -25,7 +25,7 @@ class StochasticAttention(Attention):
 
     Args:
         score: Gives the logits.
-        normaliser: Turns the logits into alphas; None for ``Softmax()``.
+        normalizer: Turns the logits into alphas; None for ``Softmax()``.
         sample_probability: Probability that the contexts of an image are drawn in training. Otherwise they are the
             expectation; the paper sets the location to its expected value with probability 0.5 (Sec. 4.1).
         ramp: Fractions of training, 0 to 1, between which that probability changes. With two, it rises linearly from
@@ -49,14 +49,14 @@ class StochasticAttention(Attention):
         self,
         score: Score,
         *,
-        normaliser: Normaliser | None = None,
+        normalizer: Normalizer | None = None,
         sample_probability: float = 0.5,
         ramp: tuple[float, ...] = (),
         per_batch: bool = False,
         dropout: float = 0.0,
         inference: str = "expected",
     ) -> None:
-        super().__init__(normaliser)
+        super().__init__(normalizer)
         if not 0 <= sample_probability <= 1:
             raise InputError(f"sample_probability must be in [0, 1], got {sample_probability}")
         if len(ramp) not in (0, 2, 4) or list(ramp) != sorted(ramp) or not all(0 <= part <= 1 for part in ramp):
@@ -145,7 +145,7 @@ class StochasticAttention(Attention):
 class HardAttention(StochasticAttention):
     """z_t = sum_i s_ti a_i with one-hot s_t, Eq. 8-9, trained by REINFORCE with an estimator of ``objective``.
 
-    A drawn context passes no gradient to the alphas; ``AttentionOutput.log_prob`` does. With a sparse normaliser,
+    A drawn context passes no gradient to the alphas; ``AttentionOutput.log_prob`` does. With a sparse normalizer,
     locations outside the support are never drawn.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ class LocalScore(Score):
 
     for locations i at most ``window`` away, 0 for others; s = window / 2. The Gaussian's logarithm is added to the
     logits. So every selection works with it, and the position gets a gradient. Positions are measured in locations from
-    the upper left corner; r_i and c_i are the centres of cells, the first of which is at 0.5.
+    the upper left corner; r_i and c_i are the centers of cells, the first of which is at 0.5.
 
     Differs from the paper, which multiplies the softmax by the Gaussian and leaves a sum below 1: here the product is
     divided by its sum, so that alphas are probabilities.
@@ -41,7 +42,8 @@ class LocalScore(Score):
 
     needs_softmax = True
 
-    centres: Tensor
+    renamed: ClassVar = {"centres": "centers"}
+    centers: Tensor
     size: Tensor
     reach: Tensor
 
@@ -58,11 +60,11 @@ class LocalScore(Score):
         self.position_hidden = Linear(query_dim, query_dim, bias=False)
         self.position_output = Linear(query_dim, 2, bias=False)
         y, x = torch.meshgrid(*(torch.arange(size) + 0.5 for size in grid_size), indexing="ij")
-        centres = torch.stack([y.flatten(), x.flatten()])  # (2, L)
+        centers = torch.stack([y.flatten(), x.flatten()])  # (2, L)
         # Persistent, so that a checkpoint of another grid is refused.
-        self.register_buffer("centres", centres)
-        self.register_buffer("size", torch.tensor(grid_size, dtype=centres.dtype), persistent=False)
-        self.register_buffer("reach", torch.tensor(self.window, dtype=centres.dtype).unsqueeze(-1), persistent=False)
+        self.register_buffer("centers", centers)
+        self.register_buffer("size", torch.tensor(grid_size, dtype=centers.dtype), persistent=False)
+        self.register_buffer("reach", torch.tensor(self.window, dtype=centers.dtype).unsqueeze(-1), persistent=False)
 
     def position(self, query: Tensor) -> Tensor:
         """Return p_t (..., 2) of queries (..., H): row and column, in locations from the upper left corner."""
@@ -80,7 +82,7 @@ class LocalScore(Score):
 
     def forward(self, query: Tensor, projected: Tensor, *state: Tensor) -> Tensor:
         logits = self.score(query, projected, *state)  # (B, R, L)
-        offset = self.centres - self.position(query).unsqueeze(-1)  # (B, R, 2, L)
+        offset = self.centers - self.position(query).unsqueeze(-1)  # (B, R, 2, L)
         offset = offset / self.reach  # in units of the window
         gaussian = -2 * offset.square().sum(dim=-2)  # the logarithm; s is half a window
         outside = (offset.abs() > 1).any(dim=-2)

@@ -10,14 +10,14 @@ from torch.nn import functional as F
 
 from captioning.attention.base import AttentionOutput, check_mask
 from captioning.attention.memory import Memory, repeat_rows
-from captioning.attention.normalisers import masked_log_softmax
+from captioning.attention.normalizers import masked_log_softmax
 from captioning.attention.scores import CosineScore, Score, dot
 from captioning.attention.soft import SoftAttention
 from captioning.component import Linear
 from captioning.precision import at_least_float32
 from captioning.trace import State
 
-_NEIGHBOURS = 9  # offsets of the 3 x 3 shift
+_NEIGHBORS = 9  # offsets of the 3 x 3 shift
 
 
 class NTMScore(CosineScore):
@@ -45,9 +45,9 @@ class NTMScore(CosineScore):
         assert self.attention_dim is not None
         self.annotation_projection = nn.Linear(annotation_dim, self.attention_dim, bias=False)
         self.key = Linear(query_dim, self.attention_dim)
-        self.controls = Linear(query_dim, 3 + _NEIGHBOURS)
+        self.controls = Linear(query_dim, 3 + _NEIGHBORS)
         with torch.no_grad():  # the shift starts as "stay"
-            self.controls.bias[3 + _NEIGHBOURS // 2] = 4.0
+            self.controls.bias[3 + _NEIGHBORS // 2] = 4.0
 
     def init_state(self, exists: Tensor) -> State:
         """Return uniform weights, and the mask, which restricts the addressing to locations that exist."""
@@ -61,7 +61,7 @@ class NTMScore(CosineScore):
         before, exists = state  # (B, R, L)
         cosine = at_least_float32(dot(F.normalize(self.key(query), dim=-1), projected))  # (B, R, L)
         controls = self.controls(query).to(cosine.dtype)
-        sharpness, gate, exponent, shift = controls.split([1, 1, 1, _NEIGHBOURS], dim=-1)
+        sharpness, gate, exponent, shift = controls.split([1, 1, 1, _NEIGHBORS], dim=-1)
         content = masked_log_softmax(F.softplus(sharpness) * cosine, exists).exp()
         gate = torch.sigmoid(gate)
         moved = self._shifted(gate * content + (1 - gate) * before, shift.softmax(dim=-1))
@@ -72,8 +72,8 @@ class NTMScore(CosineScore):
         height, width = self.grid_size
         padded = F.pad(weights.unflatten(-1, self.grid_size), (1, 1, 1, 1))
         moved = torch.zeros_like(weights)
-        for neighbour, probability in enumerate(shift.unbind(-1)):
-            down, right = divmod(neighbour, 3)
+        for neighbor, probability in enumerate(shift.unbind(-1)):
+            down, right = divmod(neighbor, 3)
             window = padded[..., 2 - down : 2 - down + height, 2 - right : 2 - right + width]
             moved = moved + probability.unsqueeze(-1) * window.flatten(-2)
         return moved

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from captioning.attention.base import Attention, AttentionOutput
 from captioning.attention.memory import Memory, expected_context
-from captioning.attention.normalisers import Normaliser
+from captioning.attention.normalizers import Normalizer
 from captioning.attention.scores import Score
 from captioning.errors import check_range
 
@@ -16,13 +16,13 @@ class SoftAttention(Attention):
 
     Args:
         score: Gives the logits.
-        normaliser: Turns the logits into alphas; None for ``Softmax()``.
+        normalizer: Turns the logits into alphas; None for ``Softmax()``.
         dropout: Probability of dropping a location's weight in training; the others are divided by 1 - dropout
             (Vaswani et al. 2017). Reported and penalised alphas are those before dropout.
     """
 
-    def __init__(self, score: Score, *, normaliser: Normaliser | None = None, dropout: float = 0.0) -> None:
-        super().__init__(normaliser)
+    def __init__(self, score: Score, *, normalizer: Normalizer | None = None, dropout: float = 0.0) -> None:
+        super().__init__(normalizer)
         check_range(0, 0.99, dropout=dropout)
         self.score = score
         self.dropout = nn.Dropout(dropout)

@@ -66,7 +66,7 @@ def extract_features(
         with Progress(name, total, done) as progress, torch.inference_mode():
             try:
                 for number, pixels in enumerate(loader, 1):
-                    annotations = encoder(encoder.preprocessing.normalise_all(pixels, device)).half().cpu()
+                    annotations = encoder(encoder.preprocessing.normalize_all(pixels, device)).half().cpu()
                     if not annotations.isfinite().all():
                         where = f"in images {done} to {done + len(annotations) - 1} of {name}"
                         raise InputError(f"values beyond fp16's 65504 {where}; train from the images instead")

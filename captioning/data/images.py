@@ -77,7 +77,7 @@ def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Im
 
 def rgb(image: Image.Image) -> Image.Image:
     """Return an image in 8-bit RGB, upright by its EXIF mark, transparency on white. Raises ValueError for floats."""
-    if image.mode.startswith("I"):  # 16-bit greyscale; Pillow's own conversion clips everything above 255 to white
+    if image.mode.startswith("I"):  # 16-bit grayscale; Pillow's own conversion clips everything above 255 to white
         grey = np.clip(np.asarray(image, dtype=np.int64), 0, 65535) // 257
         converted = Image.fromarray(grey.astype(np.uint8)).convert("RGB")
     elif image.mode == "F":

@@ -144,7 +144,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
             captions = np.concatenate([np.arange(*index.first_caption[row : row + 2]) for row in numbers])
             image_index = np.repeat(np.arange(len(rows)), np.diff(index.first_caption)[rows])
         else:
-            # Captions of one image become neighbours; image_index is 0, 1, 2, .. unless an image has several.
+            # Captions of one image become neighbors; image_index is 0, 1, 2, .. unless an image has several.
             captions = np.array(numbers)[np.argsort(index.caption_image[numbers], kind="stable")]
             rows, image_index = np.unique(index.caption_image[captions], return_inverse=True)
         ends = self._first_word

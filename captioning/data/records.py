@@ -70,7 +70,7 @@ class CaptionIndex:
     root: Path
     image_ids: np.ndarray  # (N,) int64, the data set's own numbers
     paths: list[str]  # N image files relative to ``root``
-    captions: list[str]  # M tokenised captions, words joined by one space; captions of an image are neighbours
+    captions: list[str]  # M tokenised captions, words joined by one space; captions of an image are neighbors
     first_caption: np.ndarray  # (N+1,) int64; image i owns captions first_caption[i]:first_caption[i + 1]
     origin: str = ""  # the file that the captions were read from, for messages
     caption_lengths: np.ndarray = field(init=False)  # (M,) int64, words without <start> and <end>; at least 1

@@ -105,7 +105,7 @@ class ShapesSource(CocoSource):
             image_id = SPLITS.index(split) * _ID_STRIDE + number
             images.append({"id": image_id, "file_name": name, "height": self.image_size, "width": self.image_size})
             for i, (shape, mask) in enumerate(zip(shapes, masks, strict=True), 1):
-                words = [shape.size, shape.colour, *([shape.texture] if shape.texture != "plain" else [])]
+                words = [shape.size, shape.color, *([shape.texture] if shape.texture != "plain" else [])]
                 about = {"category_id": NOUNS.index(shape.noun) + 1, "attributes": words, **_mask_fields(mask)}
                 instances.append({"id": image_id * 10 + i, "image_id": image_id, **about})
             for i, style in enumerate(rng.permutation(STYLES).tolist(), 1):

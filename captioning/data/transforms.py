@@ -43,7 +43,7 @@ class Preprocessing:
     Attributes:
         resize: Side after resizing, in pixels. With ``crop`` it is the short side, and the aspect ratio stays. Without
             ``crop`` the whole image is squashed into a square of this side.
-        crop: Side in pixels of the square that is cut from the centre; None cuts nothing off.
+        crop: Side in pixels of the square that is cut from the center; None cuts nothing off.
         mean, std: Mean and standard deviation of RGB values in 0 .. 1, by which an image is normalised.
         interpolation: Pillow's nearest, bilinear, bicubic or lanczos, antialiased.
     """
@@ -98,9 +98,9 @@ class Preprocessing:
 
     def __call__(self, image: Image.Image, view: View | None = None) -> Tensor:
         """Return the encoder's input, (3, height, width) float32, from a view: by default the view of evaluation."""
-        return self.normalise_all([self.view(image, view)])[0].contiguous()
+        return self.normalize_all([self.view(image, view)])[0].contiguous()
 
-    def normalise_all(self, views: Sequence[Image.Image] | Tensor, device: torch.device | None = None) -> Tensor:
+    def normalize_all(self, views: Sequence[Image.Image] | Tensor, device: torch.device | None = None) -> Tensor:
         """Return the input (B, 3, height, width) float32, channels last in memory, from the views of B images."""
         pixels = torch.from_numpy(np.stack([np.asarray(view, dtype=np.uint8) for view in views]))
         B, height, width, channels = pixels.shape
@@ -124,7 +124,7 @@ class TrainingTransform:
     """``Preprocessing`` with random crops and mirroring.
 
     Attributes:
-        random_crop: Whether to cut the square from anywhere in the resized image instead of its centre.
+        random_crop: Whether to cut the square from anywhere in the resized image instead of its center.
         flip: Probability of mirroring. Captions say "left" and "right", which mirroring makes wrong.
     """
 

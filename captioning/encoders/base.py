@@ -163,14 +163,14 @@ class Encoder(Component):
     def _measured_cells(self, device: torch.device) -> CellGrid:
         """Return the even cells of the view, shifted by the mean offset that probes measure.
 
-        A probe is the gradient of a random sum over one cell's channels, for an image of noise. The centre of its
+        A probe is the gradient of a random sum over one cell's channels, for an image of noise. The center of its
         squares is where the cell looks. Cells come in mirrored pairs from the middle half of the grid, so that the part
         of a gradient that is spread over the whole view cancels. The architecture does not give the offset: training
         may favour one side of every window, by 10 pixels of 16 in a trained network. The standard error of 64 probes is
         about 2 % of a stride. Without a gradient, cells are even.
         """
         regular = CellGrid.regular(self.grid_size, self.preprocessing.size)
-        random, centres, batch = torch.Generator().manual_seed(0), [], _PROBES_AT_A_TIME
+        random, centers, batch = torch.Generator().manual_seed(0), [], _PROBES_AT_A_TIME
         stride = torch.tensor(regular.stride, dtype=torch.float64)
         y, x = (torch.arange(side, dtype=torch.float64) + 0.5 for side in regular.size)
         for _ in range(0, _PROBES_OF_FROZEN if self.frozen else _PROBES, batch):
@@ -182,9 +182,9 @@ class Encoder(Component):
             (gradient,) = torch.autograd.grad((looking * channels).sum(), images)
             mass = gradient.cpu().double().square().sum(dim=1)  # (batch, height, width)
             mass /= mass.sum(dim=(1, 2), keepdim=True)
-            centre = torch.stack([mass.sum(dim=2) @ y, mass.sum(dim=1) @ x], dim=1)
-            centres.append(centre - torch.stack([rows, columns], dim=1) * stride)
-        offset, even = torch.cat(centres).nanmean(dim=0), stride / 2  # a cell whose units are all off has no gradient
+            center = torch.stack([mass.sum(dim=2) @ y, mass.sum(dim=1) @ x], dim=1)
+            centers.append(center - torch.stack([rows, columns], dim=1) * stride)
+        offset, even = torch.cat(centers).nanmean(dim=0), stride / 2  # a cell whose units are all off has no gradient
         down, across = torch.where((offset - even).abs() > _EVEN * stride, offset, even).tolist()
         return dataclasses.replace(regular, offset=(down, across))
 

@@ -24,7 +24,7 @@ from captioning.metrics.table import EVIDENCE_METRICS, caption_metrics
 from captioning.model.captioner import Captioner, CaptionModel
 from captioning.model.ensemble import Ensemble
 from captioning.objective.bounds import sampled_bounds
-from captioning.objective.reductions import token_log_probs
+from captioning.objective.reductions import step_nll
 from captioning.vocabulary import Vocabulary
 
 
@@ -134,7 +134,7 @@ class Evaluator:
         """Teacher-force the references, and return the hits of attention at their phrases for each image."""
         with self.captioner.inferring("expected"):
             output = self.captioner.teacher_force(batch, memory)
-        nll = -float(token_log_probs(output.logits, output.targets).sum())
+        nll = float(step_nll(output.logits, output.targets).sum())
         sums = self.evaluated.sums[int(batch.rows[0])] = {"words": len(output.targets), "nll": nll}
         model = self.captioner
         if self.bound_samples and isinstance(model, Captioner) and "sample" in model.decoder.attention.inference_modes:

@@ -79,7 +79,7 @@ def centre_attention(cells: CellGrid) -> Floats:
     It is a Gaussian at the centre of the view, read at the cells' centres. Its standard deviations are a quarter of the
     height and of the width, so that half of its mass lies in the middle quarter of the view's area.
     """
-    positions = (centres / side for centres, side in zip(cells.centres(), cells.size, strict=True))
+    positions = (centres / side for centres, side in zip(cells.centers(), cells.size, strict=True))
     weights = np.outer(*(np.exp(-0.5 * ((position - 0.5) / 0.25) ** 2) for position in positions))
     return weights / weights.sum()
 
@@ -87,5 +87,5 @@ def centre_attention(cells: CellGrid) -> Floats:
 @functools.cache
 def _central_cells(cells: CellGrid) -> tuple[NDArray[np.intp], ...]:
     """Return an index of the cells nearest to the view's middle; several may be equally near."""
-    distances = [np.abs(centres - side / 2) for centres, side in zip(cells.centres(), cells.size, strict=True)]
+    distances = [np.abs(centres - side / 2) for centres, side in zip(cells.centers(), cells.size, strict=True)]
     return np.ix_(*(away <= away.min() + 1e-6 * stride for away, stride in zip(distances, cells.stride, strict=True)))

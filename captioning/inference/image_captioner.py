@@ -198,7 +198,7 @@ class ImageCaptioner(Generic[Model]):
             if options.seed is not None:
                 torch.manual_seed(options.seed + number)  # a different stream for every batch
             preprocessed = zip(self.model.preprocessings, columns, strict=True)
-            memory = self.model.encode_views([steps.normalise_all(views, device) for steps, views in preprocessed])
+            memory = self.model.encode_views([steps.normalize_all(views, device) for steps, views in preprocessed])
             if given is None:
                 decoded = self.model.search(memory, options, self.vocabulary)
                 decoded = self.model.with_evidence(memory, decoded)

@@ -141,8 +141,8 @@ class Captioner(CaptionModel):
     def train(self, mode: bool = True) -> Captioner:
         """Set the mode; ``freeze_statistics`` holds while the encoder is frozen."""
         super().train(mode)
-        if self.freeze_statistics and self.encoder.frozen and self.decoder.standardize is not None:
-            self.decoder.standardize.eval()
+        if self.freeze_statistics and self.encoder.frozen and self.decoder.feature_norm is not None:
+            self.decoder.feature_norm.eval()
         return self
 
     def begin_batch(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -92,6 +92,7 @@ class Decoder(Component):
         embedding: Embedding of the input words.
     """
 
+    renamed: ClassVar = {"standardize.": "feature_norm."}
     attention: Attention
     embedding: nn.Embedding
     annotation_dim: int
@@ -137,7 +138,7 @@ class Decoder(Component):
         """Create the layers before attention; returns the size of the annotations that attention sees."""
         self.annotation_dim = annotation_dim
         # affine=False: the layers after it can learn scale and shift.
-        self.standardize = nn.BatchNorm1d(annotation_dim, affine=False) if self.standardize_annotations else None
+        self.feature_norm = nn.BatchNorm1d(annotation_dim, affine=False) if self.standardize_annotations else None
         layer = self.annotation_layer
         return annotation_dim if layer is None else layer.build(annotation_dim, grid_size)
 
@@ -149,7 +150,7 @@ class Decoder(Component):
             mask: (B, L) bool, True where a location exists.
         """
         annotations = annotations.to(self.embedding.weight.dtype)
-        if self.standardize is not None:
+        if self.feature_norm is not None:
             annotations = self._standardized(annotations, mask)
         annotations = to_autocast(annotations)
         if self.annotation_layer is not None:
@@ -158,11 +159,11 @@ class Decoder(Component):
         return self.prepare_memory(annotations, mask)
 
     def _standardized(self, annotations: Tensor, mask: Tensor | None) -> Tensor:
-        assert self.standardize is not None
+        assert self.feature_norm is not None
         if mask is None:
-            return self.standardize(annotations.flatten(0, 1)).view_as(annotations)
+            return self.feature_norm(annotations.flatten(0, 1)).view_as(annotations)
         standardized = torch.zeros_like(annotations)
-        standardized[mask] = self.standardize(annotations[mask])  # absent locations must not enter the statistics
+        standardized[mask] = self.feature_norm(annotations[mask])  # absent locations must not enter the statistics
         return standardized
 
     @abstractmethod

@@ -3,7 +3,7 @@
 In the letters of the paper, where t is the step and phi the selection of the attention, a step computes
 
     e_ti = f_att(a_i, h_{t-1})                                             Eq. 4    attention/scores.py
-    alpha_t = softmax(e_t)                                                 Eq. 5    attention/normalisers.py
+    alpha_t = softmax(e_t)                                                 Eq. 5    attention/normalizers.py
     z_t = phi({a_i}, {alpha_ti})                                           Eq. 6    attention/base.py
         s_t ~ Multinoulli(alpha_t), z_t = a_{s_t}                          Eq. 8-9  attention/hard.py
         z_t = sum_i alpha_ti a_i                                           Eq. 13   attention/soft.py
@@ -100,9 +100,9 @@ class AttentionDecoder(Decoder):
         self.context_to_gates = Linear(D, 4 * H, bias=False)
         self.gate = ScalarGate(H) if self.gated else NoGate()
         self.output.build(E, H, D, vocabulary_size, dropout=self.dropout)
-        self._initialise()
+        self._initialize()
 
-    def _initialise(self) -> None:
+    def _initialize(self) -> None:
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
         if self.word_to_query is not None:
             nn.init.zeros_(self.word_to_query.weight)

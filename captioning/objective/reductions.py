@@ -19,28 +19,10 @@ def step_nll(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> T
     return torch.nn.functional.cross_entropy(logits, targets, reduction="none", label_smoothing=label_smoothing)
 
 
-def token_log_probs(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return log p(y_t | y_<t, a) of the target words in nats: logits (M, V), targets (M,) -> (M,)."""
-    return -step_nll(logits, targets)
-
-
 def step_log_probs(logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-    """Return ``token_log_probs`` unpacked to (N, T): 0 where ``mask`` (N, T) has no step."""
-    log_probs = token_log_probs(logits, targets)
+    """Return log p of the target words as (N, T): 0 where ``mask`` (N, T) has no step; logits (M, V), targets (M,)."""
+    log_probs = -step_nll(logits, targets)
     return torch.zeros(mask.shape, dtype=log_probs.dtype, device=mask.device).masked_scatter(mask, log_probs)
-
-
-def caption_nll(logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-    """Return -log p(y | a) in nats per **word**, <end> included: the sum over all steps divided by their number.
-
-    The paper sums over the words of a caption; for captions of one length the two differ by a constant factor.
-
-    Args:
-        logits: (M, V), the steps that exist and no others.
-        targets: (M,) int64.
-        label_smoothing: Fraction of the target probability that is spread evenly over the vocabulary.
-    """
-    return step_nll(logits, targets, label_smoothing).mean()
 
 
 def doubly_stochastic_penalty(alphas: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -76,8 +58,11 @@ class Reduction:
     """
 
     def nll(self, logits: Tensor, targets: Tensor, mask: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-        """Return -log p(y | s, a): ``caption_nll`` of logits (M, V) and targets (M,); mask (N, T) has M steps."""
-        nll = caption_nll(logits, targets, label_smoothing=label_smoothing)
+        """Return -log p(y | s, a) in nats per **word**, <end> included; arguments as of ``step_log_probs``.
+
+        The paper sums over the words of a caption; for captions of one length the two differ by a constant factor.
+        """
+        nll = step_nll(logits, targets, label_smoothing).mean()
         return nll * relative_size(len(targets), mask.device)
 
     def penalty(self, alphas: Tensor, mask: Tensor | None, *, stochastic: bool) -> Tensor:
@@ -98,7 +83,7 @@ class ArcticReduction(Reduction):
     """
 
     def nll(self, logits: Tensor, targets: Tensor, mask: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-        nll = caption_nll(logits, targets, label_smoothing=label_smoothing) * len(targets) / len(mask)
+        nll = step_nll(logits, targets, label_smoothing).mean() * len(targets) / len(mask)
         return nll * relative_size(len(mask), mask.device)
 
     def penalty(self, alphas: Tensor, mask: Tensor | None, *, stochastic: bool) -> Tensor:

@@ -196,8 +196,8 @@ def _dropout(decoder: Decoder) -> Iterator[None]:
     decoder.train()
     for attention in decoder.attentions():
         attention.eval()
-    if decoder.standardize is not None:
-        decoder.standardize.eval()
+    if decoder.feature_norm is not None:
+        decoder.feature_norm.eval()
     try:
         yield
     finally:

@@ -150,7 +150,7 @@ class CaptioningModule(pl.LightningModule):
         self.captioner.begin_batch()
         loss, terms, output = self.objective(self.captioner, batch)
         check_shape(self.objective, "the loss ()", loss)
-        statistics = attention_statistics(output.trace, output.mask, sparse=self.attention.normaliser.sparse)
+        statistics = attention_statistics(output.trace, output.mask, sparse=self.attention.normalizer.sparse)
         mask = batch.annotation_mask
         self._watch.update(statistics, output.trace.alphas.shape[-1] if mask is None else mask.sum(dim=1))
         values = terms | statistics

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from captioning.data.shape_world.scene import COLOURS, NOUNS, STYLES, SYNONYMS, Shape, describe
+from captioning.data.shape_world.scene import COLORS, NOUNS, STYLES, SYNONYMS, Shape, describe
 from captioning.data.shapes import ShapesSource
 from captioning.errors import InputError
 
@@ -34,8 +34,8 @@ def files(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
-def shape(noun: str, colour: str, x: float, y: float, size: str = "small", texture: str = "plain") -> Shape:
-    return Shape(noun, colour, texture, size, x, y, 11.0, 0.0, (0.0, 0.0, 0.0))
+def shape(noun: str, color: str, x: float, y: float, size: str = "small", texture: str = "plain") -> Shape:
+    return Shape(noun, color, texture, size, x, y, 11.0, 0.0, (0.0, 0.0, 0.0))
 
 
 # What is on disk
@@ -93,7 +93,7 @@ def test_pycocotools_reads_masks_areas_and_boxes(source, capsys):
 def test_captions_name_the_objects_and_no_others(source):
     index, lookup = source.index("train"), source.objects("train")
     for row, image_id in enumerate(index.image_ids.tolist()):
-        objects = sorted((item.noun, *(item.attributes & {*COLOURS})) for item in lookup(image_id))
+        objects = sorted((item.noun, *(item.attributes & {*COLORS})) for item in lookup(image_id))
         for caption in index.references(row):
             words = [MAIN_WORDS.get(word, word) for word in caption.split()]
             named = [(noun, before) for before, noun in itertools.pairwise(words) if noun in NOUNS]

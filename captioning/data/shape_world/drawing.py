@@ -15,7 +15,7 @@ from captioning.data.shape_world.scene import REFERENCE_SIZE, Shape
 OVERSAMPLING = 4  # shapes are drawn this much larger and averaged down: smooth edges
 LEAST_VISIBLE = 0.75  # fraction of an object that must stay visible
 
-# Hue in degrees, saturation and value, each as (centre, half the range).
+# Hue in degrees, saturation and value, each as (center, half the range).
 _HSV = {
     "red": ((0, 5), (0.87, 0.08), (0.85, 0.08)),
     "orange": ((27, 4), (0.93, 0.06), (0.97, 0.03)),
@@ -72,16 +72,16 @@ def _silhouette(shape: Shape, scale: float) -> tuple[Image.Image, tuple[int, int
 
 
 def _paint_shape(image: Image.Image, shape: Shape, alpha: Image.Image, corner: tuple[int, int], scale: float) -> None:
-    middles, ranges = zip(*_HSV[shape.colour], strict=True)
+    middles, ranges = zip(*_HSV[shape.color], strict=True)
     hue, saturation, value = (m + r * t for m, r, t in zip(middles, ranges, shape.tint, strict=True))
     base = _rgb(hue % 360 / 360, saturation, value)
     lightness = (0.3 * base[0] + 0.59 * base[1] + 0.11 * base[2]) / 255
-    # The second tone of a texture is lighter, or darker where the colour itself is light.
+    # The second tone of a texture is lighter, or darker where the color itself is light.
     second = _mix(base, (255, 255, 255), 0.72) if lightness < 0.6 else _mix(base, (60, 20, 20), 0.6)
     image.paste(base, corner, alpha)
     if shape.texture != "plain":
         image.paste(second, corner, ImageChops.multiply(alpha, _pattern(shape, alpha.size[0], scale)))
-    # A thin darker rim separates an object from a neighbour of its colour.
+    # A thin darker rim separates an object from a neighbor of its color.
     inner = alpha.filter(ImageFilter.MinFilter(3))
     image.paste(_mix(base, (0, 0, 0), 0.45), corner, ImageChops.subtract(alpha, inner))
 
@@ -124,8 +124,8 @@ def _clutter(image: Image.Image, rng: np.random.Generator, scale: float) -> None
             for letter in range(int(rng.integers(2, 5))):
                 strokes = rng.integers(0, 3, (int(rng.integers(3, 6)), 2)) * (2.5, 3.5) + (x + 8 * letter, y)
                 draw.line((strokes * unit).ravel().tolist(), 255, width=max(1, round(0.8 * unit)))
-        colour = _rgb(rng.random(), 0.45, rng.uniform(0.35, 0.75))
-        image.paste(colour, (0, 0), layer.reduce(oversampling))
+        color = _rgb(rng.random(), 0.45, rng.uniform(0.35, 0.75))
+        image.paste(color, (0, 0), layer.reduce(oversampling))
 
 
 def _rgb(hue: float, saturation: float, value: float) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """Scenes of one to four objects, and five ways to describe each that leave no room for doubt.
 
-A description names colour, texture and noun of every object, and the size in scenes of one or two. It mentions objects
+A description names color, texture and noun of every object, and the size in scenes of one or two. It mentions objects
 from left to right or from right to left, and states relations along the longer axis, so it is either right or wrong.
 """
 
@@ -13,18 +13,18 @@ from typing import NamedTuple
 import numpy as np
 
 NOUNS = ("circle", "square", "triangle", "star", "cross", "ring", "heart", "diamond")
-COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "black")
+COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "black")
 TEXTURES = ("plain", "striped", "dotted", "checkered")
 SIZES = ("small", "large")
 
 # All lengths below are in pixels of a canvas this wide; other canvases scale them.
 REFERENCE_SIZE = 112
 RADII = {"small": (12.0, 14.0), "large": (18.5, 21.5)}
-ORDER_MARGIN = 10.0  # neighbours in left-to-right order stand at least this far apart in x
+ORDER_MARGIN = 10.0  # neighbors in left-to-right order stand at least this far apart in x
 AXIS_MARGIN = 10.0  # where a relation is stated, the displacement along its axis leads by at least this much
 OBJECT_COUNTS = {1: 0.15, 2: 0.3, 3: 0.3, 4: 0.25}
 PLAIN = 0.4  # probability of an object without a texture
-CLOSEST = 0.65  # of the sum of two radii: how near two centres may come, so that overlaps stay partial
+CLOSEST = 0.65  # of the sum of two radii: how near two centers may come, so that overlaps stay partial
 
 # Which pairs (in left-to-right order) have their relation stated, by the number of objects.
 RELATED = {1: (), 2: ((0, 1),), 3: ((0, 1), (1, 2)), 4: ((0, 1), (2, 3))}
@@ -74,37 +74,37 @@ WHERE = {  # in the picture; seen from another object: short, long, with a prono
 
 
 class Shape(NamedTuple):
-    """One object: its words, its centre and the geometry that it is drawn from (reference pixels, radians)."""
+    """One object: its words, its center and the geometry that it is drawn from (reference pixels, radians)."""
 
     noun: str
-    colour: str
+    color: str
     texture: str
     size: str
     x: float
     y: float
     radius: float
     angle: float
-    tint: tuple[float, ...]  # offsets in [-1, 1] within the colour's range of hue, saturation and value
+    tint: tuple[float, ...]  # offsets in [-1, 1] within the color's range of hue, saturation and value
 
 
 def sample_scene(rng: np.random.Generator) -> tuple[list[Shape], list[int]]:
     """Return objects from left to right, and the order of painting, the hindmost first.
 
-    No two objects share both colour and noun; stated relations hold by a clear margin.
+    No two objects share both color and noun; stated relations hold by a clear margin.
     """
     count = int(rng.choice(list(OBJECT_COUNTS), p=list(OBJECT_COUNTS.values())))
-    colours_and_nouns = rng.choice(len(NOUNS) * len(COLOURS), size=count, replace=False).tolist()
-    centres = None
-    while centres is None:
+    colors_and_nouns = rng.choice(len(NOUNS) * len(COLORS), size=count, replace=False).tolist()
+    centers = None
+    while centers is None:
         sizes = [SIZES[int(large)] for large in rng.random(count) < (0.5 if count < 3 else 0.35)]
         radii = [float(rng.uniform(*RADII[size])) for size in sizes]
-        centres = _place_one(rng, radii[0]) if count == 1 else _place_several(rng, radii)
+        centers = _place_one(rng, radii[0]) if count == 1 else _place_several(rng, radii)
     shapes = []
-    for number, size, radius, (x, y) in zip(colours_and_nouns, sizes, radii, centres, strict=True):
-        colour, noun = divmod(number, len(NOUNS))
+    for number, size, radius, (x, y) in zip(colors_and_nouns, sizes, radii, centers, strict=True):
+        color, noun = divmod(number, len(NOUNS))
         texture = TEXTURES[0 if rng.random() < PLAIN else int(rng.integers(1, len(TEXTURES)))]
         angle, *tint = rng.uniform([-0.2, -1, -1, -1], [0.2, 1, 1, 1]).tolist()
-        shapes.append(Shape(NOUNS[noun], COLOURS[colour], texture, size, x, y, radius, angle, tuple(tint)))
+        shapes.append(Shape(NOUNS[noun], COLORS[color], texture, size, x, y, radius, angle, tuple(tint)))
     return shapes, rng.permutation(count).tolist()
 
 
@@ -120,7 +120,7 @@ def _place_one(rng: np.random.Generator, radius: float) -> list[tuple[float, flo
 
 
 def _place_several(rng: np.random.Generator, radii: list[float]) -> list[tuple[float, float]] | None:
-    """Try a few times to place centres from left to right; None when the sizes don't seem to fit."""
+    """Try a few times to place centers from left to right; None when the sizes don't seem to fit."""
     low = np.asarray(radii) + 2
     distances = CLOSEST * np.add.outer(radii, radii)
     np.fill_diagonal(distances, 0)
@@ -148,7 +148,7 @@ def describe(shapes: Sequence[Shape], style: int) -> list[str]:
             shape = shapes["ABCD".index(token)]
             size = [shape.size] if len(shapes) <= 2 else []
             texture = [shape.texture] if shape.texture != "plain" else []
-            phrase = [*size, *texture, shape.colour, shape.noun]
+            phrase = [*size, *texture, shape.color, shape.noun]
             words += ["an" if phrase[0][0] in "aeiou" else "a", *phrase]
         elif token.isupper():
             shape, other = (shapes["ABCD".index(letter)] for letter in token[:2])

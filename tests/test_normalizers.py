@@ -1,4 +1,4 @@
-"""Normalisers against hand-computed cases, bisection and the entmax package; masks, ties and exact zeros."""
+"""Normalizers against hand-computed cases, bisection and the entmax package; masks, ties and exact zeros."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from captioning.attention import (
     Entmax15,
     HardAttention,
     LocalScore,
-    Normaliser,
+    Normalizer,
     NTMScore,
     SoftAttention,
     Softmax,
@@ -29,7 +29,7 @@ every = pytest.mark.parametrize("kind", EXPONENTS, ids=lambda kind: kind.__name_
 every_sparse = pytest.mark.parametrize("kind", [Entmax15, Sparsemax], ids=lambda kind: kind.__name__)
 
 
-def alphas_of(kind: type[Normaliser], logits, mask=None) -> torch.Tensor:
+def alphas_of(kind: type[Normalizer], logits, mask=None) -> torch.Tensor:
     return kind()(torch.as_tensor(logits), mask)[0]
 
 
@@ -113,8 +113,8 @@ def test_logits_of_16_bits_are_normalised_in_float32(kind, dtype):
 # In attention
 
 
-def attention_of(selection, kind: type[Normaliser], **options):
-    attention = selection(AdditiveScore(6), normaliser=kind(), **options)
+def attention_of(selection, kind: type[Normalizer], **options):
+    attention = selection(AdditiveScore(6), normalizer=kind(), **options)
     attention.build(5, 7)
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter)
@@ -142,7 +142,7 @@ def test_no_draw_and_no_gradient_reaches_a_location_outside_the_support(kind, sa
 @pytest.mark.parametrize("score", [NTMScore(6), LocalScore(AdditiveScore(6))], ids=lambda score: type(score).__name__)
 @pytest.mark.parametrize("selection", [SoftAttention, HardAttention])
 def test_scores_that_give_logarithms_of_weights_refuse_sparse_alphas_in_one_line(score, selection):
-    with pytest.raises(InputError, match=f"normaliser: {type(score).__name__} .* leave out Sparsemax") as refused:
-        selection(score, normaliser=Sparsemax()).build(5, 7, (3, 3))
+    with pytest.raises(InputError, match=f"normalizer: {type(score).__name__} .* leave out Sparsemax") as refused:
+        selection(score, normalizer=Sparsemax()).build(5, 7, (3, 3))
     assert "\n" not in str(refused.value)
-    selection(score, normaliser=Softmax()).build(5, 7, (3, 3))
+    selection(score, normalizer=Softmax()).build(5, 7, (3, 3))

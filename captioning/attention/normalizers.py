@@ -20,7 +20,7 @@ from captioning.component import Component
 from captioning.precision import at_least_float32
 
 
-class Normaliser(Component):
+class Normalizer(Component):
     """A map from logits to alphas. It has no parameters.
 
     Attributes:
@@ -43,7 +43,7 @@ class Normaliser(Component):
         """
 
 
-class Softmax(Normaliser):
+class Softmax(Normalizer):
     """alpha_i = exp(e_i) / sum_k exp(e_k), Eq. 5: every location that exists gets some weight."""
 
     def forward(self, logits: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -51,7 +51,7 @@ class Softmax(Normaliser):
         return log_alphas.exp(), log_alphas
 
 
-class SparseNormaliser(Normaliser):
+class SparseNormalizer(Normalizer):
     """alpha_i = max((a - 1) e_i - tau, 0)^(1 / (a - 1)), with the tau for which alphas sum to 1 (Peters et al. 2019).
 
     Attributes:
@@ -75,7 +75,7 @@ class SparseNormaliser(Normaliser):
         """
 
 
-class Sparsemax(SparseNormaliser):
+class Sparsemax(SparseNormalizer):
     """alpha_i = max(e_i - tau, 0): the probabilities nearest to the logits (Martins & Astudillo 2016, Eq. 2)."""
 
     a = 2.0
@@ -85,7 +85,7 @@ class Sparsemax(SparseNormaliser):
         return (ranked.cumsum(-1) - 1) / _counts(ranked)  # Algorithm 1, Martins & Astudillo 2016
 
 
-class Entmax15(SparseNormaliser):
+class Entmax15(SparseNormalizer):
     """alpha_i = max(e_i / 2 - tau, 0)^2: 1.5-entmax, between softmax and sparsemax (Peters et al. 2019)."""
 
     a = 1.5

@@ -49,19 +49,22 @@ class RunFolder:
         """Return whether the folder has a checkpoint."""
         return self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
 
+    def is_taken(self) -> bool:
+        """Return whether a run has the folder, possibly without a checkpoint yet."""
+        is_other = os.path.lexists(self.path) and not self.path.is_dir()
+        return is_other or os.path.lexists(self.config) or self.is_trained()
+
     def claim(self) -> bool:
-        """Take the folder for a new run; return False if another run has it, possibly without a checkpoint yet."""
+        """Take the free folder for a new run; return False if another run was faster."""
         self.is_new = not self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            if not self.is_trained():
-                self.config.open("x").close()
-                return True
+            self.config.open("x").close()
         except FileExistsError:
-            pass
+            return False
         except OSError as error:
             raise InputError(f"{self.path}: cannot be written ({error.strerror})") from error
-        return False
+        return True
 
     def release(self) -> None:
         """Undo ``claim`` unless the run has saved a checkpoint."""
@@ -97,6 +100,14 @@ def flat(settings: Mapping[str, Any], without: Iterable[str] = ()) -> dict[str, 
     """
     left_out = tuple(f"{name}." for name in without)
     return {key: value for key, value in _flat("", settings) if not f"{key}.".startswith(left_out)}
+
+
+def attention_kind(settings: Mapping[str, Any]) -> str:
+    """Return one word for the attention of a configuration: soft, hard, summed, multihead ..; "" if it names none."""
+    names = flat(settings)
+    if names.get("model.decoder.output") == "SummedOutput":
+        return "summed"
+    return str(names.get("model.decoder.attention") or "").rpartition(".")[2].removesuffix("Attention").lower()
 
 
 def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:

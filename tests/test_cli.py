@@ -116,9 +116,9 @@ def test_second_run_gets_a_folder_of_its_own_and_a_resumed_one_keeps_its_folder(
     command("fit", "--config", "tiny.yaml")
     assert Path("runs/tiny-2/checkpoints/last.ckpt").is_file()
     cli = command("fit", "--ckpt_path", LAST, "--trainer.max_epochs", "2")
-    assert cli.folder == Path("runs/tiny") and cli.trainer.current_epoch == 2
+    assert cli.plan.folder.path == Path("runs/tiny") and cli.trainer.current_epoch == 2
     cli = command("fit", "--config", "tiny.yaml", "--name", "tiny", "--ckpt_path", "last", "--trainer.max_epochs", "3")
-    assert cli.folder == Path("runs/tiny") and cli.trainer.current_epoch == 3
+    assert cli.plan.folder.path == Path("runs/tiny") and cli.trainer.current_epoch == 3
     assert not Path("runs/tiny-3").exists()
 
 
@@ -154,7 +154,7 @@ def test_a_start_that_fails_leaves_its_name_to_the_next(workdir, wrong):
     with pytest.raises(InputError):
         command("fit", "--config", "tiny.yaml", wrong)
     assert not Path("runs/tiny/config.yaml").exists()
-    assert Fit(["--config", "tiny.yaml"]).folder == Path("runs/tiny")
+    assert Fit(["--config", "tiny.yaml"]).plan.folder.path == Path("runs/tiny")
 
 
 def test_a_second_process_takes_no_folder_of_its_own(workdir, monkeypatch):
@@ -226,7 +226,7 @@ def test_a_resumed_run_stays_with_its_checkpoint_whatever_its_config_is_called(t
     before = {path: path.read_bytes() for path in Path("runs/tiny").rglob("*") if path.is_file()}
     last = "runs/tiny-2/checkpoints/last.ckpt"
     cli = command("fit", "--config", "tiny.yaml", "--ckpt_path", last, "--trainer.max_epochs", "2", *place)
-    assert cli.folder == Path(folder) and step_of(f"{folder}/checkpoints/last.ckpt") == 4
+    assert cli.plan.folder.path == Path(folder) and step_of(f"{folder}/checkpoints/last.ckpt") == 4
     assert {path: path.read_bytes() for path in Path("runs/tiny").rglob("*") if path.is_file()} == before
 
 
@@ -234,7 +234,7 @@ def test_a_resumed_run_stays_with_its_checkpoint_whatever_its_config_is_called(t
 def test_a_checkpoint_that_lies_in_no_run_goes_on_in_a_new_folder(trained):
     shutil.copy(LAST, "loose.ckpt")
     cli = command("fit", "--config", "tiny.yaml", "--ckpt_path", "loose.ckpt", "--trainer.max_epochs", "2")
-    assert cli.folder == Path("runs/tiny-2") and step_of(LAST) == 2
+    assert cli.plan.folder.path == Path("runs/tiny-2") and step_of(LAST) == 2
 
 
 def test_a_run_that_was_moved_goes_on_where_it_is_and_keeps_its_best_checkpoint(workdir):
@@ -244,7 +244,7 @@ def test_a_run_that_was_moved_goes_on_where_it_is_and_keeps_its_best_checkpoint(
     best, last = (Path("elsewhere/tiny/checkpoints", name) for name in ("best.ckpt", "last.ckpt"))
     for epochs in (2, 3):
         cli = command("fit", "--ckpt_path", str(last), "--trainer.max_epochs", str(epochs))
-        assert cli.folder == Path("elsewhere/tiny") and not Path("runs").exists()
+        assert cli.plan.folder.path == Path("elsewhere/tiny") and not Path("runs").exists()
         assert (step_of(str(best)), step_of(str(last))) == (2, 2 * epochs)
         assert cli.trainer.checkpoint_callback.best_model_path == str(best.absolute())
 

@@ -58,7 +58,7 @@ MISTAKES = {
     FIT + "--model.encoder encoder.yaml": "line 2: class_path is there twice, first in line 1",
     FIT + "--config section.yaml": "is not accepted; did you mean model.search.beam_size?",
     FIT + "--config argument.yaml": "Option 'chanels' is not accepted; did you mean channels?",
-    FIT + "--seed_everything false": "--seed_everything false: every run has a seed, so that it can be repeated",
+    FIT + "--seed_everything false": 'option "seed_everything": Expected a int. Got value: False',
     FIT + "--trainer.use_distributed_sampler true": ".use_distributed_sampler: the samplers know the processes",
     FIT + "--config names.yaml": "gone.yaml: cannot be read (No such file",
     # options, classes and their arguments

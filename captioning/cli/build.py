@@ -21,8 +21,8 @@ def restrict_imports() -> None:
     set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=known)
 
 
-class _Parser(OneLineErrors, ArgumentParser):
-    pass
+class Parser(OneLineErrors, ArgumentParser):
+    """The parser of jsonargparse, whose errors are one line."""
 
 
 def build(
@@ -38,7 +38,7 @@ def build(
     instead of a ``class_path``.
     """
     restrict_imports()
-    parser = _Parser(prog="captioning fit", allow_abbrev=False)
+    parser = Parser(prog="captioning fit", allow_abbrev=False)
     parser.settings = configs = [*configs]
     parser.add_argument("--config", action=ActionConfigFile)
     for key, kind in kinds.items():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from captioning.comparison.result import Cell, Row, Table
 from captioning.comparison.runs import Curve, Run
 from captioning.metrics.table import TITLES
-from captioning.run_folder import LOCATION_SETTINGS, flat
+from captioning.run_folder import LOCATION_SETTINGS, attention_kind, flat
 
 _SEARCH = {
     "Split of the test": "split",
@@ -55,14 +55,6 @@ def _attention(run: Run) -> Cell:
     names = [settings.get(f"model.decoder.{key}") for key in ("attention", "attention.score", "output")]
     drew = ["drew no location in training"] if run.never_drew else []
     return Cell(attention_kind(run.settings), detail=", ".join([*filter(None, names), *drew]))
-
-
-def attention_kind(settings: Mapping[str, Any]) -> str:
-    """Return one word for the attention of a configuration: soft, hard, summed, multihead ..; "" if it names none."""
-    names = flat(settings)
-    if names.get("model.decoder.output") == "SummedOutput":
-        return "summed"
-    return str(names.get("model.decoder.attention") or "").rpartition(".")[2].removesuffix("Attention").lower()
 
 
 def settings_of(run: Run) -> dict[str, Any]:

@@ -1,0 +1,104 @@
+"""What is decided about a run before any of its objects exists."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captioning.errors import InputError
+from captioning.training.run import RunPlan, plan_run
+
+TRAINER = ["overfit_batches", "precision", "accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval"]
+TRAINER += ["gradient_clip_val", "log_every_n_steps", "enable_checkpointing", "logger"]
+ATTENTION = {"class_path": "captioning.attention.SoftAttention"}
+
+
+def plan(*files: dict[str, Any], folder: str | None = None, **config: Any) -> RunPlan:
+    """Plan a run of runs/soft.yaml; a part of ``config`` completes the default part."""
+    parts = {"trainer": dict.fromkeys(TRAINER), "early_stopping": {"monitor": "val/bleu4", "mode": None}}
+    parts["checkpoint"] = parts["early_stopping"] | {"save_top_k": 1, "filename": "best"}
+    for name, part in parts.items():
+        parts[name] = part | config.pop(name, {})
+    defaults = {"config": ["configs/soft.yaml", "overlay.yaml"], "name": None, "runs": "runs", "ckpt_path": None}
+    defaults |= {"seed_everything": 3, "init_from": None, "model": {"decoder": {"attention": ATTENTION}}}
+    return plan_run(defaults | parts | config, [*files, {}] if len(files) < 2 else files, folder)
+
+
+@pytest.fixture(autouse=True)
+def empty(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WANDB_SWEEP_ID", raising=False)
+
+
+def touch(path: str) -> str:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).touch()
+    return path
+
+
+def test_a_run_has_the_name_of_its_first_configuration_and_planning_writes_nothing(tmp_path, monkeypatch):
+    found = plan()
+    assert (found.folder.path, found.taken, found.is_new, found.resume) == (Path("runs/soft"), None, True, None)
+    assert found.settings["checkpoint.dirpath"] == found.settings["last.dirpath"] == "runs/soft/checkpoints"
+    assert plan(name="mine", runs="elsewhere").folder.path == Path("elsewhere/mine")
+    monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
+    assert plan().folder.path == Path("runs/soft_3") and plan(name="mine").folder.path == Path("runs/mine")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_taken_name_gets_the_first_free_number(tmp_path):
+    touch("runs/soft/config.yaml")
+    touch("runs/soft-2/checkpoints/last.ckpt")
+    Path("runs/soft-3").symlink_to("nowhere")
+    found = plan()
+    assert found.folder.path == Path("runs/soft-4") and found.taken.path == Path("runs/soft")
+    assert found.settings["name"] == "soft-4" and found.settings["trainer.default_root_dir"] == "runs/soft-4"
+    second = plan(folder="runs/soft")  # another process of the run
+    assert second.folder.path == Path("runs/soft") and not second.is_new
+
+
+@pytest.mark.parametrize(("checkpoint", "file"), [("last", "last"), ("best", "best"), (None, "last")])
+def test_a_resumed_run_keeps_its_folder_and_begins_with_no_other_model(checkpoint, file):
+    path = touch(f"runs/soft/checkpoints/{file}.ckpt")
+    found = plan(ckpt_path=checkpoint or path, init_from="other.ckpt")
+    assert found.folder.path == Path("runs/soft") and not found.is_new and found.start is None
+    assert found.resume == Path(path) and found.settings["ckpt_path"] == path
+    assert plan(init_from="other.ckpt").start == "other.ckpt"
+    assert plan(ckpt_path=path, name="new").folder.path == Path("runs/new")
+
+
+def test_a_new_monitor_drops_the_mode_of_the_old_one():
+    old = {"checkpoint": {"monitor": "val/cider_d", "mode": "max"}}
+    assert plan(old, checkpoint=old["checkpoint"]).settings["checkpoint.mode"] == "max"
+    both = {"checkpoint": {"monitor": "val/nll", "mode": "max"}}
+    assert plan(old, {"checkpoint.monitor": "val/nll"}, **both).settings["checkpoint.mode"] == "min"
+    with pytest.raises(InputError, match=r"^--checkpoint\.mode max: val/nll is best at its minimum; set it to min$"):
+        plan(old, {"checkpoint.monitor": "val/nll", "checkpoint.mode": "max"}, **both)
+    assert plan(early_stopping={"monitor": "val/nll"}).settings["early_stopping.mode"] == "min"
+
+
+def test_every_run_logs_to_csv_and_wandb_goes_on_with_a_resumed_run():
+    wandb, csv = plan().settings["trainer.logger"]
+    assert csv == {
+        "class_path": "pytorch_lightning.loggers.CSVLogger",
+        "init_args": {"save_dir": "runs/soft", "name": "metrics"},
+    }
+    named = wandb["init_args"]
+    assert (named["name"], named["group"], named["save_dir"]) == ("soft", "soft", "runs/soft") and named["id"]
+    assert plan(trainer={"logger": False}).settings["trainer.logger"] == [csv]
+    trainer = {"logger": [wandb | {"init_args": named | {"name": "other"}}, csv]}  # of a run's config.yaml
+    again = plan(trainer=trainer, ckpt_path="last").settings["trainer.logger"]
+    assert again == [trainer["logger"][0] | {"init_args": named | {"name": "other"}}, csv]
+    new = plan(trainer=trainer).settings["trainer.logger"][0]["init_args"]
+    assert new["name"] == "soft" and new["id"] != named["id"]
+
+
+def test_places_are_refused_unless_they_are_in_the_configuration_of_a_run():
+    places = {"checkpoint": {"dirpath": "big_disk"}, "trainer": {"default_root_dir": "big_disk"}}
+    with pytest.raises(InputError, match=r"^--checkpoint\.dirpath: checkpoints and logs of a run are in RUNS/NAME"):
+        plan(places)
+    plan(places | {"name": "a", "runs": "runs"})
+    with pytest.raises(InputError, match=r"^--last\.dirpath: "):
+        plan({}, {"name": "--name", "runs": "--runs", "last.dirpath": "--last.dirpath"})

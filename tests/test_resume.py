@@ -280,8 +280,7 @@ def test_settings_that_differ_from_the_checkpoints_are_said(shapes, tmp_path, ca
     caplog.set_level("INFO")
 
     def run(settings: dict[str, Any], epochs: int, **resume: Any) -> None:
-        module = make_module()
-        module.settings = settings
+        module = make_module(settings=settings)
         trainer = make_trainer(tmp_path, max_epochs=epochs)
         trainer.fit(module, make_data(shapes), **resume)
         trainer.save_checkpoint(tmp_path / "x.ckpt")
@@ -295,8 +294,7 @@ def test_settings_that_differ_from_the_checkpoints_are_said(shapes, tmp_path, ca
 
 def test_an_epoch_that_began_with_other_batches_is_not_gone_on_with(shapes, tmp_path):
     def run(batch_size: int, epochs: int, steps: int, **resume: Any) -> None:
-        module = make_module()
-        module.settings = {"data": {"batch_size": batch_size}}
+        module = make_module(settings={"data": {"batch_size": batch_size}})
         trainer = make_trainer(tmp_path, max_epochs=epochs, max_steps=steps)
         trainer.fit(module, make_data(shapes, batch_size=batch_size), **resume)
         trainer.save_checkpoint(tmp_path / "x.ckpt")
@@ -320,8 +318,7 @@ def test_a_run_that_gets_more_epochs_has_the_schedule_of_a_longer_run_or_says_th
             rates.append(trainer.optimizers[0].param_groups[0]["lr"])
 
     def run(epochs: int, **resume: Any) -> None:
-        module = make_module(scheduler=schedule)
-        module.settings = {"max_epochs": epochs}
+        module = make_module(scheduler=schedule, settings={"max_epochs": epochs})
         trainer = make_trainer(tmp_path, max_epochs=epochs, callbacks=[Rates()])
         trainer.fit(module, make_data(shapes), **resume)
         trainer.save_checkpoint(tmp_path / "x.ckpt")

@@ -94,9 +94,10 @@ def test_bleu_is_scored_against_words_the_vocabulary_lacks(shapes, tmp_path):
     module, data = make_module(), make_data(shapes, max_words=1)
     make_trainer(tmp_path).fit(module, data)
     assert len(data.vocabulary) == 5
-    references = {word for image in module.results for words in image.reference_words for word in words}
+    _, images = module.evaluator.evaluated.finish()
+    references = {word for image in images for words in image.reference_words for word in words}
     assert len(references) > 5
-    assert {word for image in module.results for word in image.words} <= set(data.vocabulary.words)
+    assert {word for image in images for word in image.words} <= set(data.vocabulary.words)
 
 
 def test_overfits_a_handful_of_images(shapes, tmp_path):
@@ -118,9 +119,8 @@ def test_unfreeze_waits_for_its_epoch(shapes, tmp_path):
 @pytest.mark.parametrize(("frozen", "start", "kept"), [(True, True, True), (True, False, False), (False, True, False)])
 def test_weights_of_another_model_keep_the_statistics_of_a_frozen_encoder(shapes, tmp_path, frozen, start, kept):
     """A few photographs have other ones: channels that are silent in all of them would be divided by almost 0."""
-    module = make_module(standardize=True)
+    module = make_module(standardize=True, settings={"init_from": "first.ckpt" if start else None})
     module.encoder.set_trainable(not frozen)
-    module.settings = {"init_from": "first.ckpt" if start else None}
     make_trainer(tmp_path, max_epochs=2).fit(module, make_data(shapes))  # a validation lies between
     assert torch.equal(module.captioner.decoder.feature_norm.running_mean, torch.zeros(12)) == kept
 
@@ -135,7 +135,7 @@ def test_samples_are_the_first_validation_images_with_their_evidence(shapes, tmp
     make_trainer(tmp_path, callbacks=[CaptionSamples(2)]).fit(module, make_data(shapes))
     first = shapes.index("val").image_ids[:2].tolist()
     assert sorted(p.name for p in (tmp_path / "samples").iterdir()) == [f"{i}_001.png" for i in first]
-    assert [words for _, words, _ in drawn] == [image.words for image in module.results[:2]]
+    assert [words for _, words, _ in drawn] == [image.words for image in module.evaluator.evaluated.finish()[1][:2]]
     for photo, words, look in drawn:
         assert look.trace.evidence.shape == look.trace.alphas.shape == (len(words), 36)
         torch.testing.assert_close(look.trace.evidence.sum(1), torch.ones(len(words)))

@@ -118,7 +118,7 @@ def fit_parser() -> Parser:
     parser.add_argument("--seed_everything", type=int, default=1, help="Seed of all random numbers.")
     add = functools.partial(parser.add_class_arguments, fail_untyped=False, sub_configs=True)
     add(pl.Trainer, "trainer", instantiate=False)
-    add(CaptioningModule, "model")
+    add(CaptioningModule, "model", instantiate=False, skip={"start", "settings"})
     add(CaptionDataModule, "data")
     parser.add_argument("--name", type=str | None, help="The run's name; default: the config's.")
     parser.add_argument("--runs", type=str, default="runs", help="Folder of all runs; a run's folder is RUNS/NAME.")
@@ -172,10 +172,9 @@ class Fit:
         self.stop = StopOnRequest()
         with self._claiming():
             start = self.read_inputs()
-            self._build()
+            self._build(start)
             if start is None and self.plan.resume is None:
                 self.model.encoder.load_published_weights()
-            self.model.start, self.model.settings = start, self.settings
 
     def _plan(self, files: list[dict[str, Any]]) -> RunPlan:
         """Plan the run, claim its folder, and complete the configuration."""
@@ -223,10 +222,13 @@ class Fit:
             source.prepare()
         return read_model(self.plan.start) if self.plan.start else None
 
-    def _build(self) -> None:
+    def _build(self, start: SavedModel | None) -> None:
         """Build module, data module and trainer. Default callbacks are those that no callback of the user replaces."""
+        self.settings = yaml.safe_load(self.parser.dump(self.config, skip_link_targets=False, skip_none=False))
         try:
             built = self.parser.instantiate(self.config)
+            self.model = CaptioningModule(**vars(built.model), start=start, settings=self.settings)
+            self.data = built.data
             given, bar = built.trainer.callbacks or [], callbacks.ProgressBar
             chosen = [*given] if isinstance(given, list) else [given]
             for callback in (TrainingBar(), CaptionSamples(), Throughput(), LogLines(), self.stop):
@@ -244,9 +246,7 @@ class Fit:
             text = str(error).partition("\n  - Expected a")[0]  # jsonargparse lists all kinds of values
             text = text[max(text.rfind("Problem with given class_path"), 0) :]
             raise InputError(" ".join(text.split())[:400]) from error
-        self.model, self.data = built.model, built.data
         self.data.seed = self.config.seed_everything
-        self.settings = yaml.safe_load(self.parser.dump(self.config, skip_link_targets=False, skip_none=False))
 
     def start(self) -> None:
         """Train; print where the best checkpoint is, or how to resume a stopped run."""
@@ -314,8 +314,8 @@ class Fit:
     def _print_end(self) -> None:
         best = self.best
         if best.best_model_score is not None:
-            score = f"{best.monitor} {float(best.best_model_score):.2f}{few_images_warning(len(self.model.results))}"
-            print(f"best checkpoint: {best.best_model_path} ({score})")
+            few = few_images_warning(len(self.model.evaluator.evaluated.images))
+            print(f"best checkpoint: {best.best_model_path} ({best.monitor} {float(best.best_model_score):.2f}{few})")
         elif not best.best_model_path and best.save_top_k:
             steps = f"in {self.trainer.global_step} steps of training"
             print(f"no best checkpoint: none was due while there was a value of {best.monitor}, {steps}")

@@ -153,7 +153,7 @@ def score(
     origin["settings"] = saved.settings | {"data": settings[-1].get("data") if settings else None}
     write_evaluation(folder, stage, metrics, images, **_facts(evaluator, data, facts), provenance=origin)
     if logged is not None:
-        log_test(logged, metrics, evaluator, data)
+        log_test(logged, metrics, evaluator)
     models = f"; {1 + len(others)} models" * bool(others)
     context = f"beam {search.beam_size}, {attention.inference} context"
     print(f"\n{data.evaluated_split} split, {len(images)} images{models}; {context}; in percent", end="")

@@ -41,13 +41,10 @@ class CaptionSamples(Callback):
         check_range(0, images=images)
         self.images = images
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        pl_module.samples = self.images  # type: ignore[assignment]
-
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if trainer.is_global_zero and trainer.state.fn == "fit" and not trainer.sanity_checking:
             folder, epoch = Path(trainer.default_root_dir), f"{trainer.current_epoch + 1:03d}"
-            log_samples(trainer.loggers, "val", draw_samples(folder, epoch, pl_module.evaluator, pl_module.data))
+            log_samples(trainer.loggers, "val", draw_samples(folder, epoch, pl_module.evaluator))
 
 
 class TrainingBar(callbacks.RichProgressBar):
@@ -102,7 +99,7 @@ class LogLines(Callback):
         print(f"epoch {trainer.current_epoch + 1}, step {trainer.global_step}, {seconds:.0f} s:", *metrics, flush=True)
         if self._first:
             why = "train/loss may be above val/nll: it alone has dropout, label smoothing and penalties"
-            print(f"  ({why}{few_images_warning(len(pl_module.results))})", flush=True)
+            print(f"  ({why}{few_images_warning(len(pl_module.evaluator.evaluated.images))})", flush=True)
         self._first = False
 
 

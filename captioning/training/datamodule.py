@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
-from PIL.Image import Image
 from torch.utils.data import DataLoader
 
 from captioning.checkpoint.load import check_tokenizer, read_model
@@ -117,6 +116,7 @@ class CaptionDataModule(pl.LightningDataModule):
         self.features, self.augmentation = features, augmentation
         self.limit_images = limit_images
         self._indices: dict[str, CaptionIndex] = {}
+        self._regions: dict[str, RegionsInView] = {}
         self.evaluated_split = "val"  # ``captioning test`` sets the split that it scores
 
     def use(self, vocabulary: Vocabulary) -> None:
@@ -156,9 +156,12 @@ class CaptionDataModule(pl.LightningDataModule):
         return random_crop, flip
 
     def regions(self, split: str) -> RegionsInView:
-        """Return the objects and phrases of a split on the encoder's cells."""
-        encoder = self.encoder
-        return RegionsInView(self.source, split, self.index(split), encoder.preprocessing, lambda: encoder.cells)
+        """Return the objects and phrases of a split on the encoder's cells, which are computed once."""
+        if split not in self._regions:
+            encoder, index = self.encoder, self.index(split)
+            found = RegionsInView(self.source, split, index, encoder.preprocessing, lambda: encoder.cells)
+            self._regions[split] = found
+        return self._regions[split]
 
     @property
     def evaluated(self) -> CaptionIndex:
@@ -224,11 +227,6 @@ class CaptionDataModule(pl.LightningDataModule):
         """The number of processes that load images: ``num_workers``, or its default on this machine."""
         default = min(8, processors()) if self.features is None else 2 * torch.cuda.is_available()
         return default if self.num_workers is None else self.num_workers
-
-    def photo(self, row: int) -> Image | None:
-        """Return an image of the evaluated split before preprocessing; None if its image file is missing."""
-        exists = self.evaluated.image_path(row).is_file()
-        return self.evaluated.image(row, self.encoder.preprocessing) if exists else None
 
     def transfer_batch_to_device(self, batch: CaptionBatch, device: torch.device, dataloader_idx: int) -> CaptionBatch:
         """Return the batch on the device; the copy from page-locked memory overlaps with computation."""

@@ -15,7 +15,6 @@ from captioning.evaluation.evaluator import Evaluator
 from captioning.files import read_config, replacing
 from captioning.metrics.table import log_key
 from captioning.run_folder import RunFolder
-from captioning.training.datamodule import CaptionDataModule
 
 _log = logging.getLogger("captioning")
 
@@ -45,14 +44,15 @@ def _start(logger: Logger, settings: dict[str, Any]) -> None:
         raise InputError(f"trainer.logger: {type(logger).__name__}: {one_line(error)}; {instead}") from error
 
 
-def draw_samples(folder: Path, suffix: str, evaluator: Evaluator, data: CaptionDataModule) -> dict[str, str]:
+def draw_samples(folder: Path, suffix: str, evaluator: Evaluator) -> dict[str, str]:
     """Write figures of the evaluator's kept images to ``samples/``; return the captions by file."""
     from captioning.views.overlays import Look, attention_figure, save_figure  # matplotlib is slow to import
 
-    encoder, captions = evaluator.captioner.encoder, dict[str, str]()
+    encoder, index, captions = evaluator.captioner.encoder, evaluator.index, dict[str, str]()
     for row, (image, hypothesis) in sorted(evaluator.kept.items()):
-        if (photo := data.photo(row)) is None:
+        if not index.image_path(row).is_file():  # cached features alone
             continue
+        photo = index.image(row, encoder.preprocessing)
         look = Look(hypothesis.trace, encoder.cells, encoder.preprocessing.region(photo.size))
         figure = attention_figure(photo, image.words, {"": look}, text=image.text)
         path = folder / "samples" / f"{image.image_id}_{suffix}.png"
@@ -70,9 +70,9 @@ def log_samples(loggers: Iterable[Logger], stage: str, captions: Mapping[str, st
             logger.log_image(f"{stage}/samples", [*captions], caption=[*captions.values()])
 
 
-def log_test(run: RunFolder, metrics: Mapping[str, float], evaluator: Evaluator, data: CaptionDataModule) -> None:
+def log_test(run: RunFolder, metrics: Mapping[str, float], evaluator: Evaluator) -> None:
     """Log a test to the wandb runs in the configuration of ``run``."""
-    captions = draw_samples(run.path, "test", evaluator, data)
+    captions = draw_samples(run.path, "test", evaluator)
     for entry in read_config(run.config).get("trainer", {}).get("logger") or []:
         if entry["class_path"].endswith("WandbLogger"):
             logger = WandbLogger(**entry["init_args"])

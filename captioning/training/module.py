@@ -1,10 +1,10 @@
-"""Training, validation, test and prediction of a captioner with Lightning."""
+"""Training and validation of a captioner with Lightning."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,27 +21,19 @@ from captioning.checkpoint.format import describe
 from captioning.checkpoint.load import SavedModel, check_tokenizer, check_vocabulary
 from captioning.component import check_shape
 from captioning.data.batch import CaptionBatch
-from captioning.data.regions import RegionsInView
 from captioning.decoding import BeamOptions
 from captioning.encoders import Encoder
 from captioning.errors import InputError, one_line
 from captioning.evaluation.evaluator import Evaluated, Evaluator
-from captioning.evaluation.records import CaptionedImage
 from captioning.metrics.table import log_key
 from captioning.model import Captioner, Decoder
 from captioning.objective import Likelihood, Objective
 from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.processes import process_count, sum_over_processes
-from captioning.run_folder import LOCATION_SETTINGS, flat
-from captioning.training.callbacks import accumulates
+from captioning.training.callbacks import CaptionSamples, accumulates
 from captioning.training.datamodule import CaptionDataModule
+from captioning.training.resume import check_settings, follow_files, rewind, unfinished_batches
 from captioning.vocabulary import Vocabulary, tokenizer_from
-
-_OF_BATCHES = (
-    "data.batch_size data.group data.captions_per_image data.limit_images seed_everything "
-    "trainer.accumulate_grad_batches processes"
-).split()
-"""Settings that determine the captions of an optimizer step."""
 
 
 class CaptioningModule(pl.LightningModule):
@@ -56,6 +48,8 @@ class CaptioningModule(pl.LightningModule):
         optimizer: Called with the parameter groups; a fine-tuned encoder is a group with its own learning rate.
         scheduler: Called with the optimizer and the number of optimizer steps of the whole run; none by default.
         search: Options of the search of the validations.
+        start: Model whose weights the captioner begins with.
+        settings: The full configuration of the run, which checkpoints keep.
     """
 
     captioner: Captioner
@@ -70,20 +64,17 @@ class CaptioningModule(pl.LightningModule):
         optimizer: OptimizerCallable = torch.optim.Adam,
         scheduler: Callable[[torch.optim.Optimizer, int], LRScheduler] | None = None,
         search: BeamOptions = BeamOptions(),  # noqa: B008 - frozen
+        start: SavedModel | None = None,
+        settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         super().__init__()
         self._parts = (encoder, decoder)  # a tuple, so that they are registered once, inside the captioner
         self.objective = (objective or Likelihood()).bind(decoder)
         self.optimizer, self.scheduler = optimizer, scheduler
-        self.search = search
-        self.settings: dict[str, Any] = {}  # the full configuration of the run, which checkpoints keep
-        self.start: SavedModel | None = None  # the model whose weights the captioner begins with
-        self.samples = 4  # number of images whose hypotheses a validation keeps
-        self.results: list[CaptionedImage] = []  # the images of the last evaluation, in the order of the split
+        self.search, self.start, self.settings = search, start, dict(settings)
         self._watch = CollapseWatch()
         self._random_state: dict[str, Any] | None = None
         self._at_step: dict[str, Tensor] = {}  # the random numbers' state where an optimizer step began
-        self._regions: RegionsInView | None = None
         self._stops = False  # whether training ends after the optimizer step in progress
 
     def __getstate__(self) -> dict[str, Any]:
@@ -238,17 +229,15 @@ class CaptioningModule(pl.LightningModule):
         self.log("train/learning_rate", float(optimizer.param_groups[0]["lr"]))  # of the decoder
 
     def on_validation_epoch_start(self) -> None:
-        index = self.data.evaluated
-        if self._regions is None or self._regions.index is not index:  # computed once for all validations
-            self._regions = self.data.regions(self.data.evaluated_split)
+        samples = (callback.images for callback in self.trainer.callbacks if isinstance(callback, CaptionSamples))  # type: ignore[attr-defined]
         self.evaluator = Evaluator(
             self.captioner,
             self.data.vocabulary,
-            index,
-            self._regions,
+            self.data.index("val"),
+            self.data.regions("val"),
             search=self.search,
             seed=self.data.seed,
-            keep=self.samples,
+            keep=max(samples, default=0),
         )
 
     def validation_step(self, batch: CaptionBatch, batch_idx: int) -> None:
@@ -256,12 +245,11 @@ class CaptioningModule(pl.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Log the metrics over the images of all processes."""
-        evaluated = self.evaluator.evaluated
         if self.trainer.world_size > 1:
             parts: list[Any] = [None] * self.trainer.world_size
-            torch.distributed.all_gather_object(parts, evaluated)
-            evaluated = Evaluated.merge(parts)
-        metrics, self.results = evaluated.finish()  # without METEOR, which takes seconds
+            torch.distributed.all_gather_object(parts, self.evaluator.evaluated)
+            self.evaluator.evaluated = Evaluated.merge(parts)
+        metrics, _ = self.evaluator.evaluated.finish()  # without METEOR, which takes seconds
         # Monitored grounding metrics need a value (NaN) even if only references name objects.
         metrics = {name.removeprefix("reference_"): math.nan for name in metrics} | metrics
         for name, value in metrics.items():
@@ -271,11 +259,7 @@ class CaptioningModule(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the description of the captioner, and the random state and position for a resumed run."""
         checkpoint["captioning"] = describe(self.captioner, self.data.vocabulary, self.settings)
-        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress
-        ready, done, per_step = progress.current.ready, progress.current.processed, self.trainer.accumulate_grad_batches
-        ended = ready == done and progress.is_last_batch
-        # Batches since the last optimizer step, which a resumed run repeats.
-        checkpoint["unfinished"] = 0 if ended else ready - done // per_step * per_step
+        checkpoint["unfinished"] = unfinished_batches(self.trainer)
         checkpoint["processes"] = self.trainer.world_size
         # A resumed run that stops before its first batch saves the loaded state.
         state = self._at_step if checkpoint["unfinished"] else self._random_numbers()
@@ -286,58 +270,12 @@ class CaptioningModule(pl.LightningModule):
         return state | ({"cuda": torch.cuda.get_rng_state(self.device)} if self.device.type == "cuda" else {})
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        rewind(checkpoint)
         content = checkpoint.get("captioning", {})
-        if "loops" not in checkpoint or "random_state" not in checkpoint:
-            raise InputError("the checkpoint holds the model alone; training cannot go on from it, see --init_from")
         check_tokenizer(tokenizer_from(content.get("tokenizer")), self.data.vocabulary.tokenizer)
         check_vocabulary("the checkpoint's", content.get("vocabulary") or (), self.data.vocabulary)
+        check_settings(checkpoint, self.settings, self.trainer.world_size)
         self._random_state = checkpoint["random_state"]
-        loop = checkpoint["loops"]["fit_loop"]
-        batches = loop["epoch_loop.batch_progress"]
-        again = checkpoint.get("unfinished", 0)
-        for name in (name for name in checkpoint["state_dict"] if name.endswith(".batches")):
-            checkpoint["state_dict"][name] = checkpoint["state_dict"][name] - again
-        if again:
-            batches["is_last_batch"] = False
-            for part in ("current", "total"):
-                batches[part] = dict.fromkeys(batches[part], batches[part]["ready"] - again)
-        for epochs in loop["epoch_progress"].values() if batches["current"]["ready"] else ():
-            if epochs["processed"] == epochs["started"]:  # also where max_steps or max_time cut the epoch short
-                epochs["processed"] -= not batches["is_last_batch"]
-                epochs["completed"] = epochs["processed"]
         for callback in self.trainer.checkpoint_callbacks:
             state = checkpoint.get("callbacks", {}).get(callback.state_key, {})
-            _follow_files(state, getattr(callback, "dirpath", None))
-        was, now = (flat(x, (*LOCATION_SETTINGS, "init_from")) for x in (content.get("settings") or {}, self.settings))
-        now["processes"] = self.trainer.world_size
-        was["processes"] = checkpoint.get("processes", now["processes"])
-        inside = batches["current"]["ready"] and not batches["is_last_batch"]
-        names = [name for name in was | now if was.get(name) != now.get(name)]
-        for name in names:  # an argument of only one version of a class is no error
-            batches_differ = inside and name in _OF_BATCHES
-            if batches_differ or (
-                name in ("model.optimizer", "model.scheduler", "model.encoder.learning_rate")
-                or (name.startswith(("model.optimizer.", "model.scheduler.")) and name in was and name in now)
-            ):
-                point = "inside the checkpoint's epoch" if batches_differ else "from the checkpoint's state"
-                instead = f"leave it {was.get(name)}, or begin a new run with --init_from"
-                raise InputError(f"{name}: {now.get(name)} cannot go on {point}; {instead}")
-        if changed := [f"{name}: {now.get(name)}, was {was.get(name)}" for name in names]:
-            kept = any({"T_max", "total_iters"} & state.keys() for state in checkpoint["lr_schedulers"])
-            why = " (the schedule keeps its length; WarmupCosine would take a new one)" * kept
-            rank_zero_info(f"settings that differ from the checkpoint's{why}: {'; '.join(changed)}")
-
-
-def _follow_files(state: dict[str, Any], folder: str | None) -> None:
-    """Replace the folder in the state of a ``ModelCheckpoint`` if the run was moved or copied to ``folder``.
-
-    Lightning ignores the state of another folder, and a worse epoch would replace the best.
-    """
-    was, best = str(state.get("dirpath")), state.get("best_model_path", "")
-
-    def now(path: str) -> str:
-        return path.replace(was, str(folder), 1)
-
-    if best and Path(now(best)).is_file():
-        state |= {key: now(value) for key, value in state.items() if isinstance(value, str)}
-        state["best_k_models"] = {now(path): score for path, score in state["best_k_models"].items()}
+            follow_files(state, getattr(callback, "dirpath", None))

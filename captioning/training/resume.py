@@ -1,0 +1,91 @@
+"""What a checkpoint has beside the model, so that a resumed run equals one that never stopped, and what may change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.utilities import rank_zero_info
+
+from captioning.errors import InputError
+from captioning.run_folder import LOCATION_SETTINGS, flat
+
+_OF_BATCHES = (
+    "data.batch_size data.group data.captions_per_image data.limit_images seed_everything "
+    "trainer.accumulate_grad_batches processes"
+).split()
+"""Settings that determine the captions of an optimizer step."""
+
+
+def unfinished_batches(trainer: pl.Trainer) -> int:
+    """Return the batches since the last optimizer step, which a resumed run repeats."""
+    progress: Any = trainer.fit_loop.epoch_loop.batch_progress
+    ready, done, per_step = progress.current.ready, progress.current.processed, trainer.accumulate_grad_batches
+    return 0 if ready == done and progress.is_last_batch else ready - done // per_step * per_step
+
+
+def rewind(checkpoint: dict[str, Any]) -> None:
+    """Set the position of a checkpoint back to its last optimizer step, and an epoch that was cut short to unfinished.
+
+    Raises:
+        InputError: The checkpoint has no position, because it was made to be used and not to be resumed.
+    """
+    if "loops" not in checkpoint or "random_state" not in checkpoint:
+        raise InputError("the checkpoint holds the model alone; training cannot go on from it, see --init_from")
+    loop = checkpoint["loops"]["fit_loop"]
+    batches = loop["epoch_loop.batch_progress"]
+    again = checkpoint.get("unfinished", 0)
+    for name in (name for name in checkpoint["state_dict"] if name.endswith(".batches")):
+        checkpoint["state_dict"][name] = checkpoint["state_dict"][name] - again
+    if again:
+        batches["is_last_batch"] = False
+        for part in ("current", "total"):
+            batches[part] = dict.fromkeys(batches[part], batches[part]["ready"] - again)
+    for epochs in loop["epoch_progress"].values() if batches["current"]["ready"] else ():
+        if epochs["processed"] == epochs["started"]:  # also where max_steps or max_time cut the epoch short
+            epochs["processed"] -= not batches["is_last_batch"]
+            epochs["completed"] = epochs["processed"]
+
+
+def check_settings(checkpoint: Mapping[str, Any], settings: Mapping[str, Any], processes: int) -> None:
+    """Log the settings that differ from those of a checkpoint at its position.
+
+    Raises:
+        InputError: A setting differs with which training cannot go on from the checkpoint's state.
+    """
+    before = checkpoint.get("captioning", {}).get("settings") or {}
+    was, now = (flat(each, (*LOCATION_SETTINGS, "init_from")) for each in (before, settings))
+    was["processes"], now["processes"] = checkpoint.get("processes", processes), processes
+    batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    inside = batches["current"]["ready"] and not batches["is_last_batch"]
+    names = [name for name in was | now if was.get(name) != now.get(name)]
+    for name in names:  # an argument of only one version of a class is no error
+        batches_differ = inside and name in _OF_BATCHES
+        if batches_differ or (
+            name in ("model.optimizer", "model.scheduler", "model.encoder.learning_rate")
+            or (name.startswith(("model.optimizer.", "model.scheduler.")) and name in was and name in now)
+        ):
+            point = "inside the checkpoint's epoch" if batches_differ else "from the checkpoint's state"
+            instead = f"leave it {was.get(name)}, or begin a new run with --init_from"
+            raise InputError(f"{name}: {now.get(name)} cannot go on {point}; {instead}")
+    if changed := [f"{name}: {now.get(name)}, was {was.get(name)}" for name in names]:
+        kept = any({"T_max", "total_iters"} & state.keys() for state in checkpoint["lr_schedulers"])
+        why = " (the schedule keeps its length; WarmupCosine would take a new one)" * kept
+        rank_zero_info(f"settings that differ from the checkpoint's{why}: {'; '.join(changed)}")
+
+
+def follow_files(state: dict[str, Any], folder: str | None) -> None:
+    """Replace the folder in the state of a ``ModelCheckpoint`` if the run was moved or copied to ``folder``.
+
+    Lightning ignores the state of another folder, and a worse epoch would replace the best.
+    """
+    was, best = str(state.get("dirpath")), state.get("best_model_path", "")
+
+    def now(path: str) -> str:
+        return path.replace(was, str(folder), 1)
+
+    if best and Path(now(best)).is_file():
+        state |= {key: now(value) for key, value in state.items() if isinstance(value, str)}
+        state["best_k_models"] = {now(path): score for path, score in state["best_k_models"].items()}

@@ -176,7 +176,8 @@ def score(runs: Path) -> None:
         captioner = load(checkpoint)
         captions, sets = [], {}
         for title, source in SOURCES.items():
-            values, records = evaluate(captioner.model, captioner.vocabulary, source, captioner.options, split="val")
+            model, vocabulary, search = captioner.model, captioner.vocabulary, captioner.options
+            values, records = evaluate(model, vocabulary, source, search, split="val").finish()
             captions += [record.words for record in records]
             sets[title] = {"nll": round(values["nll"], 4), **looking(records)}
             for family, counts in count([r.words for r in records], [r.reference_words for r in records]):

@@ -18,7 +18,7 @@ from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
 from captioning.evaluation import evaluate
 from captioning.evaluation import evaluator as evaluator_module
-from captioning.evaluation.evaluator import Evaluated, Evaluator
+from captioning.evaluation.evaluator import Evaluator
 from captioning.evaluation.grounding import grounding_metrics, noun_hits
 from captioning.evaluation.records import read_captions, read_metrics, read_results, write_evaluation
 from captioning.metrics.table import EVIDENCE_METRICS, METRICS, caption_metrics
@@ -68,7 +68,7 @@ def split(source) -> Split:
 
 def test_a_split_is_scored_on_its_captions_and_its_references(split):
     batches = [split.batch(0, 1, 2), split.batch(3, 4)]
-    scores, images = split.evaluator(*batches).evaluated.finish()
+    scores, images = split.evaluator(*batches).finish()
     assert [image.image_id for image in images] == split.index.image_ids.tolist()
     assert [image.references for image in images] == [split.index.references(row) for row in range(IMAGES)]
     expected = caption_metrics([i.words for i in images], [i.reference_words for i in images], java=False)
@@ -88,16 +88,16 @@ def test_a_split_is_scored_on_its_captions_and_its_references(split):
 
 def test_a_model_is_evaluated_on_a_data_set_in_one_call(split, source):
     search = BeamOptions(beam_size=2, max_length=9)
-    metrics, images = evaluate(split.captioner, split.vocabulary, source, search, split="val", batch_size=2)
-    by_hand = split.evaluator(split.batch(0, 1), split.batch(2, 3), split.batch(4)).evaluated.finish()
+    metrics, images = evaluate(split.captioner, split.vocabulary, source, search, split="val", batch_size=2).finish()
+    by_hand = split.evaluator(split.batch(0, 1), split.batch(2, 3), split.batch(4)).finish()
     assert (metrics, images) == by_hand and set(metrics) <= set(METRICS)
-    first = evaluate(split.captioner, split.vocabulary, source, search, split="val", limit_images=2)[1]
-    assert first == images[:2]
+    first = evaluate(split.captioner, split.vocabulary, source, search, split="val", limit_images=2)
+    assert first.finish()[1] == images[:2]
 
 
 def test_no_word_sequence_of_a_length_stands_twice_in_evaluated_captions(split, source):
     plain, unique = (
-        [image.words for image in evaluate(split.captioner, split.vocabulary, source, search, split="val")[1]]
+        [image.words for image in evaluate(split.captioner, split.vocabulary, source, search, split="val").finish()[1]]
         for search in (BeamOptions(max_length=9), BeamOptions(max_length=9, no_repeat_ngram=1))
     )
     assert any(len({*words}) < len(words) for words in plain)
@@ -109,13 +109,13 @@ def test_an_ensemble_of_other_views_loads_its_images_itself(split, source):
     other = Captioner(ConvEncoder((8, 12), (4, 2), image_size=32), decoder, vocabulary_size=len(split.vocabulary))
     search = BeamOptions(beam_size=2, max_length=9)
     members = [split.captioner, other.eval()]
-    found = evaluate(Ensemble(members), split.vocabulary, source, search, split="val", batch_size=2)
+    found = evaluate(Ensemble(members), split.vocabulary, source, search, split="val", batch_size=2).finish()
 
     def load(rows, preprocessing):
         return torch.stack([preprocessing(split.index.image(row, preprocessing)) for row in rows.tolist()])
 
     split.captioner = Ensemble(members, load=load).eval()
-    assert found == split.evaluator(split.batch(0, 1), split.batch(2, 3), split.batch(4)).evaluated.finish()
+    assert found == split.evaluator(split.batch(0, 1), split.batch(2, 3), split.batch(4)).finish()
 
 
 def test_the_example_of_evaluate_runs(tmp_path, monkeypatch):
@@ -127,7 +127,7 @@ def test_the_example_of_evaluate_runs(tmp_path, monkeypatch):
 def test_the_evidence_is_judged_beside_the_alphas(source, tmp_path, output):
     split = Split(source, SoftAttention(AdditiveScore(10)), output())
     batch = split.batch(0, 1, 2)
-    scores, images = split.evaluator(batch).evaluated.finish()
+    scores, images = split.evaluator(batch).finish()
     with torch.inference_mode():
         trace = split.captioner(batch).trace
     judged = {False: [], True: []}
@@ -147,31 +147,30 @@ def test_the_evidence_is_judged_beside_the_alphas(source, tmp_path, output):
 
 def test_processes_that_share_a_split_find_what_one_finds(split):
     first, second, third = split.batch(0, 1), split.batch(2), split.batch(3, 4)
-    alone = split.evaluator(first, second, third).evaluated
-    empty, parts = Evaluated(), [split.evaluator(third).evaluated, split.evaluator(first, second).evaluated]
-    scores, images = Evaluated.merge([*parts, empty]).finish()
-    expected, in_order = alone.finish()
-    assert images == in_order and scores == expected
-    assert Evaluated.merge([*parts, split.evaluator(third).evaluated]).finish() == (expected, in_order)  # counts once
+    expected = split.evaluator(first, second, third).finish()
+    shared = split.evaluator()
+    for part in (split.evaluator(third), split.evaluator(), split.evaluator(first, second), split.evaluator(third)):
+        shared.add(part.images, part.sums)  # the third batch counts once
+    assert shared.finish() == expected
 
 
 def test_draws_of_bounds_depend_on_the_batch_and_the_seed_and_leave_the_global_stream_as_it_was(source):
     split = Split(source, HardAttention(AdditiveScore(10), inference="sample"))
     first, second = split.batch(0, 1), split.batch(2, 3)
     before = torch.get_rng_state()
-    both = split.evaluator(first, second, bound_samples=2).evaluated
+    both = split.evaluator(first, second, bound_samples=2)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(99)
-    alone = split.evaluator(second, bound_samples=2).evaluated
+    alone = split.evaluator(second, bound_samples=2)
     assert alone.sums[2] == both.sums[2] and alone.images[3] == both.images[3]
     scores, _ = both.finish()
     assert -math.inf < scores["bound"] <= scores["iwae_bound"] < 0
-    assert split.evaluator(second, bound_samples=2, seed=1).evaluated.sums[2]["bound"] != both.sums[2]["bound"]
+    assert split.evaluator(second, bound_samples=2, seed=1).sums[2]["bound"] != both.sums[2]["bound"]
 
 
 def test_what_is_written_reads_back(split, tmp_path):
     evaluator = split.evaluator(split.batch(0, 1, 2))
-    scores, images = evaluator.evaluated.finish()
+    scores, images = evaluator.finish()
     write_evaluation(tmp_path, "test", scores, images, search={"beam_size": 2}, tokens="letters")
     assert read_results(tmp_path / "test_results.json") == {image.image_id: image.caption for image in images}
     assert json.loads((tmp_path / "test_metrics.json").read_text())["tokens"] == "letters"

@@ -32,7 +32,7 @@ ROOMS = {
     "checkpoint": "cells data encoders errors files model run_folder tokenizers vocabulary",
     "metrics": "errors",
     "objective": "attention component data decoding errors metrics model precision trace vocabulary",
-    "evaluation": "cells data decoding errors files metrics model objective tokenizers vocabulary",
+    "evaluation": "cells data decoding errors files metrics model objective progress tokenizers vocabulary",
     "inference": "cells checkpoint data decoding encoders errors files model trace views vocabulary",
     "comparison": "component data errors evaluation files inference metrics progress run_folder views",
     "training": "attention checkpoint component data decoding encoders errors evaluation files metrics model objective "

@@ -29,23 +29,18 @@ def build(
     kinds: Mapping[str, Any],
     configs: Iterable[Mapping[str, Any]],
     options: Sequence[str] = (),
-    grouped: Sequence[str] = (),
 ) -> list[Any]:
     """Build the parts of training configurations with the types ``kinds``, such as ``{"data.source": CaptionSource}``.
 
     A part whose type admits None may be missing. A later configuration wins over earlier ones; ``options`` of the
-    training command, ``["--data.source.root", "DIR"]``, win over all. A ``grouped`` part has the arguments of its type
-    instead of a ``class_path``.
+    training command, ``["--data.source.root", "DIR"]``, win over all.
     """
     restrict_imports()
     parser = Parser(prog="captioning fit", allow_abbrev=False)
     parser.settings = configs = [*configs]
     parser.add_argument("--config", action=ActionConfigFile)
     for key, kind in kinds.items():
-        if key in grouped:
-            parser.add_class_arguments(kind, key)
-        else:
-            parser.add_argument(f"--{key}", type=kind, required=type(None) not in get_args(kind))
+        parser.add_argument(f"--{key}", type=kind, required=type(None) not in get_args(kind))
     arguments = []
     for config in configs:
         parts = {key: part for key in kinds if (part := _at(key, config)) is not None}

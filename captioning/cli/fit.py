@@ -19,7 +19,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import yaml
-from jsonargparse import ActionConfigFile, dict_to_namespace
+from jsonargparse import ActionConfigFile, Namespace, dict_to_namespace
 from pytorch_lightning import callbacks
 from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.utilities.exceptions import SIGTERMException
@@ -27,8 +27,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from captioning.checkpoint.io import read_checkpoint
 from captioning.checkpoint.load import SavedModel, read_model
 from captioning.cli import IMPORTED
-from captioning.cli.build import Parser, build, restrict_imports
-from captioning.data import CaptionSource
+from captioning.cli.build import Parser, restrict_imports
 from captioning.errors import InputError, check_range, one_line
 from captioning.files import read_config, write_text
 from captioning.metrics.table import few_images_warning
@@ -116,10 +115,10 @@ def fit_parser() -> Parser:
     parser = Parser(prog="captioning fit", allow_abbrev=False)
     parser.add_argument("-c", "--config", action=ActionConfigFile, help="A configuration in YAML; later ones win.")
     parser.add_argument("--seed_everything", type=int, default=1, help="Seed of all random numbers.")
-    add = functools.partial(parser.add_class_arguments, fail_untyped=False, sub_configs=True)
-    add(pl.Trainer, "trainer", instantiate=False)
-    add(CaptioningModule, "model", instantiate=False, skip={"start", "settings"})
-    add(CaptionDataModule, "data")
+    add = functools.partial(parser.add_class_arguments, fail_untyped=False, instantiate=False, sub_configs=True)
+    add(pl.Trainer, "trainer")
+    add(CaptioningModule, "model", skip={"start", "settings"})
+    add(CaptionDataModule, "data", skip={"seed"})
     parser.add_argument("--name", type=str | None, help="The run's name; default: the config's.")
     parser.add_argument("--runs", type=str, default="runs", help="Folder of all runs; a run's folder is RUNS/NAME.")
     parser.add_argument("--ckpt_path", type=str | None, help="Checkpoint to resume: a file, best or last of NAME.")
@@ -170,11 +169,18 @@ class Fit:
         self.is_first = getattr(pl.utilities.rank_zero_only, "rank", 0) == 0  # no trainer exists yet
         self.plan = self._plan([*files, {arg[2:].partition("=")[0]: arg for arg in args if arg.startswith("--")}])
         self.stop = StopOnRequest()
-        with self._claiming():
+        with self._claiming(), _one_line():
+            self.data = CaptionDataModule(**self._instantiate("data"), seed=self.config.seed_everything)
             start = self.read_inputs()
-            self._build(start)
+            self.settings = yaml.safe_load(self.parser.dump(self.config, skip_link_targets=False, skip_none=False))
+            self.model = CaptioningModule(**self._instantiate("model"), start=start, settings=self.settings)
             if start is None and self.plan.resume is None:
                 self.model.encoder.load_published_weights()
+            self.best = BestCheckpoint(**vars(self.config.checkpoint))
+            self.trainer = self._build_trainer(self._instantiate("trainer"))
+
+    def _instantiate(self, part: str) -> dict[str, Any]:
+        return vars(self.parser.instantiate(Namespace({part: self.config[part]}))[part])
 
     def _plan(self, files: list[dict[str, Any]]) -> RunPlan:
         """Plan the run, claim its folder, and complete the configuration."""
@@ -186,9 +192,7 @@ class Fit:
                 plan = plan_run(config, files)
             taken = ""
             if plan.taken is not None:
-                ended = (
-                    "" if plan.taken.is_trained() else ", by a run without a checkpoint; delete it if that has ended"
-                )
+                ended = ", by a run without a checkpoint; delete it if that has ended" * (not plan.taken.is_trained())
                 taken = f" ({plan.taken.path} is taken{ended})"
             print(f"run folder: {plan.folder.path}{taken}", flush=True)
         os.environ[_FOLDER] = str(plan.folder.path)  # processes started by this one take the same folder
@@ -213,40 +217,27 @@ class Fit:
             raise
 
     def read_inputs(self) -> SavedModel | None:
-        """Return the model of --init_from. What is missing or damaged is noticed before anything is built."""
+        """Return the model of --init_from. What is missing or damaged is noticed before anything else is built."""
         if self.plan.resume is not None:
             saved = read_checkpoint(self.plan.resume)
             self.config.init_from = saved["captioning"]["settings"].get("init_from")  # wins over the command line
         if self.is_first:
-            (source,) = build({"data.source": CaptionSource}, [{"data": {"source": self.config.data.source.as_dict()}}])
-            source.prepare()
+            self.data.source.prepare()
         return read_model(self.plan.start) if self.plan.start else None
 
-    def _build(self, start: SavedModel | None) -> None:
-        """Build module, data module and trainer. Default callbacks are those that no callback of the user replaces."""
-        self.settings = yaml.safe_load(self.parser.dump(self.config, skip_link_targets=False, skip_none=False))
-        try:
-            built = self.parser.instantiate(self.config)
-            self.model = CaptioningModule(**vars(built.model), start=start, settings=self.settings)
-            self.data = built.data
-            given, bar = built.trainer.callbacks or [], callbacks.ProgressBar
-            chosen = [*given] if isinstance(given, list) else [given]
-            for callback in (TrainingBar(), CaptionSamples(), Throughput(), LogLines(), self.stop):
-                kind = bar if isinstance(callback, bar) else type(callback)
-                if not any(isinstance(other, kind) for other in chosen):
-                    chosen.append(callback)
-            off = (bar,) if built.trainer.enable_progress_bar is False else ()
-            chosen = [callback for callback in chosen if not isinstance(callback, off)]
-            self.best = built.checkpoint
-            built.trainer.callbacks = [*chosen, self.best, built.last, built.early_stopping]
-            self.trainer: Any = pl.Trainer(**vars(built.trainer))
-        except InputError:
-            raise
-        except (ValueError, TypeError, ImportError) as error:  # an argument that a class refuses, a strategy
-            text = str(error).partition("\n  - Expected a")[0]  # jsonargparse lists all kinds of values
-            text = text[max(text.rfind("Problem with given class_path"), 0) :]
-            raise InputError(" ".join(text.split())[:400]) from error
-        self.data.seed = self.config.seed_everything
+    def _build_trainer(self, options: dict[str, Any]) -> Any:
+        """Return the trainer, with the default callbacks that no callback of the user replaces or turns off."""
+        given, bar = options["callbacks"] or [], callbacks.ProgressBar
+        chosen = [*given] if isinstance(given, list) else [given]
+        for callback in (TrainingBar(), CaptionSamples(), Throughput(), LogLines(), self.stop):
+            kind = bar if isinstance(callback, bar) else type(callback)
+            if not any(isinstance(other, kind) for other in chosen):
+                chosen.append(callback)
+        off = (bar,) if options["enable_progress_bar"] is False else ()
+        chosen = [callback for callback in chosen if not isinstance(callback, off)]
+        last = callbacks.ModelCheckpoint(**vars(self.config.last))
+        chosen += [self.best, last, ResumableStopping(**vars(self.config.early_stopping))]
+        return pl.Trainer(**options | {"callbacks": chosen})
 
     def start(self) -> None:
         """Train; print where the best checkpoint is, or how to resume a stopped run."""
@@ -314,7 +305,7 @@ class Fit:
     def _print_end(self) -> None:
         best = self.best
         if best.best_model_score is not None:
-            few = few_images_warning(len(self.model.evaluator.evaluated.images))
+            few = few_images_warning(len(self.model.evaluator.images))
             print(f"best checkpoint: {best.best_model_path} ({best.monitor} {float(best.best_model_score):.2f}{few})")
         elif not best.best_model_path and best.save_top_k:
             steps = f"in {self.trainer.global_step} steps of training"
@@ -322,6 +313,19 @@ class Fit:
         folder = self.plan.folder.path
         if any(folder.glob("wandb/offline-run-*")):
             print(f"wandb ran offline; to upload: wandb sync {shlex.quote(str(folder))}/wandb/offline-run-*")
+
+
+@contextlib.contextmanager
+def _one_line() -> Iterator[None]:
+    """Raise InputError of one line where a class refuses an argument, or Lightning a strategy."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (ValueError, TypeError, ImportError) as error:
+        text = str(error).partition("\n  - Expected a")[0]  # jsonargparse lists all kinds of values
+        text = text[max(text.rfind("Problem with given class_path"), 0) :]
+        raise InputError(" ".join(text.split())[:400]) from error
 
 
 def _with_files(args: list[str]) -> tuple[list[str], list[dict[str, Any]]]:

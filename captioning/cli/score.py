@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import shlex
 import sys
@@ -17,10 +16,9 @@ from captioning.provenance import provenance
 from captioning.run_folder import RunFolder, checksum
 
 if TYPE_CHECKING:
-    import torch
-
+    from captioning.checkpoint.load import SavedModel
+    from captioning.decoding import BeamOptions
     from captioning.evaluation.evaluator import Evaluator
-    from captioning.training import CaptionDataModule
 
 RENAMED = {
     "--data.test_split": "--split",
@@ -85,31 +83,23 @@ def score(
     check_whole(0, bound_samples=bound_samples)
     check_whole(0, 2**32 - 1, seed_everything=seed_everything)
     announce(task)
+    import torch
+
     from captioning.checkpoint.load import check_device, read_members, read_model
-    from captioning.cli.build import build
-    from captioning.data.loading import load_images
-    from captioning.decoding import BeamOptions
-    from captioning.evaluation.evaluator import Evaluator
-    from captioning.evaluation.records import write_evaluation, write_predictions
-    from captioning.metrics.table import few_images_warning
-    from captioning.model import Ensemble
+    from captioning.evaluation import evaluate
     from captioning.precision import best_precision
-    from captioning.training import CaptionDataModule
-    from captioning.training.loggers import log_test
+    from captioning.model import Ensemble
 
     run, path = _find_model(ckpt_path, runs / name)
-    configs = config or ([run.config] if run else [])
     target = check_device(device)
     saved = read_model(path, target)
-    if not configs and not any(word.startswith("--data.source") for word in overrides):
-        raise InputError(f"{path}: is in no run's folder; name a configuration with its data by --config")
-    settings = [read_config(file, "--config") for file in configs]
-    trained = {"model": {"search": vars(BeamOptions.of_settings(saved.settings))}}
-    kinds = {"data": CaptionDataModule, "model.search": BeamOptions}
-    data, search = build(kinds, [trained, *settings], overrides, grouped=["data"])
+    settings = [read_config(file, "--config") for file in config or ([run.config] if run else [])]
+    data, search = _data_and_search(saved, settings, overrides)
+    seeds = [1, *(one["seed_everything"] for one in settings if type(one.get("seed_everything")) is int)]
+    seed = seeds[-1] if seed_everything is None else seed_everything
+    others = [member.captioner for member in read_members(saved, ensemble or (), target)]
 
-    captioner, others = saved.captioner, [member.captioner for member in read_members(saved, ensemble or (), target)]
-    attention = captioner.decoder.attention
+    attention = saved.captioner.decoder.attention
     folder = run.path if run else runs / "scored" / Path(saved.path.rpartition("/")[2] or "model").stem
     if inference not in (None, attention.inference):
         attention.inference = inference  # refuses a mode that it does not have
@@ -119,47 +109,29 @@ def score(
     logged = run if task == "test" and run is not None and folder == run.path and not no_logger else None
 
     stage = "val" if task == "validate" else "test"
-    seeds = [1, *(one["seed_everything"] for one in settings if type(one.get("seed_everything")) is int)]
-    data.seed = seeds[-1] if seed_everything is None else seed_everything
-    data.encoder, data.evaluated_split = captioner.encoder, split or stage
-    data.use(saved.vocabulary)
-    data.source.prepare()
-    load = functools.partial(load_images, data.evaluated)
-    evaluator = Evaluator(
-        (Ensemble([captioner, *others], load=load) if others else captioner).eval(),
-        saved.vocabulary,
-        data.evaluated,
-        data.regions(data.evaluated_split),
-        search,
-        bound_samples=0 if task == "predict" else bound_samples,
-        seed=data.seed,
-        keep=4 * (logged is not None),
-        references=task != "predict",
-    )
-    used_precision = precision or best_precision(target.type)
-    _evaluate(task, evaluator, data, target, used_precision)
+    used = {"device": target.type, "precision": precision or best_precision(target.type)}
+    dtype = torch.float16 if used["precision"] == "16-mixed" else torch.bfloat16
+    options = data | {"split": split or stage, "seed": seed, "keep": 4 * (logged is not None)}
+    options |= {"references": False} if task == "predict" else {"bound_samples": bound_samples}
+    with torch.autocast(target.type, dtype=dtype, enabled=used["precision"] != "32-true"):
+        model = Ensemble([saved.captioner, *others]) if others else saved.captioner
+        evaluator = evaluate(model, saved.vocabulary, search=search, **options)
     if task == "predict":
-        captions = dict(sorted(evaluator.evaluated.images.items()))
-        paths = [data.evaluated.image_path(row) for row in captions]
-        for file in write_predictions(folder, paths, [*captions.values()]):
-            print(f"written to {file}")
+        _write_predictions(folder, evaluator)
         return
-    metrics, images = evaluator.evaluated.finish(java=saved.vocabulary.tokenizer.english)
-    facts: dict[str, Any] = {"inference": attention.inference, "checkpoint": Path(path).name, "weights": checksum(path)}
+    facts = {"split": options["split"], "inference": attention.inference}
+    facts |= {"checkpoint": Path(path).name, "weights": checksum(path), "bound_samples": bound_samples}
     facts |= {"ensemble": 1 + len(others)} if others else {}
-    facts |= {"bound_samples": bound_samples} if "bound" in metrics else {}
-    origin = provenance(command=shlex.join(sys.argv), seed=data.seed)
-    origin["used"] = {"device": target.type, "precision": used_precision, "num_workers": data.workers}
+    origin = provenance(command=shlex.join(sys.argv), seed=seed)
+    origin["used"] = used | {"num_workers": data["num_workers"]}
     origin["settings"] = saved.settings | {"data": settings[-1].get("data") if settings else None}
-    write_evaluation(folder, stage, metrics, images, **_facts(evaluator, data, facts), provenance=origin)
+    metrics = _write_metrics(folder, stage, evaluator, facts, origin)
     if logged is not None:
+        from captioning.training.loggers import log_test
+
         log_test(logged, metrics, evaluator)
-    models = f"; {1 + len(others)} models" * bool(others)
-    context = f"beam {search.beam_size}, {attention.inference} context"
-    print(f"\n{data.evaluated_split} split, {len(images)} images{models}; {context}; in percent", end="")
-    print(few_images_warning(len(images)))
-    _print_metrics(metrics)
-    print(f"tokens: {saved.vocabulary.tokenizer.description}\nwritten to {folder}")
+    _print_metrics(metrics, evaluator, facts)
+    print(f"written to {folder}")
 
 
 def _refuse_renamed(task: str, overrides: Sequence[str]) -> None:
@@ -177,39 +149,66 @@ def _find_model(ckpt_path: str, named: Path) -> tuple[RunFolder | None, str]:
     return run, str(run.checkpoint(ckpt_path)) if by_name else ckpt_path
 
 
-def _evaluate(task: str, evaluator: Evaluator, data: CaptionDataModule, device: torch.device, precision: str) -> None:
-    """Give all batches of the data's split to an evaluator."""
-    import torch
+def _data_and_search(
+    saved: SavedModel, settings: Sequence[Mapping[str, Any]], overrides: Sequence[str]
+) -> tuple[dict[str, Any], BeamOptions]:
+    """Return the data, as arguments of ``evaluate``, and the options of the search."""
+    from captioning.cli.build import build
+    from captioning.data import CaptionSource
+    from captioning.data.loading import default_workers
+    from captioning.decoding import BeamOptions
 
-    from captioning.progress import Progress
+    if not settings and not any(word.startswith("--data.source") for word in overrides):
+        raise InputError(f"{saved.path}: is in no run's folder; name a configuration with its data by --config")
+    numbers = {f"data.{name}": int | None for name in ("limit_images", "eval_batch_size", "num_workers")}
+    kinds = {"model.search": BeamOptions, "data.source": CaptionSource, "data.features": str | None, **numbers}
+    trained = {"model": {"search": vars(BeamOptions.of_settings(saved.settings))}}
+    search, source, features, limit, size, workers = build(kinds, [trained, *settings], overrides)
+    if workers is None:
+        workers = default_workers(cached=features is not None)
+    data = {"source": source, "features": features, "limit_images": limit, "num_workers": workers}
+    return data | ({} if size is None else {"batch_size": size}), search
 
-    dtype = torch.float16 if precision == "16-mixed" else torch.bfloat16
-    with (
-        torch.autocast(device.type, dtype=dtype, enabled=precision != "32-true"),
-        Progress(task, len(data.evaluated)) as bar,
-    ):
-        for batch in data.val_dataloader():
-            evaluator.update(batch.to(device))
-            bar.update(len(batch.rows))
+
+def _write_predictions(folder: Path, evaluator: Evaluator) -> None:
+    from captioning.evaluation.records import write_predictions
+
+    captions = dict(sorted(evaluator.images.items()))
+    paths = [evaluator.index.image_path(row) for row in captions]
+    for file in write_predictions(folder, paths, [*captions.values()]):
+        print(f"written to {file}")
 
 
-def _facts(evaluator: Evaluator, data: CaptionDataModule, facts: dict[str, Any]) -> dict[str, Any]:
-    """Return what the metrics' file says about a score: its search, its words, and the grid of its locations."""
+def _write_metrics(
+    folder: Path, stage: str, evaluator: Evaluator, facts: Mapping[str, Any], origin: Mapping[str, Any]
+) -> dict[str, float]:
+    """Write what a split's evaluation found, with the facts of its search, and return the metrics."""
+    from captioning.evaluation.records import write_evaluation
     from captioning.tokenizers import PennTreebank
 
     tokenizer = evaluator.vocabulary.tokenizer
-    search = vars(evaluator.search) | {"split": data.evaluated_split} | facts
+    metrics, images = evaluator.finish(java=tokenizer.english)
+    search = {name: fact for name, fact in facts.items() if name != "bound_samples" or "bound" in metrics}
+    search = vars(evaluator.search) | search
     if not isinstance(tokenizer, PennTreebank):
         search["tokenizer"] = type(tokenizer).__name__
-    pointed = any(image.hits or image.reference_hits for image in evaluator.evaluated.images.values())
+    pointed = any(image.hits or image.reference_hits for image in images)
     cells = vars(evaluator.captioner.encoder.cells) if pointed else None
-    return {"search": search, "tokens": tokenizer.description, "cells": cells}
+    described = {"search": search, "tokens": tokenizer.description, "cells": cells, "provenance": origin}
+    write_evaluation(folder, stage, metrics, images, **described)
+    return metrics
 
 
-def _print_metrics(metrics: Mapping[str, float]) -> None:
+def _print_metrics(metrics: Mapping[str, float], evaluator: Evaluator, facts: Mapping[str, Any]) -> None:
     """Print the metrics that say something. The files have all of them."""
-    from captioning.metrics.table import METRICS
+    from captioning.metrics.table import METRICS, few_images_warning
 
+    images = len(evaluator.images)
+    models = f"; {facts['ensemble']} models" if "ensemble" in facts else ""
+    context = f"beam {evaluator.search.beam_size}, {facts['inference']} context"
+    warning = few_images_warning(images)
+    print(f"\n{facts['split']} split, {images} images{models}; {context}; in percent{warning}")
     for key, metric in METRICS.items():
         if not (math.isnan(metrics.get(key, math.nan)) or key.endswith("_no_penalty")):
             print(f"{metric.title:45}{metrics[key]:8.2f}" + f" {metric.unit}" * (metric.unit != "percent"))
+    print(f"tokens: {evaluator.vocabulary.tokenizer.description}")

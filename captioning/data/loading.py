@@ -210,6 +210,7 @@ def load_images(index: CaptionIndex, rows: Tensor, preprocessing: Preprocessing)
     return torch.stack([preprocessing(index.image(row, preprocessing)) for row in rows.tolist()])
 
 
-def processors() -> int:
-    """Return the number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def default_workers(*, cached: bool) -> int:
+    """Return a number of processes: one per processor, at most 8; for cached features none on a CPU, two on a GPU."""
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 2 * torch.cuda.is_available() if cached else min(8, processors)

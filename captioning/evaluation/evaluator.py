@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,12 +11,13 @@ import numpy as np
 import torch
 
 from captioning.data.batch import CaptionBatch
+from captioning.data.features import Features, features_key
 from captioning.data.loading import CaptionDataset, batch_loader, load_images
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.regions import RegionsInView
 from captioning.data.sampler import image_batches
 from captioning.decoding import BeamOptions, Hypothesis
-from captioning.errors import InputError
+from captioning.errors import InputError, check_range
 from captioning.evaluation.grounding import grounding_metrics, noun_hits, region_hits
 from captioning.evaluation.records import CaptionedImage, NounHit
 from captioning.metrics.table import EVIDENCE_METRICS, caption_metrics
@@ -25,52 +25,8 @@ from captioning.model.captioner import Captioner, CaptionModel
 from captioning.model.ensemble import Ensemble
 from captioning.objective.bounds import sampled_bounds
 from captioning.objective.reductions import step_nll
+from captioning.progress import Progress
 from captioning.vocabulary import Vocabulary
-
-
-@dataclass
-class Evaluated:
-    """The images that one process, or all of them, have evaluated."""
-
-    images: dict[int, CaptionedImage] = field(default_factory=dict)  # by their row of the split
-    sums: dict[int, dict[str, float]] = field(default_factory=dict)
-    """Sums of each batch, by the row of its first image: log-probabilities of its references in nats, and their number
-    of "words". ``finish`` adds them in the order of the split, which keeps a sum's last digits."""
-
-    @classmethod
-    def merge(cls, parts: Iterable[Evaluated]) -> Evaluated:
-        """Return the results of several processes as one. A batch that several processes evaluated counts once."""
-        merged = cls()
-        for part in parts:
-            merged.images |= part.images
-            merged.sums |= part.sums
-        return merged
-
-    def finish(self, *, java: bool = False) -> tuple[dict[str, float], list[CaptionedImage]]:
-        """Return the metrics, {} without images, and the images in the order of the split.
-
-        The metrics are ``caption_metrics``, log-probabilities of the references in nats per word, and
-        ``grounding_metrics`` of captions and, as "reference_..", of references. A model with evidence also has
-        pointing and correctness of the evidence; their baselines are the same.
-        """
-        images = [self.images[row] for row in sorted(self.images)]
-        if not images:
-            return {}, []
-        metrics = caption_metrics([image.words for image in images], [i.reference_words for i in images], java=java)
-        totals: dict[str, float] = defaultdict(float)
-        for row in sorted(self.sums):
-            for name, value in self.sums[row].items():
-                totals[name] += value
-        words = totals.pop("words")
-        metrics |= {name: total / words for name, total in totals.items()}
-        for prefix in ("", "reference_"):
-            alphas, evidence = (
-                grounding_metrics([hit for image in images for hit in getattr(image, f"{prefix}{weights}hits")])
-                for weights in ("", "evidence_")
-            )
-            metrics |= {prefix + name: value for name, value in alphas.items()}
-            metrics |= {prefix + key: evidence[name] for name, key in EVIDENCE_METRICS.items() if evidence}
-        return metrics, images
 
 
 @dataclass
@@ -91,11 +47,46 @@ class Evaluator:
     keep: int = 0  # number of images at the beginning of the split whose hypotheses are kept
     references: bool = True  # whether references are teacher-forced; metrics need them
     kept: dict[int, tuple[CaptionedImage, Hypothesis]] = field(default_factory=dict)  # by row of the split
-    evaluated: Evaluated = field(default_factory=Evaluated)  # all batches so far
+    images: dict[int, CaptionedImage] = field(default_factory=dict)  # by row of the split
+    sums: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Sums of each batch, by the row of its first image: log-probabilities of its references in nats, and their number
+    of "words". ``finish`` adds them in the order of the split, which keeps a sum's last digits."""
 
     def __post_init__(self) -> None:
         if self.references and not self.index.captions:
             raise InputError(f"{self.index.origin}: has no captions to compare with; use captioning predict")
+
+    def add(self, images: dict[int, CaptionedImage], sums: dict[int, dict[str, float]]) -> None:
+        """Add the images and the sums of another process. A batch that several processes evaluated counts once."""
+        self.images |= images
+        self.sums |= sums
+
+    def finish(self, *, java: bool = False) -> tuple[dict[str, float], list[CaptionedImage]]:
+        """Return the metrics, {} without images, and the images in the order of the split.
+
+        The metrics are ``caption_metrics``, log-probabilities of the references in nats per word, and
+        ``grounding_metrics`` of captions and, as "reference_..", of references. A model with evidence also has
+        pointing and correctness of the evidence; their baselines are the same. ``java`` computes METEOR, which knows
+        only English, where it is available.
+        """
+        images = [self.images[row] for row in sorted(self.images)]
+        if not images:
+            return {}, []
+        metrics = caption_metrics([image.words for image in images], [i.reference_words for i in images], java=java)
+        totals: dict[str, float] = defaultdict(float)
+        for row in sorted(self.sums):
+            for name, value in self.sums[row].items():
+                totals[name] += value
+        words = totals.pop("words")
+        metrics |= {name: total / words for name, total in totals.items()}
+        for prefix in ("", "reference_"):
+            alphas, evidence = (
+                grounding_metrics([hit for image in images for hit in getattr(image, f"{prefix}{weights}hits")])
+                for weights in ("", "evidence_")
+            )
+            metrics |= {prefix + name: value for name, value in alphas.items()}
+            metrics |= {prefix + key: evidence[name] for name, key in EVIDENCE_METRICS.items() if evidence}
+        return metrics, images
 
     def update(self, batch: CaptionBatch) -> None:
         """Evaluate a batch of images, each with all its captions."""
@@ -126,7 +117,7 @@ class Evaluator:
                 evidence_hits=[] if evidence is None else noun_hits(words, evidence.numpy(), in_view),
                 **hits,
             )
-            self.evaluated.images[row] = image
+            self.images[row] = image
             if row < self.keep:
                 self.kept[row] = image, best
 
@@ -135,7 +126,7 @@ class Evaluator:
         with self.captioner.inferring("expected"):
             output = self.captioner.teacher_force(batch, memory)
         nll = float(step_nll(output.logits, output.targets).sum())
-        sums = self.evaluated.sums[int(batch.rows[0])] = {"words": len(output.targets), "nll": nll}
+        sums = self.sums[int(batch.rows[0])] = {"words": len(output.targets), "nll": nll}
         model = self.captioner
         if self.bound_samples and isinstance(model, Captioner) and "sample" in model.decoder.attention.inference_modes:
             bounds = sampled_bounds(model, batch, memory, self.bound_samples)
@@ -162,15 +153,16 @@ def evaluate(
     limit_images: int | None = None,
     batch_size: int = 50,
     num_workers: int = 0,
-    java: bool = False,
-) -> tuple[dict[str, float], list[CaptionedImage]]:
-    """Caption a split of a data set, and return the metrics of captions and attention, and the images' records.
+    features: str | None = None,
+    **options: Any,
+) -> Evaluator:
+    """Caption a split of a data set; the evaluator that is returned has the metrics of captions and attention.
 
     >>> import captioning
     >>> from captioning.data import ShapesSource
     >>> captioner = captioning.load()
     >>> source = ShapesSource("data/shapes", train=1, val=1, test=3)
-    >>> metrics, records = evaluate(captioner.model, captioner.vocabulary, source, captioner.options)
+    >>> metrics, records = evaluate(captioner.model, captioner.vocabulary, source, captioner.options).finish()
     >>> metrics["bleu1"] > 0, len(records)
     (True, 3)
 
@@ -180,22 +172,28 @@ def evaluate(
         limit_images: Number of images at the beginning of the split that are evaluated; None for all.
         batch_size: Number of images that go through the model together.
         num_workers: Processes that load images; 0 loads them in this process.
-        java: Compute METEOR, which knows only English, where it is available.
-
-    Returns:
-        The metrics, named as in ``METRICS``, and a record of every image in the order of the split.
+        features: Folder that `captioning extract` wrote; its annotations replace the encoder.
+        options: Further fields of the ``Evaluator``.
     """
+    check_range(1, limit_images=limit_images, batch_size=batch_size)
+    check_range(0, 1024, num_workers=num_workers)
     source.tokenizer = vocabulary.tokenizer
     source.prepare()
     index = source.index(split) if limit_images is None else source.index(split).take(limit_images)
-    index.check_images()
     captioner.eval()
     if isinstance(captioner, Ensemble):  # its members may have other views of an image than the batch
         captioner = Ensemble(captioner.members, load=functools.partial(load_images, index)).eval()
     encoder, device = captioner.encoder, next(captioner.parameters()).device
+    cached = None
+    if features is None:
+        index.check_images()
+    else:
+        cached = Features(features, *features_key(split, encoder.fingerprint()), index.paths)
     regions = RegionsInView(source, split, index, encoder.preprocessing, lambda: encoder.cells)
-    evaluator = Evaluator(captioner, vocabulary, index, regions, search)
-    dataset = CaptionDataset(index, vocabulary, encoder.preprocessing, by_image=True)
-    for batch in batch_loader(dataset, image_batches(len(index), batch_size), num_workers=num_workers):
-        evaluator.update(batch.to(device))
-    return evaluator.evaluated.finish(java=java)
+    evaluator = Evaluator(captioner, vocabulary, index, regions, search, **options)
+    dataset = CaptionDataset(index, vocabulary, encoder.preprocessing, by_image=True, features=cached)
+    with Progress(f"{split} split", len(index)) as bar:
+        for batch in batch_loader(dataset, image_batches(len(index), batch_size), num_workers=num_workers):
+            evaluator.update(batch.to(device))
+            bar.update(len(batch.rows))
+    return evaluator

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from captioning.checkpoint.load import check_tokenizer, read_model
 from captioning.data.batch import CaptionBatch
 from captioning.data.features import Features, features_key
-from captioning.data.loading import CaptionDataset, batch_loader, processors
+from captioning.data.loading import CaptionDataset, batch_loader, default_workers
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.regions import RegionsInView
 from captioning.data.sampler import CaptionBatches, image_batches
@@ -67,7 +67,7 @@ class Augmentation:
 
 
 class CaptionDataModule(pl.LightningDataModule):
-    """The batches of one data set for training and evaluation.
+    """The batches of one data set for training and validation.
 
     The trainer's module has ``encoder``, which determines the preprocessing of images and the grid of objects.
 
@@ -85,11 +85,11 @@ class CaptionDataModule(pl.LightningDataModule):
         features: Folder written by ``captioning extract``; training reads annotations from it.
         augmentation: Random changes of training images.
         limit_images: Use only the first images of every split, to try something out.
+        seed: Seed of the order of the batches and of the augmentation.
     """
 
     encoder: Encoder
     needs_regions = False  # whether the objective teaches attention by regions
-    seed: int = 0  # of the order of the batches and of the augmentation; ``--seed_everything`` sets it
 
     def __init__(
         self,
@@ -104,6 +104,7 @@ class CaptionDataModule(pl.LightningDataModule):
         features: str | None = None,
         augmentation: Augmentation = Augmentation(),
         limit_images: int | None = None,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         check_range(1, batch_size=batch_size, captions_per_image=captions_per_image)
@@ -114,14 +115,9 @@ class CaptionDataModule(pl.LightningDataModule):
         self.batch_size, self.group, self.captions_per_image = batch_size, group, captions_per_image
         self.eval_batch_size, self.num_workers = eval_batch_size, num_workers
         self.features, self.augmentation = features, augmentation
-        self.limit_images = limit_images
+        self.limit_images, self.seed = limit_images, seed
         self._indices: dict[str, CaptionIndex] = {}
         self._regions: dict[str, RegionsInView] = {}
-        self.evaluated_split = "val"  # ``captioning test`` sets the split that it scores
-
-    def use(self, vocabulary: Vocabulary) -> None:
-        """Use a trained model's vocabulary and tokenizer instead of the words of the training captions."""
-        self.vocabulary, self.source.tokenizer = vocabulary, vocabulary.tokenizer
 
     def prepare_data(self) -> None:
         self.source.prepare()
@@ -163,11 +159,6 @@ class CaptionDataModule(pl.LightningDataModule):
             self._regions[split] = found
         return self._regions[split]
 
-    @property
-    def evaluated(self) -> CaptionIndex:
-        """The records of the split that is evaluated."""
-        return self.index(self.evaluated_split)
-
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
         """The words of the training captions, of a file, or of a model followed by new words of the captions."""
@@ -191,29 +182,17 @@ class CaptionDataModule(pl.LightningDataModule):
         trainer = self.trainer
         return {} if trainer is None else {"rank": trainer.global_rank, "world_size": trainer.world_size}
 
-    def _loader(self, split: str, batches: Iterable[list[int]], *, by_image: bool) -> DataLoader[CaptionBatch]:
-        """Return evaluation batches of images (``by_image``), or training batches of captions with augmentation."""
-        index, encoder, transform = self.index(split), self.encoder, None
-        features: dict[str, Any] = {}
-        random_crop, flip = (False, 0.0) if by_image else self.changes(encoder)
+    def _cached(self, split: str, *, flipped: bool = False) -> Features | None:
+        """Return the cached features of a split, None without ``features``."""
         if self.features is None:
-            if random_crop or flip:
-                transform = TrainingTransform(encoder.preprocessing, random_crop=random_crop, flip=flip)
-        else:
-            if not encoder.frozen:
-                raise InputError("data.features: cached features need a frozen encoder; unset encoder.trainable_from")
-            for kind in ("features", "flipped") if flip else ("features",):
-                key = features_key(split, encoder.fingerprint(), flipped=kind == "flipped")
-                features[kind] = Features(self.features, *key, index.paths)
-        options: dict[str, Any] = {"transform": transform, "seed": self.seed, "flip": flip, "by_image": by_image}
-        if self.needs_regions and not by_image:
-            options["regions"] = self.regions(split)
-            if not options["regions"].known:
-                problem = "RegionGuidance needs regions, and the data set has none; see data/README.md"
-                raise InputError(f"objective.guidance: {problem}")
-        dataset = CaptionDataset(index, self.vocabulary, encoder.preprocessing, **options, **features)
+            return None
+        key = features_key(split, self.encoder.fingerprint(), flipped=flipped)
+        return Features(self.features, *key, self.index(split).paths)
+
+    def _loader(self, split: str, batches: Iterable[list[int]], **options: Any) -> DataLoader[CaptionBatch]:
+        options |= {"features": self._cached(split)}
         return batch_loader(
-            dataset,
+            CaptionDataset(self.index(split), self.vocabulary, self.encoder.preprocessing, **options),
             batches,
             num_workers=self.workers,
             pin_memory=torch.cuda.is_available(),
@@ -225,8 +204,7 @@ class CaptionDataModule(pl.LightningDataModule):
     @property
     def workers(self) -> int:
         """The number of processes that load images: ``num_workers``, or its default on this machine."""
-        default = min(8, processors()) if self.features is None else 2 * torch.cuda.is_available()
-        return default if self.num_workers is None else self.num_workers
+        return default_workers(cached=self.features is not None) if self.num_workers is None else self.num_workers
 
     def transfer_batch_to_device(self, batch: CaptionBatch, device: torch.device, dataloader_idx: int) -> CaptionBatch:
         """Return the batch on the device; the copy from page-locked memory overlaps with computation."""
@@ -249,8 +227,20 @@ class CaptionDataModule(pl.LightningDataModule):
         return self.trainer.current_epoch, progress.current.processed if in_epoch else 0
 
     def train_dataloader(self) -> DataLoader[CaptionBatch]:
-        return self._loader("train", self.sampler(self.position), by_image=False)
+        random_crop, flip = self.changes(self.encoder)
+        options: dict[str, Any] = {"seed": self.seed, "flip": flip}
+        if self.features is not None and flip:
+            options["flipped"] = self._cached("train", flipped=True)
+        elif random_crop or flip:
+            transform = TrainingTransform(self.encoder.preprocessing, random_crop=random_crop, flip=flip)
+            options["transform"] = transform
+        if self.needs_regions:
+            options["regions"] = self.regions("train")
+            if not options["regions"].known:
+                problem = "RegionGuidance needs regions, and the data set has none; see data/README.md"
+                raise InputError(f"objective.guidance: {problem}")
+        return self._loader("train", self.sampler(self.position), **options)
 
     def val_dataloader(self) -> DataLoader[CaptionBatch]:
-        batches = image_batches(len(self.evaluated), self.eval_batch_size, **self._processes)
-        return self._loader(self.evaluated_split, batches, by_image=True)
+        batches = image_batches(len(self.index("val")), self.eval_batch_size, **self._processes)
+        return self._loader("val", batches, by_image=True)

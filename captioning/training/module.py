@@ -24,7 +24,7 @@ from captioning.data.batch import CaptionBatch
 from captioning.decoding import BeamOptions
 from captioning.encoders import Encoder
 from captioning.errors import InputError, one_line
-from captioning.evaluation.evaluator import Evaluated, Evaluator
+from captioning.evaluation.evaluator import Evaluator
 from captioning.metrics.table import log_key
 from captioning.model import Captioner, Decoder
 from captioning.objective import Likelihood, Objective
@@ -247,9 +247,10 @@ class CaptioningModule(pl.LightningModule):
         """Log the metrics over the images of all processes."""
         if self.trainer.world_size > 1:
             parts: list[Any] = [None] * self.trainer.world_size
-            torch.distributed.all_gather_object(parts, self.evaluator.evaluated)
-            self.evaluator.evaluated = Evaluated.merge(parts)
-        metrics, _ = self.evaluator.evaluated.finish()  # without METEOR, which takes seconds
+            torch.distributed.all_gather_object(parts, (self.evaluator.images, self.evaluator.sums))
+            for images, sums in parts:
+                self.evaluator.add(images, sums)
+        metrics, _ = self.evaluator.finish()  # without METEOR, which takes seconds
         # Monitored grounding metrics need a value (NaN) even if only references name objects.
         metrics = {name.removeprefix("reference_"): math.nan for name in metrics} | metrics
         for name, value in metrics.items():

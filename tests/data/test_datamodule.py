@@ -41,8 +41,8 @@ def features(shapes, encoder, tmp_path_factory) -> Path:
 
 def make_data(source: ShapesSource, encoder, *, seed: int = 0, **options) -> CaptionDataModule:
     """A data module that knows its encoder; there is no trainer."""
-    data = CaptionDataModule(source, **{"batch_size": 7, "eval_batch_size": 2, "num_workers": 0} | options)
-    data.encoder, data.seed = encoder, seed
+    data = CaptionDataModule(source, seed=seed, **{"batch_size": 7, "eval_batch_size": 2, "num_workers": 0} | options)
+    data.encoder = encoder
     data.setup("fit")
     return data
 
@@ -97,7 +97,7 @@ def test_what_cached_features_cannot_do_is_said(shapes, encoder, features, augme
 
 
 def test_features_of_another_or_a_trained_encoder_or_of_other_views_are_refused(shapes, encoder, features):
-    with pytest.raises(InputError, match="cached features need a frozen encoder"):
+    with pytest.raises(InputError, match="its features cannot be cached; set trainable_from to null"):
         make_data(shapes, make_encoder(trainable_from="features.3"), features=str(features)).train_dataloader()
     with pytest.raises(InputError, match="features of another encoder"):
         make_data(shapes, make_encoder(), features=str(features)).train_dataloader()

@@ -104,7 +104,7 @@ def settings_loader() -> Callable[[str], Any]:
     rules = get_loader("yaml")
 
     def load(text: str) -> Any:
-        if twice := [*_twice(yaml.compose(text, yaml.SafeLoader))]:
+        if twice := [*_twice(yaml.compose(text, yaml.SafeLoader), {})]:
             raise InputError("; ".join(twice))
         return _without_moved(map_strings(_expand_home, rules(text)))
 
@@ -127,31 +127,22 @@ def _without_moved(settings: Any) -> Any:
     return settings
 
 
-def _twice(node: Any) -> Iterator[str]:
-    """Yield a sentence on every key that stands twice in a mapping, outer mappings first."""
-    children = node.value if isinstance(getattr(node, "value", None), list) else []
-    lines: dict[str, int] = {}
-    for key in (child[0] for child in children if isinstance(child, tuple)):
-        line, name = key.start_mark.line + 1, str(key.value)
-        if name in lines and name != "<<":  # several merges lose nothing
+def _twice(node: Any, lines: dict[str, int], prefix: str = "") -> Iterator[str]:
+    """Yield a sentence on every setting that stands twice, as a key of its section or as one dotted key.
+
+    ``lines`` has the lines of the settings so far, by dotted name.
+    """
+    children = getattr(node, "value", None)
+    for number, child in enumerate(children if isinstance(children, list) else []):
+        if not isinstance(child, tuple):  # an item of a list
+            yield from _twice(child, lines, f"{prefix}{number}.")
+            continue
+        name, line = f"{prefix}{child[0].value}", child[0].start_mark.line + 1
+        if name in lines:
             yield f"line {line}: {name} is there twice, first in line {lines[name]}"
-        lines.setdefault(name, line)
-    nested = dict(_nested(node))  # a dotted key, such as trainer.max_epochs, may stand beside its section
-    for name in (name for name in lines if name in nested):
-        first, last = sorted((lines[name], nested[name]))
-        yield f"line {last}: {name} is there twice, first in line {first}"
-    for child in children:
-        yield from _twice(child[1] if isinstance(child, tuple) else child)
-
-
-def _nested(node: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Yield the dotted names and lines of the keys within the sections of a mapping."""
-    for child in node.value if isinstance(getattr(node, "value", None), list) else []:
-        if isinstance(child, tuple):
-            name = f"{prefix}{child[0].value}"
-            if prefix:
-                yield name, child[0].start_mark.line + 1
-            yield from _nested(child[1], f"{name}.")
+        elif child[0].value != "<<":  # several merges lose nothing
+            lines[name] = line
+            yield from _twice(child[1], lines, f"{name}.")
 
 
 def map_strings(function: Callable[[str], str], value: Any) -> Any:

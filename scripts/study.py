@@ -29,7 +29,7 @@ from study_file import TRAINING, Study, config_of, read_study
 
 from captioning.comparison.runs import Run, read_run
 from captioning.errors import InputError, exits_on_input_error
-from captioning.files import command_line, read_config
+from captioning.files import command_line, read_config, write_text
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder, checksum
 
@@ -149,6 +149,15 @@ def training_of(run: Run) -> dict[str, Any]:
     return training
 
 
+def take_runs(study: Study, path: Path, runs: Path) -> None:
+    """Raise InputError if the folders of the study's runs are those of another study file with this name."""
+    owner = runs / f".{study.name}.study"
+    other = Path(owner.read_text().strip()) if owner.is_file() else path
+    if other.is_file() and read_study(other) != study:
+        raise InputError(f"{path}: {runs}/{study.name}_* are runs of {other}; rename a study, or give --runs")
+    write_text(owner, f"{path}\n")
+
+
 def train(study: Study, jobs: Sequence[Job], side_by_side: int) -> None:
     """Run what is left.
 
@@ -219,6 +228,7 @@ def main(argv: list[str] | None = None) -> None:
         for variant in args.only or study.variants
     ]
     if not args.dry_run:
+        take_runs(study, args.study.resolve(), args.runs)
         train(study, jobs, args.jobs)
         return
     for job in jobs:

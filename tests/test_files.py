@@ -71,12 +71,15 @@ def test_an_output_never_replaces_an_input(tmp_path):
 def test_a_key_that_stands_twice_is_refused_with_both_lines(tmp_path):
     path = tmp_path / "twice.yaml"
     path.write_text("trainer: {devices: 1}\nmodel:\n  size: 5\n  parts: [{a: 1, a: 2}]\n  size: 6\ntrainer:\n")
-    places = [("line 6: trainer", 1), ("line 5: size", 3), ("line 4: a", 4)]
+    places = [("line 4: model.parts.0.a", 4), ("line 5: model.size", 3), ("line 6: trainer", 1)]
     twice = "; ".join(f"{key} is there twice, first in line {first}" for key, first in places)
     with pytest.raises(InputError, match=f"^--config {path}: {twice}$"):
         read_config(path, "--config")
     path.write_text("trainer:\n  max_epochs: 2\ntrainer.max_epochs: 7\n")
     with pytest.raises(InputError, match=r"line 3: trainer\.max_epochs is there twice, first in line 2$"):
+        read_config(path)
+    path.write_text("trainer.max_epochs: 7\ntrainer: {max_epochs: 2}\n")
+    with pytest.raises(InputError, match=r"line 2: trainer\.max_epochs is there twice, first in line 1$"):
         read_config(path)
     path.write_text("a: &a {x: 1, y: 2e-3}\nb: {<<: *a, <<: {z: 4}, x: 3}\n")  # as merging means it
     assert read_config(path)["b"] == {"x": 3, "y": 0.002, "z": 4}

@@ -79,9 +79,7 @@ def _refused_by_library(error: Exception) -> bool:
 
 def _quieten() -> None:
     """Silence libraries' warnings about deliberate choices, and let wandb log offline without an account."""
-    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # Lightning's own calls
     for message in (
-        "LightningCLI's args parameter is intended",
         r"Found \d+ module\(s\) in eval mode",  # a frozen encoder
         ".*does not have many workers",
         r".*isinstance\(treespec, LeafSpec\)",

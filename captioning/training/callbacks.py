@@ -103,7 +103,16 @@ class LogLines(Callback):
         self._first = False
 
 
-class BestCheckpoint(callbacks.ModelCheckpoint):
+class _OfLightning(Callback):
+    """Its state stands under the key of Lightning's class, as in earlier checkpoints."""
+
+    @property
+    def state_key(self) -> str:
+        base = next(kind for kind in type(self).__mro__ if kind.__module__.startswith("pytorch_lightning."))
+        return super().state_key.replace(type(self).__qualname__, base.__qualname__, 1)
+
+
+class BestCheckpoint(_OfLightning, callbacks.ModelCheckpoint):
     """Lightning's callback, but among equally good checkpoints the lowest ``val/nll`` wins.
 
     BLEU-4 of few or early captions stays 0 for several validations. Lightning would keep the first checkpoint and stop
@@ -111,11 +120,6 @@ class BestCheckpoint(callbacks.ModelCheckpoint):
     """
 
     nll = math.inf  # val/nll of the best checkpoint
-
-    @property
-    def state_key(self) -> str:
-        """That of Lightning's class, whose state earlier checkpoints have."""
-        return super().state_key.replace("BestCheckpoint", "ModelCheckpoint", 1)
 
     def check_monitor_top_k(self, trainer: pl.Trainer, current: torch.Tensor | None = None) -> bool:
         nll = float(trainer.callback_metrics.get("val/nll", math.inf))
@@ -136,17 +140,12 @@ class BestCheckpoint(callbacks.ModelCheckpoint):
         self.nll = state_dict.get("nll", math.inf)
 
 
-class ResumableStopping(callbacks.EarlyStopping):
+class ResumableStopping(_OfLightning, callbacks.EarlyStopping):
     """Lightning's callback, for runs that end inside an epoch and are resumed.
 
     It does not count the validation that ``max_time`` causes, nor the last validation twice. A resumed run has the
     patience of its settings, not of the checkpoint; with exhausted patience, it trains nothing.
     """
-
-    @property
-    def state_key(self) -> str:
-        """That of Lightning's class, whose state earlier checkpoints have."""
-        return super().state_key.replace("ResumableStopping", "EarlyStopping", 1)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict | {"patience": self.patience})

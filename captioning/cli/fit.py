@@ -114,7 +114,8 @@ def fit_parser() -> Parser:
     parser.add_argument("-c", "--config", action=ActionConfigFile, help="A configuration in YAML; later ones win.")
     parser.add_argument("--seed_everything", type=int, default=1, help="Seed of all random numbers.")
     add = functools.partial(parser.add_class_arguments, fail_untyped=False, instantiate=False, sub_configs=True)
-    add(pl.Trainer, "trainer")
+    # No model summary: LogLines has a shorter one.
+    add(pl.Trainer, "trainer", default={"num_sanity_val_steps": 0, "enable_model_summary": False})
     add(CaptioningModule, "model", skip={"start", "settings"})
     add(CaptionDataModule, "data", skip={"seed"})
     parser.add_argument("--name", type=str | None, help="The run's name; default: the config's.")
@@ -122,32 +123,16 @@ def fit_parser() -> Parser:
     parser.add_argument("--ckpt_path", type=str | None, help="Checkpoint to resume: a file, best or last of NAME.")
     start = "Begin with the weights of this model, and a new optimizer. --ckpt_path wins."
     parser.add_argument("--init_from", type=str | None, help=start)
-    # Two callbacks, because save_on_exception would overwrite the best checkpoint.
-    add(BestCheckpoint, "checkpoint")
-    add(callbacks.ModelCheckpoint, "last")
-    add(ResumableStopping, "early_stopping")
+    monitored = {"monitor": "val/bleu4", "mode": None}  # the mode is the metric's
+    best = {"filename": "best", "auto_insert_metric_name": False, "enable_version_counter": False}
+    add(BestCheckpoint, "checkpoint", default=monitored | best)
+    # Another callback, because save_on_exception would overwrite the best checkpoint.
+    at_any_end = {"every_n_epochs": 1, "save_on_train_epoch_end": True, "save_on_exception": True}
+    add(callbacks.ModelCheckpoint, "last", default=at_any_end | {"filename": "last", "enable_version_counter": False})
+    # A run of a few steps reaches no validation; NaN: no caption of this epoch names an object.
+    lenient = {"patience": 5, "strict": False, "check_finite": False}
+    add(ResumableStopping, "early_stopping", default=monitored | lenient)
     parser.link_arguments("runs", "trainer.logger.init_args.save_dir")  # which some loggers require
-    parser.set_defaults(
-        {
-            "checkpoint.monitor": "val/bleu4",
-            "checkpoint.mode": None,  # the monitored metric's
-            "checkpoint.filename": "best",
-            "checkpoint.auto_insert_metric_name": False,
-            "checkpoint.enable_version_counter": False,
-            "last.filename": "last",
-            "last.every_n_epochs": 1,
-            "last.save_on_train_epoch_end": True,
-            "last.save_on_exception": True,
-            "last.enable_version_counter": False,
-            "early_stopping.monitor": "val/bleu4",
-            "early_stopping.mode": None,
-            "early_stopping.patience": 5,
-            "early_stopping.check_finite": False,  # NaN: no caption of this epoch names an object
-            "early_stopping.strict": False,  # a run of a few steps reaches no validation
-            "trainer.num_sanity_val_steps": 0,
-            "trainer.enable_model_summary": False,  # LogLines has a shorter one
-        }
-    )
     return parser
 
 
@@ -235,6 +220,8 @@ class Fit:
         chosen = [callback for callback in chosen if not isinstance(callback, off)]
         last = callbacks.ModelCheckpoint(**vars(self.config.last))
         chosen += [self.best, last, ResumableStopping(**vars(self.config.early_stopping))]
+        # Restoring the state of a resumed run may fail, which leaves its configuration as it was.
+        chosen.append(callbacks.LambdaCallback(on_fit_start=self._write_config))
         return pl.Trainer(**options | {"callbacks": chosen})
 
     def start(self) -> None:
@@ -247,7 +234,6 @@ class Fit:
                 self.data.changes(self.model.encoder)  # raise before the run has files
                 for split in ("train", "val"):
                     self.data.index(split)
-                self._write_config()
             self._start_loggers()
             code = self._train()
             for logger in self.trainer.loggers:
@@ -261,15 +247,10 @@ class Fit:
             if self.trainer.is_global_zero:
                 self._print_end()
 
-    def _write_config(self) -> None:
-        """Write config.yaml, of a resumed run when its state is restored, which may fail."""
-        path = self.plan.folder.config
-        settings = self.settings | {"ckpt_path": None}  # a run with this configuration is a new one
-        text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
-        if self.plan.resume is not None and path.is_file():
-            self.trainer.callbacks.append(callbacks.LambdaCallback(on_train_start=lambda *_: write_text(path, text)))
-        else:
-            write_text(path, text)
+    def _write_config(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.is_global_zero:
+            settings = self.settings | {"ckpt_path": None}  # a run with this configuration is a new one
+            write_text(self.plan.folder.config, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
     def _start_loggers(self) -> None:
         trainer, seed = self.trainer, self.data.seed
@@ -303,7 +284,7 @@ class Fit:
     def _print_end(self) -> None:
         best = self.best
         if best.best_model_score is not None:
-            few = few_images_warning(len(self.model.evaluator.images))
+            few = few_images_warning(len(self.data.index("val")))
             print(f"best checkpoint: {best.best_model_path} ({best.monitor} {float(best.best_model_score):.2f}{few})")
         elif not best.best_model_path and best.save_top_k:
             steps = f"in {self.trainer.global_step} steps of training"

@@ -99,7 +99,7 @@ class LogLines(Callback):
         print(f"epoch {trainer.current_epoch + 1}, step {trainer.global_step}, {seconds:.0f} s:", *metrics, flush=True)
         if self._first:
             why = "train/loss may be above val/nll: it alone has dropout, label smoothing and penalties"
-            print(f"  ({why}{few_images_warning(len(pl_module.evaluator.images))})", flush=True)
+            print(f"  ({why}{few_images_warning(len(pl_module.data.index('val')))})", flush=True)
         self._first = False
 
 

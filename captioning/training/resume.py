@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.utilities import rank_zero_info
+from torch import Tensor
 
 from captioning.errors import InputError
 from captioning.run_folder import LOCATION_SETTINGS, flat
@@ -76,16 +78,30 @@ def check_settings(checkpoint: Mapping[str, Any], settings: Mapping[str, Any], p
         rank_zero_info(f"settings that differ from the checkpoint's{why}: {'; '.join(changed)}")
 
 
-def follow_files(state: dict[str, Any], folder: str | None) -> None:
-    """Replace the folder in the state of a ``ModelCheckpoint`` if the run was moved or copied to ``folder``.
+def follow_files(states: Mapping[str, dict[str, Any]], callbacks: Sequence[Any]) -> None:
+    """Replace the folder in the states of the ``ModelCheckpoint`` callbacks if the run was moved or copied.
 
     Lightning ignores the state of another folder, and a worse epoch would replace the best.
     """
-    was, best = str(state.get("dirpath")), state.get("best_model_path", "")
+    for callback in callbacks:
+        state = states.get(callback.state_key, {})
+        was, now, best = (
+            str(state.get("dirpath")),
+            str(getattr(callback, "dirpath", None)),
+            state.get("best_model_path"),
+        )
+        if best and Path(best.replace(was, now, 1)).is_file():
+            state |= {key: value.replace(was, now, 1) for key, value in state.items() if isinstance(value, str)}
+            state["best_k_models"] = {path.replace(was, now, 1): k for path, k in state["best_k_models"].items()}
 
-    def now(path: str) -> str:
-        return path.replace(was, str(folder), 1)
 
-    if best and Path(now(best)).is_file():
-        state |= {key: now(value) for key, value in state.items() if isinstance(value, str)}
-        state["best_k_models"] = {now(path): score for path, score in state["best_k_models"].items()}
+def random_numbers(device: torch.device) -> dict[str, Tensor]:
+    """Return the state of the random numbers of the CPU and of a CUDA device."""
+    state = {"cpu": torch.get_rng_state()}
+    return state | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+
+
+def set_random_numbers(state: Mapping[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(state["cpu"].cpu())
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"].cpu(), device)

@@ -20,23 +20,14 @@ BY_NAME = ("best", "last")
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The decisions about a run.
+    """What is decided before any object of a run exists."""
 
-    Attributes:
-        folder: RUNS/NAME, or the first free one of RUNS/NAME-2, RUNS/NAME-3 ..
-        taken: RUNS/NAME, if another run has it; otherwise None.
-        is_new: Whether the folder is to be claimed. A resumed run has one.
-        resume: Checkpoint that training goes on from.
-        start: Model whose weights training begins with.
-        settings: What the decisions change in the configuration, by dotted key: places, monitors' modes and loggers.
-    """
-
-    folder: RunFolder
-    taken: RunFolder | None
-    is_new: bool
-    resume: Path | None
-    start: str | None
-    settings: dict[str, Any]
+    folder: RunFolder  # RUNS/NAME, or the first free one of RUNS/NAME-2, RUNS/NAME-3 ..
+    taken: RunFolder | None  # RUNS/NAME, if another run has it
+    is_new: bool  # whether the folder is to be claimed; a resumed run has its own
+    resume: Path | None  # checkpoint that training goes on from
+    start: str | None  # model whose weights training begins with
+    settings: dict[str, Any]  # changes of the configuration, by dotted key: places, modes of monitors, loggers
 
 
 def plan_run(config: Mapping[str, Any], files: Sequence[Mapping[str, Any]], folder: str | None = None) -> RunPlan:

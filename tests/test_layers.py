@@ -38,7 +38,7 @@ ROOMS = {
     "training": "attention checkpoint component data decoding encoders errors evaluation files metrics model objective "
     "run_folder tokenizers views vocabulary",
     "cli": "checkpoint comparison data decoding encoders errors evaluation files inference metrics "
-    "model precision progress provenance run_folder tokenizers training views vocabulary",
+    "model precision provenance run_folder tokenizers training views vocabulary",
     "__main__": "cli errors files",
 }
 

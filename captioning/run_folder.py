@@ -73,8 +73,6 @@ class RunFolder:
             if self.is_new:  # includes the loggers' files
                 shutil.rmtree(self.path, ignore_errors=True)
             with suppress(OSError):  # the folder has other files
-                if not self.is_new:
-                    self.path.rmdir()
                 self.path.parent.rmdir()
 
 

@@ -28,7 +28,7 @@ from captioning.checkpoint.io import read_checkpoint
 from captioning.checkpoint.load import SavedModel, read_model
 from captioning.cli import IMPORTED
 from captioning.cli.build import Parser, restrict_imports
-from captioning.errors import InputError, check_range, one_line
+from captioning.errors import InputError, check_range
 from captioning.files import read_config, write_text
 from captioning.metrics.table import few_images_warning
 from captioning.precision import best_precision
@@ -58,14 +58,25 @@ def fit(args: list[str]) -> Fit:
     """
     restrict_imports()
     _quieten()
-    try:
+    with _one_line():
         command = Fit(args)
         command.start()
-    except Exception as error:
-        if not _refused_by_library(error):
-            raise
-        raise InputError(one_line(error, 400)) from error
     return command
+
+
+@contextlib.contextmanager
+def _one_line(*kinds: type[Exception]) -> Iterator[None]:
+    """Raise an InputError of one line for errors of these kinds, and for what a library refuses."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        if not isinstance(error, kinds) and not _refused_by_library(error):
+            raise
+        text = str(error).partition("\n  - Expected a")[0]  # jsonargparse lists all kinds of values
+        text = text[max(text.rfind("Problem with given class_path"), 0) :]
+        raise InputError(" ".join(text.split())[:400] or type(error).__name__) from error
 
 
 def _refused_by_library(error: Exception) -> bool:
@@ -152,7 +163,7 @@ class Fit:
         self.is_first = getattr(pl.utilities.rank_zero_only, "rank", 0) == 0  # no trainer exists yet
         self.plan = self._plan([*files, {arg[2:].partition("=")[0]: arg for arg in args if arg.startswith("--")}])
         self.stop = StopOnRequest()
-        with self._claiming(), _one_line():
+        with self._claiming(), _one_line(ValueError, TypeError, ImportError):  # what a class refuses
             self.data = CaptionDataModule(**self._instantiate("data"), seed=self.config.seed_everything)
             start = self.read_inputs()
             self.settings = yaml.safe_load(self.parser.dump(self.config, skip_link_targets=False, skip_none=False))
@@ -231,8 +242,7 @@ class Fit:
                 if hasattr(callback, "monitor") and hasattr(callback, "mode"):
                     monitor_mode(f"trainer.callbacks: {type(callback).__name__}", callback.monitor, callback.mode)
             if self.trainer.is_global_zero:
-                self.data.changes(self.model.encoder)  # raise before the run has files
-                for split in ("train", "val"):
+                for split in ("train", "val"):  # before wandb starts
                     self.data.index(split)
             self._start_loggers()
             code = self._train()
@@ -292,19 +302,6 @@ class Fit:
         folder = self.plan.folder.path
         if any(folder.glob("wandb/offline-run-*")):
             print(f"wandb ran offline; to upload: wandb sync {shlex.quote(str(folder))}/wandb/offline-run-*")
-
-
-@contextlib.contextmanager
-def _one_line() -> Iterator[None]:
-    """Raise InputError of one line where a class refuses an argument, or Lightning a strategy."""
-    try:
-        yield
-    except InputError:
-        raise
-    except (ValueError, TypeError, ImportError) as error:
-        text = str(error).partition("\n  - Expected a")[0]  # jsonargparse lists all kinds of values
-        text = text[max(text.rfind("Problem with given class_path"), 0) :]
-        raise InputError(" ".join(text.split())[:400]) from error
 
 
 def _with_files(args: list[str]) -> tuple[list[str], list[dict[str, Any]]]:

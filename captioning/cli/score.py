@@ -79,7 +79,9 @@ def score(
         captioning test --ckpt_path runs/shapes_soft/checkpoints/best.ckpt --model.search.beam_size 3
         captioning test --ckpt_path pretrained --config configs/flickr8k_lite2_soft.yaml --split val
     """
-    _refuse_renamed(task, overrides)
+    for option in (word.partition("=")[0] for word in overrides):
+        if option in RENAMED:
+            raise InputError(f"{option} of captioning {task} is now {RENAMED[option]}")
     check_whole(0, bound_samples=bound_samples)
     check_whole(0, 2**32 - 1, seed_everything=seed_everything)
     announce(task)
@@ -87,8 +89,8 @@ def score(
 
     from captioning.checkpoint.load import check_device, read_members, read_model
     from captioning.evaluation import evaluate
-    from captioning.precision import best_precision
     from captioning.model import Ensemble
+    from captioning.precision import best_precision
 
     run, path = _find_model(ckpt_path, runs / name)
     target = check_device(device)
@@ -132,12 +134,6 @@ def score(
         log_test(logged, metrics, evaluator)
     _print_metrics(metrics, evaluator, facts)
     print(f"written to {folder}")
-
-
-def _refuse_renamed(task: str, overrides: Sequence[str]) -> None:
-    for option in (word.partition("=")[0] for word in overrides):
-        if option in RENAMED:
-            raise InputError(f"{option} of captioning {task} is now {RENAMED[option]}")
 
 
 def _find_model(ckpt_path: str, named: Path) -> tuple[RunFolder | None, str]:

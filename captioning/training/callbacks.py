@@ -42,7 +42,7 @@ class CaptionSamples(Callback):
         self.images = images
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        if trainer.is_global_zero and trainer.state.fn == "fit" and not trainer.sanity_checking:
+        if trainer.is_global_zero and not trainer.sanity_checking:
             folder, epoch = Path(trainer.default_root_dir), f"{trainer.current_epoch + 1:03d}"
             log_samples(trainer.loggers, "val", draw_samples(folder, epoch, pl_module.evaluator))
 
@@ -90,7 +90,7 @@ class LogLines(Callback):
             print(f"nothing is left to train: step {done['steps']} is the last by {why}", flush=True)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        if trainer.sanity_checking or trainer.state.fn != "fit" or not trainer.is_global_zero:
+        if trainer.sanity_checking or not trainer.is_global_zero:
             return
         names = ("train/loss", "val/nll", "val/bleu4", "val/pointing_accuracy")
         logged = trainer.callback_metrics

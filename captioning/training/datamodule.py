@@ -65,6 +65,9 @@ class Augmentation:
     random_crop: bool = False
     flip: float = 0.0
 
+    def __post_init__(self) -> None:
+        check_range(0, 1, **{"data.augmentation.flip": self.flip})
+
 
 class CaptionDataModule(pl.LightningDataModule):
     """The batches of one data set for training and validation.
@@ -140,16 +143,6 @@ class CaptionDataModule(pl.LightningDataModule):
                 index.check_images()
             self._indices[split] = index
         return self._indices[split]
-
-    def changes(self, encoder: Encoder) -> tuple[bool, float]:
-        """Return ``random_crop`` and ``flip``; raise InputError if the encoder or cached features rule them out."""
-        random_crop, flip = self.augmentation.random_crop, self.augmentation.flip
-        check_range(0, 1, **{"data.augmentation.flip": flip})
-        if random_crop and self.features is not None:
-            raise InputError("data.augmentation.random_crop: cached features are of one fixed view; unset one")
-        if random_crop and encoder.preprocessing.crop is None:
-            raise InputError("data.augmentation.random_crop: this encoder sees the whole image; leave it out")
-        return random_crop, flip
 
     def regions(self, split: str) -> RegionsInView:
         """Return the objects and phrases of a split on the encoder's cells, which are computed once."""
@@ -227,7 +220,11 @@ class CaptionDataModule(pl.LightningDataModule):
         return self.trainer.current_epoch, progress.current.processed if in_epoch else 0
 
     def train_dataloader(self) -> DataLoader[CaptionBatch]:
-        random_crop, flip = self.changes(self.encoder)
+        random_crop, flip = self.augmentation.random_crop, self.augmentation.flip
+        if random_crop and self.features is not None:
+            raise InputError("data.augmentation.random_crop: cached features are of one fixed view; unset one")
+        if random_crop and self.encoder.preprocessing.crop is None:
+            raise InputError("data.augmentation.random_crop: this encoder sees the whole image; leave it out")
         options: dict[str, Any] = {"seed": self.seed, "flip": flip}
         if self.features is not None and flip:
             options["flipped"] = self._cached("train", flipped=True)

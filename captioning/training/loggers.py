@@ -24,24 +24,22 @@ def start_loggers(loggers: Iterable[Logger], settings: Mapping[str, Any]) -> Non
     os.environ.setdefault("WANDB_INIT_TIMEOUT", "15")  # seconds; wandb itself would wait for 90
     for logger in loggers:
         getattr(logger, "_wandb_init", {}).pop("anonymous", None)  # Lightning passes it, and wandb warns of it
-        _start(logger, dict(settings))
+        try:
+            logger.log_hyperparams(dict(settings))
+        except Exception as error:  # logging libraries raise their own types
+            is_offline = os.environ.get("WANDB_MODE") == "offline"
+            if type(error).__name__ == "CommError" and not is_offline:  # wandb's
+                import wandb
 
-
-def _start(logger: Logger, settings: dict[str, Any]) -> None:
-    try:
-        logger.log_hyperparams(settings)
-    except Exception as error:  # logging libraries raise their own types
-        if type(error).__name__ == "CommError" and os.environ.get("WANDB_MODE") != "offline":  # wandb's
-            import wandb
-
-            _log.warning("wandb does not answer, so this run logs offline (%s)", one_line(error, 120))
-            os.environ["WANDB_MODE"] = "offline"
-            wandb.teardown()  # so that it reads the mode again
-            return _start(logger, settings)
-        instead = "--trainer.logger false trains without it"
-        if isinstance(logger, WandbLogger) and os.environ.get("WANDB_MODE") != "offline":
-            instead = f"WANDB_MODE=offline logs without an account, {instead}"
-        raise InputError(f"trainer.logger: {type(logger).__name__}: {one_line(error)}; {instead}") from error
+                _log.warning("wandb does not answer, so this run logs offline (%s)", one_line(error, 120))
+                os.environ["WANDB_MODE"] = "offline"
+                wandb.teardown()  # so that it reads the mode again
+                start_loggers([logger], settings)
+                continue
+            instead = "--trainer.logger false trains without it"
+            if isinstance(logger, WandbLogger) and not is_offline:
+                instead = f"WANDB_MODE=offline logs without an account, {instead}"
+            raise InputError(f"trainer.logger: {type(logger).__name__}: {one_line(error)}; {instead}") from error
 
 
 def draw_samples(folder: Path, suffix: str, evaluator: Evaluator) -> dict[str, str]:

@@ -88,12 +88,16 @@ def test_training_images_vary_as_configured_and_evaluated_ones_do_not(shapes, en
             Augmentation(flip=0.5),
             r"train_flipped\.json: no features; run captioning extract with --split train --flipped",
         ),
-        (Augmentation(flip=1.5), r"augmentation\.flip must be in 0 \.\. 1, got 1\.5"),
     ],
 )
 def test_what_cached_features_cannot_do_is_said(shapes, encoder, features, augmentation, message):
     with pytest.raises(InputError, match=message):
         make_data(shapes, encoder, features=str(features), augmentation=augmentation).train_dataloader()
+
+
+def test_a_probability_is_in_its_range():
+    with pytest.raises(InputError, match=r"augmentation\.flip must be in 0 \.\. 1, got 1\.5"):
+        Augmentation(flip=1.5)
 
 
 def test_features_of_another_or_a_trained_encoder_or_of_other_views_are_refused(shapes, encoder, features):

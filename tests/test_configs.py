@@ -94,7 +94,7 @@ def test_overlay_goes_on_top_of_the_experiment_its_header_names(overlay, monkeyp
 def test_what_is_said_to_go_on_any_experiment_does(config, monkeypatch):
     monkeypatch.setattr("sys.argv", ["captioning"])
     cli = instantiate(config, *(CONFIGS / f"overlays/{name}.yaml" for name in ("debug", "overfit", "ema")))
-    assert cli.trainer.max_epochs == 80 and cli.data.limit_images == 50
+    assert cli.trainer.max_epochs == 80 and cli.datamodule.limit_images == 50
     assert cli.model.scheduler is not None and any(isinstance(c, EMAWeightAveraging) for c in cli.trainer.callbacks)
 
 
@@ -129,5 +129,5 @@ def test_every_setting_of_the_paper_is_in_its_coco_config(monkeypatch):
     assert (encoder.grid_size, encoder.annotation_dim, encoder.frozen) == ((14, 14), 512, True)
     assert (decoder.embedding_dim, decoder.hidden_dim, decoder.gated) == (512, 1800, True)
     words = cli.settings["data"]["vocabulary"]["max_words"]
-    assert (cli.data.batch_size, words, cli.model.objective.attention_penalty) == (64, 10000, 1.0)
+    assert (cli.datamodule.batch_size, words, cli.model.objective.attention_penalty) == (64, 10000, 1.0)
     assert isinstance(cli.model.optimizer([torch.nn.Parameter(torch.zeros(1))]), torch.optim.Adam)

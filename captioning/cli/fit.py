@@ -1,10 +1,9 @@
-"""The command ``fit``: a command line becomes a configuration, a plan, objects, and a training."""
+"""The command ``fit``: Lightning's command line; a configuration becomes a plan, objects, and a training."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import logging
 import os
 import re
@@ -19,15 +18,17 @@ from typing import Any
 
 import pytorch_lightning as pl
 import yaml
-from jsonargparse import ActionConfigFile, Namespace, dict_to_namespace
+from jsonargparse import Namespace
 from pytorch_lightning import callbacks
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from captioning.checkpoint.io import read_checkpoint
 from captioning.checkpoint.load import SavedModel, read_model
 from captioning.cli import IMPORTED
-from captioning.cli.build import Parser, restrict_imports
+from captioning.cli.build import restrict_imports
+from captioning.cli.parser import OneLineErrors
 from captioning.errors import InputError, check_range
 from captioning.files import read_config, write_text
 from captioning.metrics.table import few_images_warning
@@ -46,7 +47,7 @@ from captioning.training import (
     TrainingBar,
     start_loggers,
 )
-from captioning.training.run import BY_NAME, RunPlan, monitor_mode, plan_run
+from captioning.training.run import BY_NAME, monitor_mode, plan_run
 
 _FOLDER = "CAPTIONING_RUN_FOLDER"  # environment variable with the run's folder, for the other processes
 
@@ -119,84 +120,102 @@ class _LightningLines(logging.Handler):
             print(line, file=sys.stderr, flush=True)
 
 
-def fit_parser() -> Parser:
-    """Return the parser of a configuration: module, data, trainer, three callbacks, and the run's own options."""
-    parser = Parser(prog="captioning fit", allow_abbrev=False)
-    parser.add_argument("-c", "--config", action=ActionConfigFile, help="A configuration in YAML; later ones win.")
-    parser.add_argument("--seed_everything", type=int, default=1, help="Seed of all random numbers.")
-    add = functools.partial(parser.add_class_arguments, fail_untyped=False, instantiate=False, sub_configs=True)
-    # No model summary: LogLines has a shorter one.
-    add(pl.Trainer, "trainer", default={"num_sanity_val_steps": 0, "enable_model_summary": False})
-    add(CaptioningModule, "model", skip={"start", "settings"})
-    add(CaptionDataModule, "data", skip={"seed"})
-    parser.add_argument("--name", type=str | None, help="The run's name; default: the config's.")
-    parser.add_argument("--runs", type=str, default="runs", help="Folder of all runs; a run's folder is RUNS/NAME.")
-    parser.add_argument("--ckpt_path", type=str | None, help="Checkpoint to resume: a file, best or last of NAME.")
-    start = "Begin with the weights of this model, and a new optimizer. --ckpt_path wins."
-    parser.add_argument("--init_from", type=str | None, help=start)
-    monitored = {"monitor": "val/bleu4", "mode": None}  # the mode is the metric's
-    best = {"filename": "best", "auto_insert_metric_name": False, "enable_version_counter": False}
-    add(BestCheckpoint, "checkpoint", default=monitored | best)
-    # Another callback, because save_on_exception would overwrite the best checkpoint.
-    at_any_end = {"every_n_epochs": 1, "save_on_train_epoch_end": True, "save_on_exception": True}
-    add(callbacks.ModelCheckpoint, "last", default=at_any_end | {"filename": "last", "enable_version_counter": False})
-    # A run of a few steps reaches no validation; NaN: no caption of this epoch names an object.
-    lenient = {"patience": 5, "strict": False, "check_finite": False}
-    add(ResumableStopping, "early_stopping", default=monitored | lenient)
-    parser.link_arguments("runs", "trainer.logger.init_args.save_dir")  # which some loggers require
-    return parser
+class Parser(OneLineErrors, LightningArgumentParser):
+    """Lightning's parser, whose errors are one line."""
 
 
-class Fit:
+class Fit(LightningCLI):
     """A run of ``captioning fit``: parsed, planned and built. ``start`` trains.
 
     One folder per run: config, checkpoints, metrics and samples are all in RUNS/NAME.
     """
 
     def __init__(self, args: list[str]) -> None:
-        args, files = _with_files(args)
-        self.parser = fit_parser()
-        self.parser.settings = files
-        self.config = self.parser.parse_args(args)
+        args, self.files = _with_files(args)
+        self.files.append({arg[2:].partition("=")[0]: arg for arg in args if arg.startswith("--")})
+        super().__init__(
+            CaptioningModule,
+            CaptionDataModule,
+            save_config_callback=None,  # saved when training starts
+            auto_configure_optimizers=False,  # the module takes its own
+            load_from_checkpoint_support=False,
+            run=False,
+            parser_class=Parser,
+            parser_kwargs={"prog": "captioning fit", "allow_abbrev": False},
+            args=args,
+        )
+
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument("--seed_everything", type=int, default=1, help="Seed of all random numbers.")
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        self._add(pl.Trainer, "trainer", default={"num_sanity_val_steps": 0, "enable_model_summary": False})
+        self._add(CaptioningModule, "model", skip={"start", "settings"})
+        self._add(CaptionDataModule, "data", skip={"seed"})
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument("--name", type=str | None, help="The run's name; default: the config's.")
+        parser.add_argument("--runs", type=str, default="runs", help="Folder of all runs; a run's folder is RUNS/NAME.")
+        parser.add_argument("--ckpt_path", type=str | None, help="Checkpoint to resume: a file, best or last of NAME.")
+        start = "Begin with the weights of this model, and a new optimizer. --ckpt_path wins."
+        parser.add_argument("--init_from", type=str | None, help=start)
+        monitored = {"monitor": "val/bleu4", "mode": None}  # the mode is the metric's
+        best = {"filename": "best", "auto_insert_metric_name": False, "enable_version_counter": False}
+        self._add(BestCheckpoint, "checkpoint", default=monitored | best)
+        # Another callback, because save_on_exception would overwrite the best checkpoint.
+        last = {"filename": "last", "enable_version_counter": False, "every_n_epochs": 1}
+        last |= {"save_on_train_epoch_end": True, "save_on_exception": True}
+        self._add(callbacks.ModelCheckpoint, "last", default=last)
+        # A run of a few steps reaches no validation; NaN: no caption of this epoch names an object.
+        lenient = {"patience": 5, "strict": False, "check_finite": False}
+        self._add(ResumableStopping, "early_stopping", default=monitored | lenient)
+        parser.link_arguments("runs", "trainer.logger.init_args.save_dir")  # which some loggers require
+
+    def _add(self, kind: type, part: str, **options: Any) -> None:
+        """Add the arguments of a class, whose object is built later, with what the run's plan adds."""
+        self.parser.add_class_arguments(kind, part, fail_untyped=False, instantiate=False, sub_configs=True, **options)
+
+    def parse_arguments(self, parser: Any, args: Any) -> None:
+        parser.settings = self.files
+        self.config = parser.parse_args(args)
         check_range(0, 2**32 - 1, seed_everything=self.config.seed_everything)
-        pl.seed_everything(self.config.seed_everything, workers=True)
+
+    def before_instantiate_classes(self) -> None:
+        """Plan the run, claim its folder, and complete the configuration."""
         self.is_first = getattr(pl.utilities.rank_zero_only, "rank", 0) == 0  # no trainer exists yet
-        self.plan = self._plan([*files, {arg[2:].partition("=")[0]: arg for arg in args if arg.startswith("--")}])
+        config = self.config.as_dict()
+        # Under torchrun the variable is unset, and the trainer broadcasts the folder.
+        self.plan = plan_run(config, self.files, None if self.is_first else os.environ.get(_FOLDER))
+        if self.is_first:
+            while self.plan.is_new and not self.plan.folder.claim():  # another run was faster
+                self.plan = plan_run(config, self.files)
+            other, taken = self.plan.taken, ""
+            if other is not None:
+                ended = ", by a run without a checkpoint; delete it if that has ended" * (not other.is_trained())
+                taken = f" ({other.path} is taken{ended})"
+            print(f"run folder: {self.plan.folder.path}{taken}", flush=True)
+        os.environ[_FOLDER] = str(self.plan.folder.path)  # processes started by this one take the same folder
+        for key, value in self.plan.settings.items():
+            self.config[key] = value
+        trainer = self.config.trainer
+        trainer.logger = [Namespace(one | {"init_args": Namespace(one["init_args"])}) for one in trainer.logger]
+        trainer.use_distributed_sampler = False  # the samplers know the processes
+        trainer.precision = trainer.precision or best_precision(str(trainer.accelerator))
+
+    def instantiate_classes(self) -> None:
         self.stop = StopOnRequest()
         with self._claiming(), _one_line(ValueError, TypeError, ImportError):  # what a class refuses
-            self.data = CaptionDataModule(**self._instantiate("data"), seed=self.config.seed_everything)
+            self.datamodule = CaptionDataModule(**self._instantiate("data"), seed=self.config.seed_everything)
             start = self.read_inputs()
-            self.settings = yaml.safe_load(self.parser.dump(self.config, skip_link_targets=False, skip_none=False))
+            self.settings = yaml.safe_load(self.parser.dump(self.config, skip_link_targets=False, skip_unset=False))
             self.model = CaptioningModule(**self._instantiate("model"), start=start, settings=self.settings)
             if start is None and self.plan.resume is None:
                 self.model.encoder.load_published_weights()
             self.best = BestCheckpoint(**vars(self.config.checkpoint))
-            self.trainer = self._build_trainer(self._instantiate("trainer"))
+            self.trainer: Any = self.instantiate_trainer()
 
     def _instantiate(self, part: str) -> dict[str, Any]:
         return vars(self.parser.instantiate(Namespace({part: self.config[part]}))[part])
-
-    def _plan(self, files: list[dict[str, Any]]) -> RunPlan:
-        """Plan the run, claim its folder, and complete the configuration."""
-        config = self.config.as_dict()
-        # Under torchrun the variable is unset, and the trainer broadcasts the folder.
-        plan = plan_run(config, files, None if self.is_first else os.environ.get(_FOLDER))
-        if self.is_first:
-            while plan.is_new and not plan.folder.claim():  # another run was faster
-                plan = plan_run(config, files)
-            taken = ""
-            if plan.taken is not None:
-                ended = ", by a run without a checkpoint; delete it if that has ended" * (not plan.taken.is_trained())
-                taken = f" ({plan.taken.path} is taken{ended})"
-            print(f"run folder: {plan.folder.path}{taken}", flush=True)
-        os.environ[_FOLDER] = str(plan.folder.path)  # processes started by this one take the same folder
-        for key, value in plan.settings.items():
-            self.config[key] = value
-        trainer = self.config.trainer
-        trainer.logger = [dict_to_namespace(logger) for logger in trainer.logger]
-        trainer.use_distributed_sampler = False  # the samplers know the processes
-        trainer.precision = trainer.precision or best_precision(str(trainer.accelerator))
-        return plan
 
     @contextlib.contextmanager
     def _claiming(self) -> Iterator[None]:
@@ -216,11 +235,12 @@ class Fit:
             saved = read_checkpoint(self.plan.resume)
             self.config.init_from = saved["captioning"]["settings"].get("init_from")  # wins over the command line
         if self.is_first:
-            self.data.source.prepare()
+            self.datamodule.source.prepare()
         return read_model(self.plan.start) if self.plan.start else None
 
-    def _build_trainer(self, options: dict[str, Any]) -> Any:
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Return the trainer, with the default callbacks that no callback of the user replaces or turns off."""
+        options = self._instantiate("trainer") | kwargs
         given, bar = options["callbacks"] or [], callbacks.ProgressBar
         chosen = [*given] if isinstance(given, list) else [given]
         for callback in (TrainingBar(), CaptionSamples(), Throughput(), LogLines(), self.stop):
@@ -243,7 +263,7 @@ class Fit:
                     monitor_mode(f"trainer.callbacks: {type(callback).__name__}", callback.monitor, callback.mode)
             if self.trainer.is_global_zero:
                 for split in ("train", "val"):  # before wandb starts
-                    self.data.index(split)
+                    self.datamodule.index(split)
             self._start_loggers()
             code = self._train()
             for logger in self.trainer.loggers:
@@ -263,10 +283,10 @@ class Fit:
             write_text(self.plan.folder.config, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
     def _start_loggers(self) -> None:
-        trainer, seed = self.trainer, self.data.seed
+        trainer, seed = self.trainer, self.datamodule.seed
         estimator = getattr(self.model.objective, "estimator", None)
         used = {"device": trainer.strategy.root_device.type, "processes": trainer.world_size}
-        used |= {"precision": trainer.precision, "num_workers": self.data.workers}
+        used |= {"precision": trainer.precision, "num_workers": self.datamodule.workers}
         labels = {  # columns of wandb's table of runs
             "attention": attention_kind(self.settings),
             "estimator": estimator and type(estimator).__name__,
@@ -284,7 +304,7 @@ class Fit:
     def _train(self) -> int:
         """Train, and return 0, or the exit code of a run that was asked to stop."""
         try:
-            self.trainer.fit(self.model, self.data, ckpt_path=self.config.ckpt_path, weights_only=True)
+            self.trainer.fit(self.model, self.datamodule, ckpt_path=self.config.ckpt_path, weights_only=True)
         except SIGTERMException:
             if self.trainer.global_rank:  # after another code, the launcher would kill the first process while it saves
                 raise SystemExit(0) from None
@@ -294,7 +314,7 @@ class Fit:
     def _print_end(self) -> None:
         best = self.best
         if best.best_model_score is not None:
-            few = few_images_warning(len(self.data.index("val")))
+            few = few_images_warning(len(self.datamodule.index("val")))
             print(f"best checkpoint: {best.best_model_path} ({best.monitor} {float(best.best_model_score):.2f}{few})")
         elif not best.best_model_path and best.save_top_k:
             steps = f"in {self.trainer.global_step} steps of training"

@@ -62,7 +62,7 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
         introduction = "Drop a photograph: the model describes it, and shows where it looked at each word."
         gradio.Markdown(f"# Describe a photograph\n{introduction} {_limits(model)}")
         photo: Any = gradio.Image(label="Photograph", height=220, sources=["upload", "clipboard"], buttons=[])
-        # gradio passes the file without reading it, so that a file that is no photograph gets our one line.
+        # Without this, gradio would decode the upload and report a damaged file in its own words.
         photo.preprocess = lambda upload: upload and upload.path
         files = [[str(examples / one["file"])] for one in shown]
         samples = gradio.Dataset(components=[photo], samples=files, label="Examples, the last one difficult")

@@ -28,7 +28,7 @@ def export(
         model: A FILE.ckpt, exported folder, hf:owner/name or pretrained.
         output: The folder to write.
         dtype: Type of the weights; those of two bytes take half the space.
-        license: Licence of the weights, such as cc-by-4.0; the card names it.
+        license: License of the weights, such as cc-by-4.0; the card names it.
         notes: A Markdown file for the card; its sections replace those of the same title, or follow the others.
 
     Examples:

@@ -89,7 +89,7 @@ class Parser(OneLineErrors, argparse.ArgumentParser):
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """At most 100 columns, and a usage of one line that leaves the options out."""
+    """Help of at most 100 columns, with a usage of one line that leaves the options out."""
 
     def __init__(self, prog: str, **options: Any) -> None:
         super().__init__(prog, max_help_position=29, width=min(100, shutil.get_terminal_size().columns))

@@ -15,7 +15,7 @@ from captioning.errors import InputError
 if TYPE_CHECKING:
     from captioning.data import CaptionSource
 
-HOST = "http://images.cocodataset.org"  # its https certificate is of another name; the MD5 guards the content
+HOST = "http://images.cocodataset.org"  # no https: its certificate is of another name. The MD5 guards the content
 KARPATHY_URL = "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip"
 WEIGHTS_FILE = "tf_efficientnet_lite2_features.safetensors"
 WEIGHTS_URL = "https://huggingface.co/timm/tf_efficientnet_lite2.in1k/resolve/main/model.safetensors"
@@ -78,7 +78,7 @@ def coco(*, root: Path = Path("data/coco"), year: Literal[2014, 2017] = 2017, ka
         _finish(CocoSource(str(root), year=chosen), "train", "val")
 
 
-_JPEG = re.compile(r"(?i)(^|/)[^./][^/]*\.jpg$")  # no names with a dot before them, which macOS adds
+_JPEG = re.compile(r"(?i)(^|/)[^./][^/]*\.jpg$")  # without the hidden files that macOS adds
 
 
 def _flickr(name: str, form: str, archive: str) -> Callable[..., None]:

@@ -62,7 +62,7 @@ def explore(
         item.file = path.name
     notices: list[str] = []
     images: dict[str, Shown] = {}
-    framings: dict[float, str] = {}  # by crop, a suffix of the image's name: runs that crop differently share no view
+    framings: dict[float, str] = {}  # by crop, a suffix of image names; runs that crop differently share no view
     for run in Progress("attention", over=tested, unit=" runs"):
         if run.name not in models:
             notices.append(f"No attention of {run.name}: its checkpoint is missing, or cannot be loaded.")
@@ -87,7 +87,10 @@ def explore(
 
 
 def same_words_of(runs: Sequence[Run], models: Mapping[str, ImageCaptioner[Captioner]]) -> Caption | None:
-    """Return the first reference of the first common image, as every model sees it; None if its file is missing."""
+    """Return the words of a reference of the first common image with the attention of every model.
+
+    Return None if there is no common image, or if its file is missing.
+    """
     tested = {run.name: run for run in runs if run.captions and run.name in models}
     for image_id in sorted(set.intersection(*(set(run.captions or ()) for run in tested.values())) if tested else ()):
         files, _ = _image_files([*tested.values()], models, [image_id])

@@ -143,9 +143,9 @@ def _disagreements(
 ) -> list[Disagreement]:
     """Return the common images whose captions differ, the largest difference of scores first."""
     (measure,) = [measure for measure in measures if metric in measure.keys]
-    assert measure.of_images is not None
+    assert measure.image_values is not None
     column = measure.keys.index(metric)
-    scores = np.stack([measure.of_images(measure.counts[run])[:, column] for run in tested])  # (runs, images)
+    scores = np.stack([measure.image_values(measure.counts[run])[:, column] for run in tested])  # (runs, images)
     spread, found = np.round(np.ptp(scores, axis=0), 9), []
     for i in np.argsort(-spread, kind="stable").tolist():
         images = {name: run[common[i]] for name, run in tested.items()}

@@ -18,7 +18,7 @@ _SEARCH = {
     "Beam size in the test": "beam_size",
 }
 # Settings that make no variant: storage and logging, the tested split (a row of its own), leftovers of old versions.
-_ELSEWHERE = (*LOCATION_SETTINGS, "data.test_split", "data.feature_shares")
+_NO_VARIANT = (*LOCATION_SETTINGS, "data.test_split", "data.feature_shares")
 
 
 def ordered_curves(runs: Sequence[Run], metric: str) -> dict[str, dict[str, Curve]]:
@@ -59,7 +59,7 @@ def _attention(run: Run) -> Cell:
 
 def settings_of(run: Run) -> dict[str, Any]:
     """Return a run's flat settings without the settings that make no variant."""
-    return flat(run.settings, without=_ELSEWHERE)
+    return flat(run.settings, without=_NO_VARIANT)
 
 
 def _settings_table(runs: Sequence[Run], names: list[str]) -> Table:

@@ -21,8 +21,8 @@ class Measure(NamedTuple):
     keys: tuple[str, ...]  # names in files; ``TITLES`` has the names in tables
     counts: dict[str, Floats]  # by run, (images, C)
     values: Statistic  # from counts summed over images, (.., C), to percent, (.., S), or (..) of a single metric
-    of_images: Callable[[Floats], Floats] | None = None  # from counts to the metrics of single images, (images, S)
-    baseline: bool = False  # whether it is the score of a run that ignores its captions; baselines are not tested
+    image_values: Callable[[Floats], Floats] | None = None  # from counts to the metrics of single images, (images, S)
+    baseline: bool = False  # whether it is the score of attention that ignores the caption; it is not tested
     unit: str = ""  # of the second count, shown beside a score
 
 

@@ -12,7 +12,7 @@ from captioning.inference.caption import Caption
 from captioning.metrics.table import METRICS
 from captioning.views.page import render
 
-# Okabe and Ito's colours, distinguishable for colour-blind readers. One for each variant; an eighth reuses them.
+# The colors of Okabe and Ito, which color-blind readers can tell apart. Variants beyond the seventh reuse them.
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 
 

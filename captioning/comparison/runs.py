@@ -36,7 +36,7 @@ class Run:
     scores: dict[str, float] = field(default_factory=dict)  # of the test split, without prefix ("bleu4": percent)
     search: dict[str, Any] = field(default_factory=dict)  # decoding options of the test, such as beam_size
     captions: dict[int, CaptionedImage] | None = None  # by image id; None if the run was not tested
-    contexts: dict[str, dict[str, float]] = field(default_factory=dict)  # as scores, of tests with another context
+    contexts: dict[str, dict[str, float]] = field(default_factory=dict)  # as scores, of tests by context mode
     checkpoint: Path | None = None  # the one that was tested, else the best
     outdated: bool = False  # whether the checkpoint's weights have changed since the test, which is then left out
     parameters: dict[str, int] = field(default_factory=dict)  # numbers of parameters of "encoder" and "decoder"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -40,7 +39,7 @@ class Scored(NamedTuple):
     table: Table
     tests: dict[Key, Difference]  # differences from the first run or variant, corrected for their number
     notices: list[str]  # sentences on what limits the tests
-    scores: Mapping[Key, Interval] = MappingProxyType({})  # of runs
+    scores: dict[Key, Interval]  # of runs
 
 
 def score_runs(
@@ -64,7 +63,8 @@ def score_runs(
         for key in measure.keys
     ]
     if "bleu4" in measures[0].keys:
-        rows.append(_length_ratios(measures[0], table.columns))
+        ratios = {run: bleu_metrics(counts.sum(axis=0))["length_ratio"] for run, counts in measures[0].counts.items()}
+        rows.append(Row(TITLES["length_ratio"], [Cell.plain(ratios.get(run), "{:.3f}") for run in table.columns]))
     note = f"{_CORRECTED} The tests are over images; {ONE_SEED}." if tests else ""
     too_few = (
         f"{resamples} resamples are too few for {len(tests)} tests: no corrected p-value can be below "
@@ -86,11 +86,6 @@ def _cell(
     return Cell.measured(score.value, f"{score.low:.1f} to {score.high:.1f}{nouns}", tests.get((run, key)))
 
 
-def _length_ratios(bleu: Measure, runs: Sequence[str]) -> Row:
-    totals = [bleu_metrics(bleu.counts[run].sum(axis=0)) if run in bleu.counts else {} for run in runs]
-    return Row(TITLES["length_ratio"], [Cell.plain(total.get("length_ratio"), "{:.3f}") for total in totals])
-
-
 def score_variants(groups: Sequence[Group], measures: Sequence[Measure], *, tested: bool) -> Scored:
     """Return the means and deviations of variants ``with_scores``; if ``tested``, with tests over images and seeds."""
     measures = [measure for measure in measures if not measure.baseline]
@@ -105,20 +100,17 @@ def score_variants(groups: Sequence[Group], measures: Sequence[Measure], *, test
     table = Table("Variants over seeds", [group.name for group in groups], rows, _VARIANTS + _CORRECTED * bool(tests))
     single = [group.name for group in groups if len(group.runs) == 1]
     notice = f"One seed each: {', '.join(single)}. Differences from them are not tested over seeds."
-    return Scored(table, tests, [notice] if single else [])
+    return Scored(table, tests, [notice] if single else [], {})
 
 
 def _variant_tests(groups: Sequence[Group], measures: Sequence[Measure]) -> dict[Key, Difference]:
     """Return corrected tests of variants against the first one; both need several seeds and all counts."""
     tests: dict[Key, Difference] = {}
     for measure in measures:
-        first, *others = [
-            [measure.counts[run] for run in group.runs] if measure.counts.keys() >= set(group.runs) else []
-            for group in groups
-        ]
-        for group, counts in zip(groups[1:], others, strict=True):
-            if min(len(first), len(counts)) > 1:
-                made = seed_differences(np.stack(first), np.stack(counts), measure.values)
+        counts = [[measure.counts[run] for run in group.runs if run in measure.counts] for group in groups]
+        for group, own in zip(groups[1:], counts[1:], strict=True):
+            if 1 < len(own) == len(group.runs) and 1 < len(counts[0]) == len(groups[0].runs):
+                made = seed_differences(np.stack(counts[0]), np.stack(own), measure.values)
                 tests |= {(group.name, key): test for key, test in zip(measure.keys, made, strict=True)}
     return _corrected(tests)
 

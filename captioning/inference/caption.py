@@ -38,14 +38,15 @@ class Caption:
         text: The words as people write them, in English with spaces between them.
         words: T words, without <start> and <end>.
         log_probs: Log-probability of each word in nats, and one more for <end> if the caption is finished.
-        log_prob: The score of the search: the sum of ``log_probs``, divided by the length normalisation.
+        log_prob: The score of the search: the sum of ``log_probs``, divided by the length normalization.
         finished: False if the maximum length cut the caption off.
         trace: The attention at each word, as arrays (T, ..).
         cells: The positions of the L locations on the view.
         view: The pixels that the model saw, after resizing and cropping.
         path: Path of the image file; None for an image given as pixels.
-        photo: Reads the whole image again; returns None if the file has changed. None if there is only the view.
-        alternatives: The other captions: of the beam, best first, or samples in the order of drawing.
+        photo: A function that reads the whole image again; it returns None if the file has changed. None if there is
+            only the view.
+        alternatives: The other captions of the image: the rest of the beam, best first, or further samples.
         model: Name of the model, if ``beside`` has others.
         beside: The same words of the same image from other models, by name; see ``same_words``.
     """
@@ -85,7 +86,7 @@ class Caption:
         return self.cells.grid_size
 
     def seen(self) -> Image.Image:
-        """Return the part of the image that the model saw, in its shape in the image, or else the view."""
+        """Return the part of the image that the model saw, undistorted; without the image, the view."""
         if (whole := self.photo and self.photo()) is None:
             return self.view
         photo, (left, top, right, bottom) = whole
@@ -98,7 +99,7 @@ class Caption:
         If the image file has changed since, the figure shows the model's view.
 
         Args:
-            style: "color": the map's colours on the image. "paper": white on the grey image, as in Fig. 2.
+            style: "color": the map's colors on the image. "paper": white on the gray image, as in Fig. 2.
             heads: Also show each head of multi-head attention.
             details: Also write beta and the greatest attention of each word, and show the evidence below the alphas.
         """
@@ -121,7 +122,7 @@ class Caption:
         from captioning.views.overlays import save_figure
 
         check_suffix(path)
-        with rc_context({"pdf.fonttype": 42}), replacing(Path(path)) as part:  # TrueType: publishers refuse the default
+        with rc_context({"pdf.fonttype": 42}), replacing(Path(path)) as part:  # TrueType, not Type 3
             save_figure(self.figure(style, **options), part, format=Path(path).suffix[1:].lower())
 
     def for_explorer(self, run: str, **options: Any) -> dict[str, Any]:
@@ -139,7 +140,7 @@ class Caption:
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the pixels as plain data for JSON, with attention rounded to 6 digits.
 
-        "cells" has the centre of the first location and the distance between neighbours, [y, x] in pixels of the view.
+        "cells" has the center of the first location and the distance between neighbours, [y, x] in pixels of the view.
         "evidence" is null for a decoder without it. "chosen" has the location that hard attention chose at each word,
         null where the context is an expectation.
         """

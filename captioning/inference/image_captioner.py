@@ -19,7 +19,7 @@ from captioning.decoding import BeamOptions, DecodingOptions, Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_whole
 from captioning.inference.caption import Caption, Photo
-from captioning.inference.images import ImageSource, as_it_is, is_one, views_of
+from captioning.inference.images import ImageSource, is_single, snapshot, views_of
 from captioning.model.captioner import Captioner, CaptionModel
 from captioning.model.ensemble import Ensemble
 from captioning.vocabulary import Vocabulary
@@ -35,8 +35,8 @@ def load(path: _Place | Sequence[_Place] = PRETRAINED, device: str | torch.devic
 
     Args:
         path: A checkpoint, an exported folder, a name on the hub, or "pretrained", the captioner that is installed with
-            the package. Of several, the word distributions are averaged at every step; the first one gives views,
-            settings and default options.
+            the package. Several paths make an ensemble, whose word probabilities are averaged at every step. The first
+            model gives views, settings and default options.
         device: "cpu", "cuda", "cuda:1" ...
     """
     paths = [path] if isinstance(path, (str, os.PathLike)) else path
@@ -90,11 +90,11 @@ class ImageCaptioner(Generic[Model]):
                 upload, an array (height, width, 3) or a tensor (3, height, width), uint8 or floating-point in 0 .. 1.
                 An array or a tensor with four dimensions is a batch.
             batch_size: Number of images that go through the model together.
-            options: Fields of ``DecodingOptions`` such as ``beam_size=5``. Without an option, or if it is None,
-                ``self.options`` counts.
+            options: Fields of ``DecodingOptions`` such as ``beam_size=5``. ``self.options`` has the value of an option
+                that is None or left out.
         """
         given = {name: value for name, value in options.items() if value is not None}
-        one = is_one(images)
+        one = is_single(images)
         merged = dataclasses.replace(self.options, **given)
         captions = list(self.stream([images] if one else images, merged, batch_size=batch_size))
         return captions[0] if one else captions
@@ -125,7 +125,7 @@ class ImageCaptioner(Generic[Model]):
 
             def read() -> list[tuple[ImageSource, Future[_Views]]]:
                 batch = itertools.islice(sources, batch_size)
-                return [(source, pool.submit(views_of, as_it_is(source), steps)) for source in batch]
+                return [(source, pool.submit(views_of, snapshot(source), steps)) for source in batch]
 
             batches = iter(read, [])
             if isinstance(images, Sequence):  # an iterator may wait for a caption before it gives the next image
@@ -185,9 +185,9 @@ class ImageCaptioner(Generic[Model]):
         number: int,
         given: list[list[int]] | None = None,
     ) -> list[list[Caption]]:
-        """Return the captions of batch ``number``: from a search, or of the ``given`` words' ids.
+        """Return the captions that a search finds for a batch, or with ``given`` word ids the captions of these words.
 
-        Each image has one view for each preprocessing of the models.
+        Each image has one view for each preprocessing of the models. The batch's ``number`` is added to the seed.
         """
         device, columns = next(self.model.parameters()).device, zip(*(views for _, (views, _) in images), strict=True)
         with (

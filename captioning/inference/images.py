@@ -72,15 +72,15 @@ def _state(path: str) -> tuple[int, int] | None:
     return None
 
 
-def as_it_is(source: ImageSource) -> ImageSource:
-    """Copy pixels that the caller may change: an array, which may take the next image, or a frame of an animation."""
+def snapshot(source: ImageSource) -> ImageSource:
+    """Return a copy of an array or of an animation's frame, which the caller may overwrite; other images unchanged."""
     if isinstance(source, (np.ndarray, Tensor)):
         return source.copy() if isinstance(source, np.ndarray) else source.clone()
     return open_image(source, 0) if getattr(source, "is_animated", False) else source
 
 
-def is_one(images: ImageSource | Iterable[ImageSource]) -> bool:
-    """Return whether this is one image, or several, perhaps in one array. Raises InputError if it is neither."""
+def is_single(images: ImageSource | Iterable[ImageSource]) -> bool:
+    """Return whether this is one image and not several, which may lie in one array. Raises InputError for no image."""
     if isinstance(images, Tensor) or (isinstance(images, np.ndarray) and images.dtype.kind not in "OUS"):  # paths
         return images.ndim != 4
     if isinstance(images, (str, os.PathLike, Image.Image, bytes, bytearray, memoryview)) or hasattr(images, "read"):
@@ -91,7 +91,10 @@ def is_one(images: ImageSource | Iterable[ImageSource]) -> bool:
 
 
 def open_image(source: ImageSource, minimum_side: int) -> Image.Image:
-    """Return an image upright in RGB, a large file at a reduced size (``load_image``). Raises InputError for others."""
+    """Return an image upright in RGB, a large file at a reduced size (``load_image``).
+
+    Raises InputError if the image cannot be read.
+    """
     if isinstance(source, str) and source.startswith(("https://", "http://")):
         raise InputError(f"{source}: is an address; download the image and give its file")
     if isinstance(source, (str, os.PathLike)):

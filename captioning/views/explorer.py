@@ -22,11 +22,11 @@ from captioning.views import maps
 from captioning.views.page import render
 
 _LONGEST_SIDE = 1024  # pixels of an image in the page, sharp on a wide screen
-_LOSSLESS_SIDE = 128  # pixels; the page enlarges smaller images until JPEG artefacts are visible
+_LOSSLESS_SIDE = 128  # pixels; smaller images are PNG, because the page enlarges them and JPEG artifacts would show
 _JPEG_QUALITY = 85
 
 Shown = dict[str, Any]
-"""Plain data of the page's script."""
+"""Plain data that the page's script reads."""
 
 
 def explorer_page(images: Sequence[Shown], title: str = "Attention explorer") -> str:
@@ -68,11 +68,12 @@ def shown_run(
 
     Args:
         run: Name of the run, the same on every image.
-        captions: ``inference.Caption`` objects or alternatives with the same ``words``, ``trace``, ``log_probs`` (at
-            least one for each word) and ``log_prob``; best first.
+        captions: Captions with ``words``, ``trace``, ``log_prob`` and ``log_probs`` as in ``inference.Caption``, the
+            best one first. ``log_probs`` has at least one value for each word.
         cells: The L cells on the view.
         numbers: Values beside the run's name, such as a metric of the caption, rounded to 4 digits.
-        start: Index of the word shown first. The default is most often a noun; a shorter caption starts at its end.
+        start: Index of the word that is shown first; a shorter caption starts at its last word. The default, the
+            second word, is most often a noun.
     """
     height, width = cells.size
     return {

@@ -1,4 +1,4 @@
-"""Alphas as pictures: smoothed over the view, and painted on it in colour or, as in the paper, in white on grey."""
+"""Alphas as pictures: smoothed over the view, and painted on it in color or, as in the paper, in white on gray."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ Style = Literal["color", "paper"]
 SIGMA_OF_SIDE = 20 / 224
 SIGMA_OF_CELL = 20 / 16
 
-NEARLY_EVEN = 2.0  # times even attention; a map with a lower maximum prefers no location
+NEARLY_EVEN = 2.0  # a map prefers no location if its maximum is less than this multiple of even attention
 _LUMINANCE = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # of red, green and blue (ITU-R BT.601)
-_COLORMAP = "inferno"  # perceptually uniform, safe for colour-blind readers, and monotonic in grey print
+_COLORMAP = "inferno"  # perceptually uniform, safe for color-blind readers, and monotonic in gray print
 
 LOOKS: dict[Style, dict[str, float]] = {"color": {"dim": 0.4, "opacity": 0.5}, "paper": {"dim": 0.25, "opacity": 0.7}}
-"""The brightness of the view without attention (dim), and the opacity of the map at the most attention."""
+"""dim: the brightness of the view where there is no attention. opacity: of the map at the greatest attention."""
 
 
 def smooth_alphas(alpha: ArrayLike, cells: CellGrid) -> NDArray[np.float32]:
     """Return one step's alphas (L,) as a smooth map (height, width): a pixel is a Gaussian-weighted mean over cells.
 
-    The width of the Gaussian is the paper's, 20 pixels on 224 but at most 1.25 cells, so that the map of a single cell
-    has its maximum inside the cell on every grid. Beyond the outermost cells the map falls to the least alpha.
-    Differs from the paper: the blurred map is stretched to the range of the alphas. ``cells.scaled(size)`` gives a map
-    of another size.
+    The Gaussian is as wide as in the paper, 20 pixels on 224 pixels, but at most 1.25 cells wide: so the map of a
+    single cell has its maximum inside the cell on every grid. Beyond the outermost cells the map falls to the least
+    alpha. Differs from the paper: the blurred map is stretched to the range of the alphas. ``cells.scaled(size)`` gives
+    a map of another size.
     """
     sigma = SIGMA_OF_SIDE * min(cells.size)
     down, across = (
@@ -64,11 +64,11 @@ def is_nearly_even(alpha: NDArray[np.float32]) -> bool:
 
 
 def paint(view: NDArray[np.float32], smooth: NDArray[np.float32], end: float, style: Style) -> NDArray[np.uint8]:
-    """Return the view (.., 3) in 0..1 under a map of ``smooth`` (..): dim without attention, coloured at ``end``.
+    """Return the view (.., 3) in 0..1 with a map of ``smooth`` (..) painted on it: dim at 0, brightest from ``end`` on.
 
     The strength of the map is the square root of the attention, so that words whose attention is a tenth of the
-    greatest are seen, too.
-    The paper's style is white on a grey view. Differs from the paper: its white, 80 % opaque, hides the object.
+    greatest are seen, too. The paper's style is white on a gray view. Differs from the paper, whose white is 80 %
+    opaque and hides the object.
     """
     look = LOOKS[style]
     strength = np.sqrt((smooth / np.float32(end)).clip(0, 1))
@@ -82,7 +82,7 @@ def paint(view: NDArray[np.float32], smooth: NDArray[np.float32], end: float, st
 
 @functools.cache
 def map_colors() -> NDArray[np.float32]:
-    """Return the colours of a map from dark to bright, (256, 3) in 0..1."""
+    """Return the colors of a map from dark to bright, (256, 3) in 0..1."""
     from matplotlib import colormaps
 
     return np.asarray(colormaps[_COLORMAP](np.linspace(0, 0.93, 256)), dtype=np.float32)[:, :3]

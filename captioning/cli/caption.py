@@ -20,7 +20,6 @@ from captioning.errors import InputError, printable
 from captioning.files import FIGURES, JSON, PAGES, refuse_inputs, replacing, write_text
 
 if TYPE_CHECKING:
-    from captioning.inference import ImageCaptioner
     from captioning.inference.caption import Caption
 
 
@@ -120,8 +119,9 @@ def caption(
     sinks: list[Callable[[Any], object]] = []  # each takes one caption after the other
     with contextlib.ExitStack() as stack:
         if overlay is not None:
-            drawn = _with_rows(captioner, names if len({*names}) == len(names) else models)
-            sinks.append(lambda one: drawn(one).save_figure(overlays[one.path], style, heads=heads, details=details))
+            labels = names if len({*names}) == len(names) else models
+            draw: dict[str, Any] = {"style": style, "heads": heads, "details": details}
+            sinks.append(lambda one: captioner.with_members(one, labels).save_figure(overlays[one.path], **draw))
         if json is not None:
             lines = sys.stdout
             if str(json) != "-":  # the file is replaced when it is complete
@@ -144,14 +144,6 @@ def caption(
         if not single:
             print(f"error: {len(unread)} of {len(named)} images unreadable", file=sys.stderr)
         raise SystemExit(2)
-
-
-def _with_rows(captioner: ImageCaptioner[Any], names: Sequence[str]) -> Callable[[Caption], Caption]:
-    """Return a function that gives the figure of a caption a row for each model, if there are several."""
-    from captioning.inference import same_words
-
-    members = dict(zip(names, captioner.members(), strict=True))
-    return lambda one: one if len(members) == 1 else same_words(members, str(one.path), one.words)
 
 
 def _print_json(caption: Caption, overlay: Path | None, file: TextIO) -> None:

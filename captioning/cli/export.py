@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from captioning.cli import announce
+from captioning.cli import announce, model_name
 from captioning.files import refuse_inputs
 from captioning.run_folder import RunFolder
 
@@ -44,11 +44,9 @@ def export(
 
     refuse_other_folder(output)
     captioner = load(model)
-    run = RunFolder.of(model)
-    name = run.path.resolve().name if run else Path(model).stem
-    content = (captioner.model, captioner.vocabulary, captioner.settings)
-    page = card(*content, name, checkpoint=Path(model), license=license, notes=text)
-    if run is not None and UNTESTED in page:
+    content = (captioner.model, captioner.vocabulary, captioner.settings, model_name(model))
+    page = card(*content, checkpoint=Path(model), license=license, notes=text)
+    if RunFolder.of(model) and UNTESTED in page:
         print(f"captioning export: the card has no metrics; first captioning test --ckpt_path {model}", file=sys.stderr)
     captioner.export(output, page, dtype=dtype)
     size = sum(file.stat().st_size for file in output.iterdir() if file.is_file()) / 1e6

@@ -65,11 +65,12 @@ def coco(*, root: Path = Path("data/coco"), year: Literal[2014, 2017] = 2017, ka
     from captioning.data.karpathy import KarpathySource
 
     chosen = 2014 if karpathy else year
-    annotations = {f"{kind}_{split}{chosen}.json" for kind in ("captions", "instances") for split in ("train", "val")}
-    existing = {split: sum(map(_wanted, _listing(root / f"{split}{chosen}"))) for split in ("train", "val")}
-    wanted = [COCO[chosen, split] for split, count in existing.items() if count < COCO[chosen, split].images]
-    if not _listing(root / "annotations") >= annotations:
-        wanted.insert(0, COCO[chosen, "annotations"])
+    names = [f"{kind}_{split}{chosen}.json" for kind in ("captions", "instances") for split in ("train", "val")]
+    has_annotations = all((root / "annotations" / name).is_file() for name in names)
+    wanted = [] if has_annotations else [COCO[chosen, "annotations"]]
+    for split in ("train", "val"):
+        count = sum(1 for _ in (root / f"{split}{chosen}").glob("*.jpg"))
+        wanted += [COCO[chosen, split]] * (count < COCO[chosen, split].images)
     _get(wanted, _wanted, root)
     if karpathy:
         _get_split_file("coco", root)
@@ -182,7 +183,3 @@ def _finish(source: CaptionSource, *splits: str) -> None:
         index = source.index(split)
         index.check_images()
         print(f"{split:<5} {len(index):>8,} images {len(index.captions):>9,} captions  all files there")
-
-
-def _listing(folder: Path) -> set[str]:
-    return set(os.listdir(folder)) if folder.is_dir() else set()

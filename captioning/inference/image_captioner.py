@@ -170,9 +170,11 @@ class ImageCaptioner(Generic[Model]):
                 results.append(dataclasses.replace(caption, words=list(words), text=text))
         return results
 
-    def members(self) -> list[ImageCaptioner[Captioner]]:
-        """Return a captioner for each model of an ensemble in their order, or for the only model."""
-        return [ImageCaptioner(model, self.vocabulary, self.settings) for model in self._captioners()]
+    def with_members(self, caption: Caption, names: Sequence[str]) -> Caption:
+        """Return a caption whose figure has a row for each named model of the ensemble; that of one model unchanged."""
+        members = [ImageCaptioner(model, self.vocabulary, self.settings) for model in self._captioners()]
+        named = dict(zip(names, members, strict=True))
+        return caption if len(members) == 1 else same_words(named, str(caption.path), caption.words)
 
     def _captioners(self) -> Sequence[Captioner]:
         assert isinstance(self.model, (Captioner, Ensemble))

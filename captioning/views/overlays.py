@@ -46,14 +46,10 @@ class Look(NamedTuple):
 
 
 class Layout:
-    """Where the photo and the panels of a figure lie, in inches.
+    """Where the photo lies and, for each word, a column of ``rows`` panels, in inches.
 
-    Args:
-        text: The caption, which is wrapped to the width of the figure.
-        words, rows: Number of words, and of panels beneath one another for each word.
-        aspect: Width of a panel divided by its height.
-        notes: Largest number of lines beneath a panel.
-        word: The least width for a word, whose panel may be narrower.
+    ``aspect`` is the width of a panel divided by its height, ``notes`` the largest number of lines beneath a panel, and
+    ``word`` the least width for a word, whose panel may be narrower.
     """
 
     def __init__(self, text: str, words: int, rows: int, *, aspect: float, notes: int, word: float) -> None:

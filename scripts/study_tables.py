@@ -11,9 +11,8 @@ import numpy as np
 from measurements import Scores, read_scores, score_name, write_measurements
 from study_file import TRAINING, Study
 
-from captioning.comparison.result import Group, change_text
+from captioning.comparison.result import ONE_SEED, Group, change_text
 from captioning.comparison.runs import is_run_folder, read_run
-from captioning.comparison.verdicts import ONE_SEED
 from captioning.errors import InputError
 from captioning.files import read_json, write_text
 from captioning.metrics.bleu import bleu_counts, bleu_from_counts

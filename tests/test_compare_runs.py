@@ -18,8 +18,8 @@ from captioning.attention import HardAttention
 from captioning.cli.compare import compare as compare_command
 from captioning.comparison.attention_explorer import explore, load_models
 from captioning.comparison.compare import compare
+from captioning.comparison.result import ONE_SEED
 from captioning.comparison.runs import read_run
-from captioning.comparison.verdicts import ONE_SEED
 from captioning.errors import InputError
 from captioning.inference import load
 from captioning.model import SummedOutput

@@ -16,8 +16,7 @@ from helpers_runs import captioned_image, make_captions, run_of
 
 from captioning.comparison.compare import compare
 from captioning.comparison.page import comparison_page
-from captioning.comparison.result import Cell, Comparison
-from captioning.comparison.verdicts import ONE_SEED, finding
+from captioning.comparison.result import ONE_SEED, Cell, Comparison, finding
 from captioning.errors import InputError
 from captioning.metrics.resampling import Difference, Interval, holm
 from captioning.metrics.table import caption_metrics

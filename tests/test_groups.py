@@ -11,11 +11,10 @@ import pytest
 from helpers_runs import make_captions, run_of
 
 from captioning.comparison.compare import compare
-from captioning.comparison.groups import group_by_seed
+from captioning.comparison.conditions import group_by_seed
 from captioning.comparison.page import comparison_page
-from captioning.comparison.result import Comparison
+from captioning.comparison.result import ONE_SEED, Comparison
 from captioning.comparison.terminal import print_comparison
-from captioning.comparison.verdicts import ONE_SEED
 from captioning.metrics.bleu import bleu_counts, bleu_from_counts
 from captioning.metrics.resampling import holm
 from captioning.metrics.seeds import seed_differences

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from captioning.comparison.conditions import condition_tables, ordered_curves
-from captioning.comparison.groups import group_by_seed
+from captioning.comparison.conditions import condition_tables, group_by_seed, ordered_curves
 from captioning.comparison.measures import Captions, Measure, caption_measures, grounding_measures
 from captioning.comparison.result import Comparison, Disagreement, Table, by_name
 from captioning.comparison.runs import Run
 from captioning.comparison.scores import score_runs, score_variants, with_scores
-from captioning.comparison.verdicts import verdicts
 from captioning.errors import InputError, check_choice
 from captioning.metrics.table import TITLES, few_images_warning
 
@@ -69,7 +66,7 @@ def compare(
     groups = [with_scores(group, [*captions, *nouns], runs, len(common)) for group in tested_groups]
     groups = groups if max(seeds.values(), default=0) > 1 else []
     several = [score_variants(groups, [*captions, *nouns], tested=bool(common))] if groups else []
-    result = Comparison(
+    return Comparison(
         variants,
         metric,
         notices=[*elsewhere, *_untested(runs), *_undrawn(runs), *different]
@@ -83,7 +80,6 @@ def compare(
         disagreements=_disagreements(tested, captions, common, metric)[:images] if common else [],
         images=len(common),
     )
-    return dataclasses.replace(result, verdicts=verdicts(result))
 
 
 def _undrawn(runs: Sequence[Run]) -> list[str]:

@@ -11,6 +11,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from captioning.comparison.runs import Curve
 from captioning.metrics.resampling import Difference, Interval
+from captioning.metrics.table import TITLES
+
+ONE_SEED = "one seed each, so nothing follows about the method"
+"""The end of every verdict over runs of one seed each: other seeds could order the methods differently."""
 
 
 class Cell(NamedTuple):
@@ -117,7 +121,6 @@ class Comparison:
 
     variants: list[list[str]]  # the names of the runs, grouped by variant; all are compared with the first
     metric: str  # of verdicts, and of the scores of single images
-    verdicts: dict[str, str] = field(default_factory=dict)  # by run or group, a sentence: how it differs from the first
     notices: list[str] = field(default_factory=list)  # sentences on what limits the comparison
     tables: list[Table] = field(default_factory=list)  # the most important first
     scores: dict[str, dict[str, Interval]] = field(default_factory=dict)  # by run and measure
@@ -133,6 +136,13 @@ class Comparison:
     @property
     def runs(self) -> list[str]:
         return [run for variant in self.variants for run in variant]
+
+    @property
+    def verdicts(self) -> dict[str, str]:
+        """By tested variant and run, a sentence that begins with the finding. Only several seeds claim a difference."""
+        single = {name: _on_run(self, name, tests[self.metric]) for name, tests in self.tests.items()}
+        several = {name: _on_variant(self, name, tests[self.metric]) for name, tests in self.group_tests.items()}
+        return several | single
 
     def clear(self, name: str) -> bool:
         """Return whether a variant's metric clearly differs from the first variant's; false for single runs."""
@@ -171,3 +181,37 @@ def _plain(tests: Mapping[str, Difference]) -> dict[str, dict[str, float]]:
         name: {**vars(test.interval), "p_value": test.p_value, "corrected_p_value": test.corrected}
         for name, test in tests.items()
     }
+
+
+def _difference(test: Difference) -> str:
+    change = test.interval
+    return f"({change.value:+.1f}, {change.low:+.1f} to {change.high:+.1f}, {p_text(test.corrected)})"
+
+
+def _on_run(result: Comparison, name: str, test: Difference) -> str:
+    after, before = (f"{run} {result.scores[run][result.metric].value:.1f}" for run in (name, result.runs[0]))
+    on = f"on these {result.images} images {_difference(test)}"
+    return f"{TITLES[result.metric]}: {after}, {before} {on}; {ONE_SEED}."
+
+
+def _on_variant(result: Comparison, name: str, test: Difference) -> str:
+    first, (other,) = result.groups[0], [group for group in result.groups if group.name == name]
+    before, after = (f"{group.mean(result.metric):.1f}" for group in (first, other))
+    counts = len(other.runs), len(first.runs)
+    seeds = f"{counts[0]} seeds each" if counts[0] == counts[1] else "{} and {} seeds".format(*counts)
+    measured = f"{TITLES[result.metric]} {_difference(test)}, {result.images} images, {seeds}."
+    # Half a digit: a smaller difference is shown as 0.0.
+    if abs(test.interval.value) < 0.05 and not test.excludes_zero and after == before:
+        return f"Equal: {name} and {first.name} both have {after} {measured}"
+    return f"{finding(test)}: {name} has {after} and {first.name} {before} {measured}"
+
+
+def finding(test: Difference) -> str:
+    """Return words for a test's result; a difference is clear only if interval and test agree."""
+    if test.clear:
+        return "Clear difference"
+    if test.excludes_zero:
+        return "Weak evidence of a difference (the interval excludes zero, the test is not significant)"
+    if test.significant:
+        return "Weak evidence of a difference (the test is significant, the interval includes zero)"
+    return "No clear difference"

@@ -9,9 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from captioning.comparison.measures import Measure
-from captioning.comparison.result import Cell, Group, Row, Table
+from captioning.comparison.result import ONE_SEED, Cell, Group, Row, Table
 from captioning.comparison.runs import Run
-from captioning.comparison.verdicts import ONE_SEED
 from captioning.metrics.bleu import bleu_metrics
 from captioning.metrics.resampling import LEVEL, Difference, Interval, differences, holm, intervals
 from captioning.metrics.seeds import RULE, seed_differences

@@ -1,9 +1,7 @@
 """Attention = score x normalizer x selection, each a small class."""
 
 from captioning.attention.base import Attention, AttentionOutput
-from captioning.attention.coverage import CoverageScore
-from captioning.attention.gumbel import GumbelAttention
-from captioning.attention.hard import HardAttention, StochasticAttention
+from captioning.attention.hard import GumbelAttention, HardAttention, StochasticAttention
 from captioning.attention.layers import AnnotationAttention, AnnotationLayer, AnnotationLSTM
 from captioning.attention.local import LocalScore
 from captioning.attention.memory import Memory, expected_context
@@ -14,6 +12,7 @@ from captioning.attention.scores import (
     AdditiveScore,
     ConcatScore,
     CosineScore,
+    CoverageScore,
     DotScore,
     GeneralScore,
     LocationScore,

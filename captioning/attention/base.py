@@ -140,8 +140,8 @@ class Attention(Component):
         logits = self.score(queries, memory.projected, *carried)  # (B, R, L), Eq. 4
         check_shape(self.score, "logits (B, R, L)", logits, B, queries.shape[1], L)
         mask = None if memory.mask is None else memory.mask.unsqueeze(1)
-        alphas, log_alphas = self.normalizer(logits, mask)  # Eq. 5
-        attended = self.select(alphas, log_alphas, memory)  # Eq. 6
+        alphas, log_alphas = self.normalizer(logits, mask)  # (B, R, L), Eq. 5
+        attended = self.select(alphas, log_alphas, memory)  # context (B, R, D), Eq. 6
         check_shape(self, "the context (B, R, D)", getattr(attended, "context", attended), *alphas.shape[:2], D)
         check_shape(self, "alphas (B, R, L)", attended.alphas, *alphas.shape)
         if attended.locations is None:

@@ -142,9 +142,10 @@ class AnnotationLSTM(AnnotationLayer):
         """Return annotations (B, L, 2 * hidden_dim). Masked annotations are skipped, and 0 in the result."""
         if mask is None:
             return self.lstm(annotations)[0]
-        order = (~mask).to(torch.uint8).argsort(dim=1, stable=True).unsqueeze(-1)  # those that exist come first
+        # (B, L, 1): locations that exist come first.
+        order = (~mask).to(torch.uint8).argsort(dim=1, stable=True).unsqueeze(-1)
         lengths = mask.sum(dim=1).cpu()
-        moved = annotations.gather(1, order.expand_as(annotations))
+        moved = annotations.gather(1, order.expand_as(annotations))  # (B, L, D)
         packed = pack_padded_sequence(moved, lengths, batch_first=True, enforce_sorted=False)
         read, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=mask.shape[1])
         return torch.zeros_like(read).scatter(1, order.expand_as(read), read)

@@ -72,8 +72,8 @@ class MultiHeadAttention(SoftAttention):
 
     def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> MultiHeadMemory:
         check_mask(annotations, mask)
-        projected = self.score.project(self._split(self.key_projection(annotations)))
-        values = self._split(self.value_projection(annotations))
+        projected = self.score.project(self._split(self.key_projection(annotations)))  # (B * h, ..)
+        values = self._split(self.value_projection(annotations))  # (B * h, L, d / h)
         return MultiHeadMemory(annotations, projected, mask, values=values)
 
     def init_state(self, memory: Memory) -> State:

@@ -60,11 +60,11 @@ class NTMScore(CosineScore):
     def forward(self, query: Tensor, projected: Tensor, *state: Tensor) -> Tensor:
         before, exists = state  # (B, R, L)
         cosine = at_least_float32(dot(F.normalize(self.key(query), dim=-1), projected))  # (B, R, L)
-        controls = self.controls(query).to(cosine.dtype)
+        controls = self.controls(query).to(cosine.dtype)  # (B, R, 12)
         sharpness, gate, exponent, shift = controls.split([1, 1, 1, _NEIGHBORS], dim=-1)
-        content = masked_log_softmax(F.softplus(sharpness) * cosine, exists).exp()
-        gate = torch.sigmoid(gate)
-        moved = self._shifted(gate * content + (1 - gate) * before, shift.softmax(dim=-1))
+        content = masked_log_softmax(F.softplus(sharpness) * cosine, exists).exp()  # (B, R, L), Eq. 5
+        gate = torch.sigmoid(gate)  # (B, R, 1)
+        moved = self._shifted(gate * content + (1 - gate) * before, shift.softmax(dim=-1))  # (B, R, L), Eq. 7-8
         return (1 + F.softplus(exponent)) * moved.clamp_min(torch.finfo(moved.dtype).tiny).log()
 
     def _shifted(self, weights: Tensor, shift: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ class NTMAttention(SoftAttention):
     def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> tuple[AttentionOutput, State]:
         R = len(query) // len(memory.annotations)
         written, *heads = state or (repeat_rows(tensor, R) for tensor in self.init_state(memory))
-        annotations, mask = written.to(memory.annotations.dtype), memory.mask
+        annotations, mask = written.to(memory.annotations.dtype), memory.mask  # (N, L, D), (B, L)
         mask = None if mask is None else repeat_rows(mask, R)
         projected, to_write = (score.project(annotations) for score in (self.score, self.write_head.score))
         middle = len(heads) // 2  # every row is an image of its own here

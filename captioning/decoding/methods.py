@@ -1,13 +1,17 @@
-"""The one place where options choose between beam search, greedy decoding and sampling."""
+"""Beam search, greedy decoding and sampling, and the one place where options choose between them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from captioning.decoding.beam import beam_search
+import torch
+from torch import Tensor
+
+from captioning.decoding.constraints import Constraints
 from captioning.decoding.options import BeamOptions, DecodingOptions
-from captioning.decoding.sampling import greedy, sample
+from captioning.decoding.search import search
 from captioning.decoding.step import Hypothesis, StepFunction
+from captioning.errors import InputError
 from captioning.trace import State
 from captioning.vocabulary import Vocabulary
 
@@ -36,3 +40,136 @@ def decode(
     states = tuple(tensor.repeat_interleave(S, dim=0) for tensor in state)
     drawn = sample(step, states, temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, **limits)
     return [drawn[first : first + S] for first in range(0, len(drawn), S)]
+
+
+def beam_search(
+    step: StepFunction,
+    state: State,
+    *,
+    beam_size: int,
+    length_normalization: float = 0.0,
+    max_length: int = 30,
+    constraints: Constraints = Constraints(),  # noqa: B008 - frozen
+) -> list[list[Hypothesis]]:
+    """Return up to K captions per image, best first; all images are searched in one batch.
+
+    As in the authors' code, a finished hypothesis leaves the beam and narrows it; the search for an image ends when K
+    have finished, or at ``max_length``, where those still alive are returned as unfinished, after the finished ones.
+
+    Args:
+        state: State of B rows, one per image; after the first step it has K rows per image.
+        beam_size: The width K of the beam.
+        length_normalization: The exponent a. Captions are ranked by the log-probability divided by (steps ** a), <end>
+            counted as a step: 0 ranks by log-probability, 1 by its mean per step.
+        max_length: Largest number of steps. A caption that has not ended by then is cut off after this many words.
+        constraints: What the words must be.
+
+    Raises:
+        InputError: No caption of ``max_length`` words meets the constraints, or no word has a finite probability.
+    """
+    slots = torch.arange(beam_size, device=state[0].device)
+
+    def choose(log_probs: Tensor, total: Tensor, left: Tensor, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        total, parent, word, log_prob = _best(log_probs, total, beam_size)
+        return total.masked_fill(slots >= left, float("-inf")), parent, word, log_prob
+
+    hypotheses = search(
+        step,
+        state,
+        choose,
+        slots=beam_size,
+        max_length=max_length,
+        constraints=constraints,
+        length_normalization=length_normalization,
+    )
+    if len(hypotheses) < step.images:
+        raise InputError("the model gives no word a finite probability; use another checkpoint")
+    return [sorted(image, key=lambda caption: (not caption.finished, -caption.log_prob)) for image in hypotheses]
+
+
+def _best(log_probs: Tensor, total: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the ``size`` best continuations of each image: total, parent, word and log_prob, (B, size) each.
+
+    Args:
+        log_probs: (B, rows, V), of the next word of every beam.
+        total: (B, rows), the log-probabilities of the beams.
+    """
+    # The best of each row hold the best of the image.
+    log_prob, word = log_probs.topk(min(size, log_probs.shape[2]), dim=2)
+    choices = log_prob.shape[2]  # per beam
+    candidates, log_prob, word = (log_prob + total.unsqueeze(2)).flatten(1), log_prob.flatten(1), word.flatten(1)
+    least = candidates.shape[1]
+    if least < size:  # a beam wider than the vocabulary
+        candidates = torch.nn.functional.pad(candidates, (0, size - least), value=float("-inf"))
+    total, best = candidates.topk(size, dim=1)
+    best = best.clamp(max=least - 1)  # changes padding only
+    return total, best // choices, word.gather(1, best), log_prob.gather(1, best)
+
+
+def greedy(
+    step: StepFunction,
+    state: State,
+    *,
+    max_length: int = 30,
+    constraints: Constraints = Constraints(),  # noqa: B008 - frozen
+) -> list[Hypothesis]:
+    """Return the caption that takes the most probable word at every step, one per image of ``state``: a beam of one."""
+    beams = beam_search(step, state, beam_size=1, max_length=max_length, constraints=constraints)
+    return [hypothesis for (hypothesis,) in beams]
+
+
+def sample(
+    step: StepFunction,
+    state: State,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    max_length: int = 30,
+    constraints: Constraints = Constraints(),  # noqa: B008 - frozen
+) -> list[Hypothesis]:
+    """Return one caption per row of ``state``, each word drawn from the model's distribution.
+
+    Log-probabilities are the model's own, not those of the tempered, cut and masked distribution. A step draws one
+    number per row from torch's global generator, also for rows that have ended, so no caption depends on the others.
+
+    Args:
+        temperature: Positive divisor of the log-probabilities.
+        top_k: Number of the most probable words to draw from; None for all.
+        top_p: Draw from the smallest set of most probable words whose probability reaches this (nucleus sampling).
+        max_length, constraints: As in ``beam_search``, which raises the same InputError.
+    """
+    device, B = state[0].device, step.images
+    R = len(state[0]) // B
+
+    def choose(log_probs: Tensor, total: Tensor, left: Tensor, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        uniform = torch.rand(B, R, 1, dtype=torch.float64, device=device)[images]
+        word = draw_words(_likely(log_probs.flatten(0, 1) / temperature, top_k, top_p), uniform.flatten(0, 1))
+        log_prob = log_probs.gather(2, word.view(-1, R, 1)).squeeze(2)
+        return total + log_prob, torch.arange(R, device=device).expand_as(total), word.view_as(total), log_prob
+
+    images = search(step, state, choose, slots=R, max_length=max_length, constraints=constraints)
+    return [hypothesis for image in images for hypothesis in image]
+
+
+def _likely(log_probs: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
+    """Return log_probs (N, V) with -inf for the words outside of the ``top_k`` and of ``top_p``."""
+    if top_k is not None:
+        least = log_probs.topk(min(top_k, log_probs.shape[-1]), dim=-1).values[:, -1:]
+        log_probs = log_probs.masked_fill(log_probs < least, float("-inf"))
+    if top_p is not None:
+        ordered, order = log_probs.softmax(dim=-1).sort(dim=-1, descending=True)
+        before = ordered.cumsum(dim=-1) - ordered  # the word that crosses top_p is still in the set
+        outside = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= top_p)
+        log_probs = log_probs.masked_fill(outside, float("-inf"))
+    return log_probs
+
+
+def draw_words(log_probs: Tensor, uniform: Tensor) -> Tensor:
+    """Return one word (N,) drawn from each of N distributions, with log_probs (N, V) that need not be normalised.
+
+    Args:
+        uniform: (N, 1) float64, drawn uniformly from [0, 1).
+    """
+    reached = log_probs.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
+    return torch.searchsorted(reached, uniform * reached[:, -1:], right=True).squeeze(-1)  # the first that lies beyond

@@ -129,8 +129,7 @@ class Evaluator:
         sums = self.sums[int(batch.rows[0])] = {"words": len(output.targets), "nll": nll}
         model = self.captioner
         if self.bound_samples and isinstance(model, Captioner) and "sample" in model.decoder.attention.inference_modes:
-            bounds = sampled_bounds(model, batch, memory, self.bound_samples)
-            sums |= {"bound": bounds.bound, "iwae_bound": bounds.importance_weighted}
+            sums["bound"], sums["iwae_bound"] = sampled_bounds(model, batch, memory, self.bound_samples)
         traces = {"reference_hits": output.trace.alphas, "reference_evidence_hits": output.trace.evidence}
         weights = {name: trace.float().cpu().numpy() for name, trace in traces.items() if trace is not None}
         rows, cells = batch.rows.tolist(), self.captioner.encoder.cells

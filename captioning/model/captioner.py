@@ -83,9 +83,9 @@ class CaptionModel(nn.Module, metaclass=ABCMeta):
         An InputError says that the attention does not know the mode.
         """
 
-    @abstractmethod
     def with_evidence(self, memory: Any, hypotheses: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
         """Return the hypotheses of every image with evidence in their traces, unchanged if the model has none."""
+        return hypotheses
 
     @torch.inference_mode()
     def search(self, memory: Any, options: BeamOptions, vocabulary: Vocabulary | None = None) -> list[list[Hypothesis]]:
@@ -160,7 +160,7 @@ class Captioner(CaptionModel):
         if annotations is None:
             if images is None:
                 raise ValueError("a batch needs images or annotations, it has neither")
-            annotations = self.encoder(images)
+            annotations = self.encoder(images)  # (B, L, D)
         D = self.encoder.annotation_dim
         check_shape(self.encoder, "annotations (B, L, D)", annotations, *annotations.shape[:2], D)
         return self.decoder.encode(annotations, mask)

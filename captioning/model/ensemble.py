@@ -14,7 +14,7 @@ from torch import Tensor
 from captioning.attention import Memory
 from captioning.data.batch import CaptionBatch
 from captioning.data.transforms import Preprocessing
-from captioning.decoding import Hypothesis, Step, StepFunction
+from captioning.decoding import Step, StepFunction
 from captioning.encoders import Encoder
 from captioning.errors import InputError
 from captioning.model.captioner import Captioner, CaptionModel
@@ -109,9 +109,6 @@ class Ensemble(CaptionModel):
             for member in with_mode:
                 stack.enter_context(member.inferring(mode))
             yield
-
-    def with_evidence(self, memory: Memories, hypotheses: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
-        return hypotheses
 
 
 def _same_view(one: Encoder, other: Encoder) -> bool:

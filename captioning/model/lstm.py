@@ -136,11 +136,11 @@ class AttentionDecoder(Decoder):
         """Take one step of Eq. 1-6. ``word`` is what ``_read`` returns."""
         h, c, *carried = state
         word_gates, word_query = word.tensor_split([4 * self.hidden_dim], dim=-1)  # (N, 4H), (N, H) or (N, 0)
-        query = h if self.word_to_query is None else h + word_query
-        attended, carried_on = self.attention(query, memory, tuple(carried))  # Eq. 4-6
-        z, beta_logit = self.gate(h, attended.context)  # Sec. 4.2.1
+        query = h if self.word_to_query is None else h + word_query  # (N, H)
+        attended, carried_on = self.attention(query, memory, tuple(carried))  # context (N, D), alphas (N, L), Eq. 4-6
+        z, beta_logit = self.gate(h, attended.context)  # (N, D), (N,), Sec. 4.2.1
         gates = word_gates + self.hidden_to_gates(h) + self.context_to_gates(z)  # (N, 4H); T is linear
-        i, f, o, g = gates.to(c.dtype).chunk(4, dim=-1)
+        i, f, o, g = gates.to(c.dtype).chunk(4, dim=-1)  # (N, H) each
         i, f, o, g = torch.sigmoid(i), torch.sigmoid(f), torch.sigmoid(o), torch.tanh(g)  # Eq. 1
         c = f * c + i * g  # Eq. 2
         h = (o * torch.tanh(c)).to(gates.dtype)  # Eq. 3
@@ -149,14 +149,14 @@ class AttentionDecoder(Decoder):
 
     def step(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionTrace]:
         word = self.embedding(tokens)  # (N, E)
-        state, lstm = self._recur(self._read(word), state, memory)
-        return self.output.step(word, lstm, memory), state, lstm.trace()  # Eq. 7
+        state, lstm = self._recur(self._read(word), state, memory)  # h (N, H), context (N, D)
+        return self.output.step(word, lstm, memory), state, lstm.trace()  # logits (N, V), Eq. 7
 
     def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, samples: int = 1) -> DecoderOutput:
         B, packed = len(memory.annotations), Packed(repeat_rows(captions, samples), repeat_rows(lengths, samples))
         word = self.embedding(captions[:, :-1])  # (N, T, E), for all steps at once, as are its gates and Eq. 7
-        lstm = self._all_steps(self._read(word), memory, B, lengths, samples)
-        word, packed_steps = packed.pack(repeat_rows(word, samples)), map_fields(lstm, packed.pack)
+        lstm = self._all_steps(self._read(word), memory, B, lengths, samples)  # (N * S, T, ..)
+        word, packed_steps = packed.pack(repeat_rows(word, samples)), map_fields(lstm, packed.pack)  # (M, ..)
         logits, posterior = self.output(word, packed_steps, memory, packed.images(B), packed.targets)
         evidence = None if posterior is None else packed.unpack(posterior)
         if not self.training and posterior is None:

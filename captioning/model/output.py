@@ -120,10 +120,10 @@ class DeepOutput(Output):
     def forward(
         self, word: Tensor, lstm: LSTMStep, memory: Memory, image_index: Tensor, targets: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        return self.L_o(self._hidden(word, lstm)), None
+        return self.L_o(self._hidden(word, lstm)), None  # (M, V)
 
     def step(self, word: Tensor, lstm: LSTMStep, memory: Memory) -> Tensor:
         return self.L_o.precise(self._hidden(word, lstm))
 
     def _hidden(self, word: Tensor, lstm: LSTMStep) -> Tensor:
-        return self.dropout(word + self.L_h(self.dropout(lstm.h)) + self.L_z(lstm.context))
+        return self.dropout(word + self.L_h(self.dropout(lstm.h)) + self.L_z(lstm.context))  # (.., E)

@@ -50,10 +50,10 @@ class SummedOutput(Output):
     def forward(
         self, word: Tensor, lstm: LSTMStep, memory: Memory, image_index: Tensor, targets: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        S = self.L_o(self._hidden(word, lstm))
-        A, W = self._factors(memory)
-        log_w = self._log_weights(lstm)
-        log_probs = summed_log_probs(S, A, W, log_w, image_index)
+        S = self.L_o(self._hidden(word, lstm))  # (M, V)
+        A, W = self._factors(memory)  # (B, L, E), (V, E)
+        log_w = self._log_weights(lstm)  # (M, L + 1)
+        log_probs = summed_log_probs(S, A, W, log_w, image_index)  # (M, V)
         if targets is None or self.training:
             return log_probs, None
         posterior = summed_posterior(S, A, W, log_w, image_index, targets)[:, 1:]

@@ -150,7 +150,7 @@ class TransformerDecoder(Decoder):
 
     def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, samples: int = 1) -> DecoderOutput:
         packed = Packed(repeat_rows(captions, samples), repeat_rows(lengths, samples))
-        hidden, _, attended = self._read(repeat_rows(captions[:, :-1], samples), None, memory)
+        hidden, _, attended = self._read(repeat_rows(captions[:, :-1], samples), None, memory)  # (N, T, d)
         return packed.output(self.to_words(packed.pack(hidden)), attended.trace())
 
     def _read(self, tokens: Tensor, state: State | None, memory: Memory) -> tuple[Tensor, State, AttentionOutput]:
@@ -163,7 +163,7 @@ class TransformerDecoder(Decoder):
         before = 0 if state is None else state[0].shape[1]
         embedded = math.sqrt(self.dim) * self.embedding(tokens)  # (N, T, d), Sec. 3.4
         positions = sinusoids(torch.arange(before, before + tokens.shape[1], device=embedded.device), self.dim)
-        x = self.dropout(embedded + positions.to(embedded.dtype))
+        x = self.dropout(embedded + positions.to(embedded.dtype))  # (N, T, d)
         new_state: list[Tensor] = []
         for number, (layer, attention) in enumerate(zip(self.layers, self.attentions(), strict=True)):
             words = None if state is None else (state[2 * number], state[2 * number + 1])
@@ -214,13 +214,13 @@ class TransformerLayer(nn.Module):
         """
         self_attended, words = self._attend_words(self.before_words(x), before)
         x = x + self.dropout(self_attended)
-        attended, _ = attention(self.before_attention(x).flatten(0, 1), memory)
+        attended, _ = attention(self.before_attention(x).flatten(0, 1), memory)  # context (N * T, d)
         x = x + self.dropout(attended.context.unflatten(0, x.shape[:2]))
         return x + self.dropout(self.feedforward(self.before_feedforward(x))), words, attended
 
     def _attend_words(self, x: Tensor, before: KeysAndValues | None) -> tuple[Tensor, KeysAndValues]:
         """Return the causal self-attention of x (N, T, d), and the keys and values of all words so far."""
-        query, key, value = self.word_projection(x).chunk(3, dim=-1)
+        query, key, value = self.word_projection(x).chunk(3, dim=-1)  # (N, T, d) each
         if before is not None:
             key, value = (torch.cat([old.to(new.dtype), new], 1) for old, new in zip(before, (key, value), strict=True))
         q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (query, key, value))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 
@@ -13,20 +12,12 @@ from captioning.model import Captioner
 from captioning.objective.reductions import step_log_probs
 
 
-class Bounds(NamedTuple):
-    """Lower bounds on log p(y | a) in nats, summed over captions."""
-
-    bound: float
-    """L_s = E_s[log p(y | s, a)], Eq. 10."""
-    importance_weighted: float
-    """E[log 1/S sum_k p(y | s_k, a)] (Burda et al. 2016): at least L_s, and tighter with more draws."""
-
-
 @torch.no_grad()
-def sampled_bounds(captioner: Captioner, batch: CaptionBatch, memory: Memory, samples: int) -> Bounds:
-    """Estimate both bounds for the captions of a batch with S draws of every caption's locations.
+def sampled_bounds(captioner: Captioner, batch: CaptionBatch, memory: Memory, samples: int) -> tuple[float, float]:
+    """Return two lower bounds on log p(y | a) in nats, summed over captions, by S draws of every caption's locations.
 
-    Draws come from p(s | a) itself, so that the importance weights are the p(y | s, a) alone.
+    The first is L_s = E_s[log p(y | s, a)], Eq. 10. The second, E[log 1/S sum_k p(y | s_k, a)] (Burda et al. 2016), is
+    at least L_s, and tighter with more draws. Draws come from p(s | a) itself, so that each is weighed by p(y | s, a).
     """
     log_probs_of_draws = []
     with captioner.decoder.attention.inferring("sample"):
@@ -35,4 +26,4 @@ def sampled_bounds(captioner: Captioner, batch: CaptionBatch, memory: Memory, sa
             log_probs_of_draws.append(step_log_probs(output.logits, output.targets, output.mask).sum(dim=1))
     log_probs = torch.stack(log_probs_of_draws).double()  # (S, N)
     tighter = log_probs.logsumexp(dim=0) - math.log(samples)
-    return Bounds(float(log_probs.mean(dim=0).sum()), float(tighter.sum()))
+    return float(log_probs.mean(dim=0).sum()), float(tighter.sum())

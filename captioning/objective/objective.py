@@ -138,8 +138,9 @@ class Likelihood(Objective):
     def forward(self, captioner: Captioner, batch: CaptionBatch) -> Loss:
         memory = captioner.encode_batch(batch)
         per_caption = expand_to_captions(batch, memory)
-        output = captioner.decoder(batch.captions, batch.lengths, per_caption, self.samples)
-        alphas, log_prob, mask, average = output.trace.alphas, output.log_prob, output.mask, self.reduction
+        output = captioner.decoder(batch.captions, batch.lengths, per_caption, self.samples)  # logits (M, V)
+        alphas, log_prob, mask = output.trace.alphas, output.log_prob, output.mask  # (N, T, L), (N, T), (N, T)
+        average = self.reduction
         image_index = repeat_rows(batch.image_index, self.samples)  # (N,)
         exists = None if memory.mask is None else memory.mask[image_index]  # (N, L)
 
@@ -155,7 +156,7 @@ class Likelihood(Objective):
         logged["loss"] = loss
         if self.estimator is not None and log_prob is not None and captioner.decoder.attention.draws:
             expected = memory.use_expectation  # (B,) bool, None if every image's contexts are drawn
-            sampled = torch.ones_like(mask[:, 0]) if expected is None else ~expected[image_index]
+            sampled = torch.ones_like(mask[:, 0]) if expected is None else ~expected[image_index]  # (N,)
             signal = self.estimator(step_log_probs(output.logits, output.targets, mask), mask, sampled)
             credit = average.over_steps(signal.advantages * log_prob, mask)  # (log p(y | s, a) - b) log p(s | a)
             loss = loss - self.reward_weight * credit  # only its gradient has a meaning: that of Eq. 11-12

@@ -118,7 +118,7 @@ class SelfCriticalTraining(Objective):
         captioner.eval()
         try:
             memory = captioner.encode_batch(batch)
-            captions, rewards, baseline = self.draw(captioner, memory, batch.rows.tolist())
+            captions, rewards, baseline = self.draw(captioner, memory, batch.rows.tolist())  # N, (N,), (N,)
             with _dropout(captioner.decoder) if self.dropout else nullcontext():
                 surrogate, output = self.surrogate(captioner, batch, memory, captions, rewards - baseline)
         finally:

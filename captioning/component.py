@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from captioning.errors import InputError, check_range
 from captioning.kernels.linear import linear
 
-_RENAMED = {"normaliser": "normalizer"}  # arguments of version 0.2
+_RENAMED = {"normaliser": "normalizer", "inference": "context_mode"}  # arguments of version 0.2
 
 C = TypeVar("C", bound="Component")
 T = TypeVar("T")

@@ -124,7 +124,7 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
         seconds = commands.run(name, ["fit", *options])
         # The demo does not show hard attention's bounds, which take half of its test.
         best = RunFolder(runs / name).checkpoint("best")
-        for context in ([], ["--inference=expected"]) if name == "hard" else ([],):
+        for context in ([], ["--context_mode=expected"]) if name == "hard" else ([],):
             commands.run(name, ["test", "--ckpt_path", str(best), "--bound_samples=0", *context])
         return seconds
 

@@ -138,7 +138,7 @@ def name(word: int, vocabulary: Vocabulary) -> str:
 def with_hard_attention(decoder: AttentionDecoder) -> AttentionDecoder:
     """Return the decoder with the same weights, whose context is the annotation of the most probable location."""
     decoder, soft = copy.deepcopy(decoder), decoder.attention
-    decoder.attention = HardAttention(soft.score, normalizer=soft.normalizer, inference="argmax").eval()
+    decoder.attention = HardAttention(soft.score, normalizer=soft.normalizer, context_mode="argmax").eval()
     return decoder
 
 

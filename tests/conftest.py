@@ -116,7 +116,7 @@ def tested_pair(tmp_path, shapes_settings) -> tuple[Path, Path]:
 
     source, data = shapes_settings
     index = source.index("test")
-    search = {"beam_size": 2, "max_length": 6, "length_normalization": 0.0, "min_length": 1, "inference": "expected"}
+    search = {"beam_size": 2, "max_length": 6, "length_normalization": 0.0, "min_length": 1, "context_mode": "expected"}
     hit = {
         "step": 0,
         "noun": "a",

@@ -34,7 +34,7 @@ STATEFUL = {
     "coverage": lambda: SoftAttention(CoverageScore(A)),
     "NTM": lambda: SoftAttention(NTMScore(A)),
     "NTM that writes": lambda: NTMAttention(NTMScore(A)),
-    "hard NTM": lambda: HardAttention(NTMScore(A), inference="argmax"),
+    "hard NTM": lambda: HardAttention(NTMScore(A), context_mode="argmax"),
     "local coverage": lambda: SoftAttention(LocalScore(CoverageScore(A), window=(1.0, 1.5))),
     "heads with coverage": lambda: MultiHeadAttention(CoverageScore(A), heads=2),
 }

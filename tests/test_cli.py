@@ -601,7 +601,7 @@ def test_a_strangers_settings_choose_no_code(trained):
         (["test"], "the following arguments are required: --ckpt_path"),
         (["test", "--ckpt_path", "runs/tiny"], r"runs/tiny: is a folder; give runs/tiny/checkpoints/best\.ckpt"),
         (["test", "--ckpt_path", "tiny.yaml"], r"tiny\.yaml: .*not a checkpoint"),
-        (["test", "--ckpt_path", BEST, "--inference", "sample"], "sample"),
+        (["test", "--ckpt_path", BEST, "--context_mode", "sample"], "sample"),
         (["test", "--ckpt_path", BEST, "--data.test_split", "val"], "is now --split"),
         (["test", "--ckpt_path", BEST, "--model.search.beam_size", "0"], "beam_size"),
         (["test", "--ckpt_path", BEST, "--seed_everything", "-1"], "seed_everything must be in 0"),

@@ -27,6 +27,8 @@ def test_names_of_version_02_are_read_under_those_of_today():
         {"class_path": "captioning.attention.SoftAttention", "init_args": {"score": local, "normaliser": softmax}}
     )
     assert attention.to_config()["init_args"]["normalizer"] == softmax
+    hard = {"class_path": "captioning.attention.HardAttention", "init_args": {"score": local, "inference": "argmax"}}
+    assert Attention.from_config(hard).context_mode == "argmax"
     decoder = AttentionDecoder(attention, hidden_dim=4, standardize_annotations=True)
     decoder.build(7, 4, (2, 3))
     state = decoder.state_dict()

@@ -23,7 +23,7 @@ HARD = {
     "init_args": {
         "score": {"class_path": "captioning.attention.AdditiveScore"},
         "sample_probability": 0.5,
-        "inference": "sample",
+        "context_mode": "sample",
     },
 }
 

@@ -51,8 +51,8 @@ METHODS = {
 @pytest.mark.parametrize("method", METHODS)
 def test_every_caption_begins_with_the_prefix_is_long_enough_and_repeats_nothing(captioners, images, name, method):
     captioner = captioners[name]
-    inference = {"inference": "sample"} if name == "hard" and method != "greedy" else {}
-    options = METHODS[method] | inference | {"prefix": f"{WORDS[1]} {WORDS[0]}"}
+    context_mode = {"context_mode": "sample"} if name == "hard" and method != "greedy" else {}
+    options = METHODS[method] | context_mode | {"prefix": f"{WORDS[1]} {WORDS[0]}"}
     captions = captioner.caption(images, **options, no_repeat_ngram=2, min_length=4, max_length=8, batch_size=2)
     for caption in itertools.chain.from_iterable(map(all_of, captions)):
         assert caption.words[:2] == [WORDS[1], WORDS[0]]

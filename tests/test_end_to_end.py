@@ -68,7 +68,7 @@ def test_demo_trains_scores_captions_and_draws_then_goes_on_where_it_is(demo, ca
     assert Path(entry["checkpoint"]).is_file()
     hard = json.loads((demo / "hard/test_metrics.json").read_text())
     expected = json.loads((demo / "hard/expected/test_metrics.json").read_text())
-    assert [of["search"]["inference"] for of in (hard, expected)] == ["argmax", "expected"]
+    assert [of["search"]["context_mode"] for of in (hard, expected)] == ["argmax", "expected"]
     assert summary["hard"]["bleu4_expected"] == pytest.approx(expected["test/bleu4"], abs=0.01)
     assert (demo / "soft_hard.png").is_file()
     with Image.open(entry["overlay"]) as figure:

@@ -153,7 +153,7 @@ def test_the_likelihood_of_references_is_the_mean_of_the_models():
 
     ensemble, batch = Ensemble(members, load=load_images).eval(), make_batch(views)
     memory = ensemble.encode_batch(batch)
-    with ensemble.inferring("expected"):
+    with ensemble.in_context_mode("expected"):
         output = ensemble.teacher_force(batch, memory)
     assert asked == [members[3].encoder.preprocessing]  # once, and for the one encoder that needs it
     probabilities = np.zeros(len(output.targets))
@@ -166,15 +166,15 @@ def test_the_likelihood_of_references_is_the_mean_of_the_models():
     torch.testing.assert_close(output.trace.alphas[existing].sum(-1), torch.ones(len(output.targets)))
 
 
-def test_inference_modes_reach_the_members_that_have_them():
+def test_context_modes_reach_the_members_that_have_them():
     members = make_members()
     ensemble = Ensemble(members)
-    with ensemble.inferring("argmax"):
-        assert [m.decoder.attention.inference for m in members] == ["expected", "argmax", "expected", "expected"]
-    assert {m.decoder.attention.inference for m in members} == {"expected"}
+    with ensemble.in_context_mode("argmax"):
+        assert [m.decoder.attention.context_mode for m in members] == ["expected", "argmax", "expected", "expected"]
+    assert {m.decoder.attention.context_mode for m in members} == {"expected"}
     with (
         pytest.raises(InputError, match="no model of the ensemble knows 'argmax'"),
-        Ensemble([members[0], members[2]]).inferring("argmax"),
+        Ensemble([members[0], members[2]]).in_context_mode("argmax"),
     ):
         pass
 

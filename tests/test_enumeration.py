@@ -60,7 +60,7 @@ def every_path(captioner: Captioner, image: int) -> tuple[DecoderOutput, Tensor,
     paths = torch.tensor(list(itertools.product(range(L), repeat=steps)))  # (L^T, T)
     step = itertools.count()
     memory = captioner.encode(annotations=batch.annotations)
-    with pytest.MonkeyPatch.context() as patch, captioner.decoder.attention.inferring("sample"):
+    with pytest.MonkeyPatch.context() as patch, captioner.decoder.attention.in_context_mode("sample"):
         patch.setattr(hard, "draw", lambda alphas: paths[:, next(step)].unsqueeze(0))
         output = captioner.teacher_force(batch, memory, samples=len(paths))
     log_path = output.log_prob.sum(dim=1)
@@ -70,7 +70,7 @@ def every_path(captioner: Captioner, image: int) -> tuple[DecoderOutput, Tensor,
 
 def expectation(captioner: Captioner, image: int) -> tuple[DecoderOutput, Tensor]:
     batch = make_batch(chosen=slice(image, image + 1))
-    with captioner.decoder.attention.inferring("expected"):
+    with captioner.decoder.attention.in_context_mode("expected"):
         output = captioner.teacher_force(batch, captioner.encode(annotations=batch.annotations))
     return output, reductions.step_log_probs(output.logits, output.targets, output.mask).sum()
 

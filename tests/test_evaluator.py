@@ -155,7 +155,7 @@ def test_processes_that_share_a_split_find_what_one_finds(split):
 
 
 def test_draws_of_bounds_depend_on_the_batch_and_the_seed_and_leave_the_global_stream_as_it_was(source):
-    split = Split(source, HardAttention(AdditiveScore(10), inference="sample"))
+    split = Split(source, HardAttention(AdditiveScore(10), context_mode="sample"))
     first, second = split.batch(0, 1), split.batch(2, 3)
     before = torch.get_rng_state()
     both = split.evaluator(first, second, bound_samples=2)

@@ -1,4 +1,4 @@
-"""Drawing locations: the right distribution, one location per step, semi-sampling, inference modes, schedules."""
+"""Drawing locations: the right distribution, one location per step, semi-sampling, context modes, schedules."""
 
 from __future__ import annotations
 
@@ -138,17 +138,17 @@ def test_images_that_are_not_drawn_have_the_contexts_of_soft_attention():
     assert (output.log_prob == 0).all() and reference.log_prob is None
 
 
-def test_inference_modes_are_expectation_most_probable_location_and_draw():
+def test_context_modes_are_expectation_most_probable_location_and_draw():
     decoder = make_decoder(HardAttention(AdditiveScore(A))).eval()
     annotations = torch.randn(B, L, D)
     expected = decode(decoder, annotations)
     assert (expected.trace.locations == NO_LOCATION).all()
-    decoder.attention.inference = "argmax"
+    decoder.attention.context_mode = "argmax"
     sure = decode(decoder, annotations)
     assert torch.equal(one_hot_steps(sure), sure.mask)
     assert torch.equal(sure.trace.locations[sure.mask], sure.trace.alphas[sure.mask].argmax(-1))
     torch.testing.assert_close(decode(decoder, annotations).logits, sure.logits)
-    decoder.attention.inference = "sample"
+    decoder.attention.context_mode = "sample"
     draws = [decode(decoder, annotations) for _ in range(2)]
     assert torch.equal(one_hot_steps(draws[0]), draws[0].mask)
     assert not torch.equal(draws[0].trace.locations, draws[1].trace.locations)

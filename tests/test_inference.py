@@ -55,14 +55,14 @@ def test_load_caption_and_figure_take_three_lines(checkpoint, images, tmp_path):
 def test_forced_decoding_is_the_recurrence_fed_the_given_words(tmp_path, images, attention, output):
     captioner = load(save_checkpoint(tmp_path / "x.ckpt", attention=attention, output=output))
     given = [["a", "cat", "sits"], ["two", "mats"], [], ["red", "dogs"], ["a"]]  # "dogs" is not in the vocabulary
-    inference = "argmax" if attention is HardAttention else None
-    captions = captioner.score_captions(images, given, inference=inference)
+    context_mode = "argmax" if attention is HardAttention else None
+    captions = captioner.score_captions(images, given, context_mode=context_mode)
     assert [caption.words for caption in captions] == given
     for path, words, caption in zip(images, given, captions, strict=True):
         model = captioner.model
         memory = model.encode(captioner.encoder.preprocessing(captioner.encoder.preprocessing.load(path)).unsqueeze(0))
         state, token = model.decoder.init_state(memory), START
-        with torch.inference_mode(), model.decoder.attention.inferring(inference or "expected"):
+        with torch.inference_mode(), model.decoder.attention.in_context_mode(context_mode or "expected"):
             for step, target in enumerate([*captioner.vocabulary.encode(words), END]):
                 logits, state, trace = model.decoder.step(torch.tensor([token]), state, memory)
                 assert caption.log_probs[step] == pytest.approx(float(logits[0].log_softmax(0)[target]), rel=1e-4)
@@ -214,7 +214,7 @@ def test_sampling_with_a_seed_repeats_itself_and_leaves_the_global_stream_alone(
 
 
 def test_a_model_that_draws_its_locations_takes_a_seed(tmp_path, images):
-    drawing = functools.partial(HardAttention, inference="sample")
+    drawing = functools.partial(HardAttention, context_mode="sample")
     caption = load(save_checkpoint(tmp_path / "x.ckpt", attention=drawing)).caption
     first, second = (caption(images[0], seed=1, max_length=6).trace.locations for _ in range(2))
     assert first.tolist() == second.tolist()

@@ -67,7 +67,7 @@ def rows_at_each_step(decoder: AttentionDecoder) -> list[int]:
 @pytest.mark.parametrize("make", DECODERS.values(), ids=DECODERS)
 def test_images_that_have_ended_leave_and_change_no_output_and_no_gradient(make, captions, masked, monkeypatch):
     decoder = make()
-    decoder.attention.inference = decoder.attention.inference_modes[-2:][0]  # argmax where there is one
+    decoder.attention.context_mode = decoder.attention.context_modes[-2:][0]  # argmax where there is one
     decoder.eval()
     counts = rows_at_each_step(decoder)
     left = forced(decoder, WORDS[captions], masked)

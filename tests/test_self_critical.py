@@ -47,7 +47,7 @@ SEARCH = BeamOptions(max_length=T, min_length=1)
 CASES: dict[str, Callable[[], dict]] = {
     "soft": lambda: {"attention": SoftAttention(AdditiveScore(4), dropout=0.3)},
     "hard, expected": lambda: {"attention": HardAttention(AdditiveScore(4))},
-    "hard, argmax": lambda: {"attention": HardAttention(AdditiveScore(4), inference="argmax")},
+    "hard, argmax": lambda: {"attention": HardAttention(AdditiveScore(4), context_mode="argmax")},
     "gumbel": lambda: {"attention": GumbelAttention(AdditiveScore(4))},
     "heads": lambda: {"attention": MultiHeadAttention(ScaledDotScore(), heads=2, dim=4)},
     "local": lambda: {"attention": SoftAttention(LocalScore(AdditiveScore(4)))},

@@ -28,7 +28,7 @@ STUDIES = sorted((ROOT / "configs/studies").glob("*.yaml"))
 SHARED = {"name": "tiny", "seeds": [1, 2, 3], "fit": ["--trainer.max_epochs=1"], "evaluate": ["--split=val"]}
 VARIANTS = {
     "soft": {"config": "shapes_soft", "label": "soft | attention"},
-    "hard": {"config": "shapes_hard", "fit": ["--x=1"], "evaluations": {"argmax": ["--inference=argmax"]}},
+    "hard": {"config": "shapes_hard", "fit": ["--x=1"], "evaluations": {"argmax": ["--context_mode=argmax"]}},
     "none": {"config": "shapes_uniform", "label": "no attention"},
 }
 MEASURED = Path("measured/tiny.json")
@@ -189,7 +189,7 @@ def test_every_run_is_trained_and_scored_once_and_what_failed_is_named_and_tried
     hard = fits[1]
     assert hard[hard.index("--config") + 1].endswith("configs/shapes_hard.yaml") and "--x=1" in hard
     assert "--seed_everything=1" in hard and not any("ckpt_path" in word for word in hard)
-    (argmax,) = [command for command in ran if command[0] == "tiny_hard_1" and "--inference=argmax" in command]
+    (argmax,) = [command for command in ran if command[0] == "tiny_hard_1" and "--context_mode=argmax" in command]
     assert argmax[-1] == "--results=runs/tiny_hard_1/argmax" and "--split=val" in argmax
     assert (Path("data") / "shapes.json").is_file()  # the data were prepared
     assert measured_scores()["hard_1_argmax"]["values"] == {"bleu4": 1.0}

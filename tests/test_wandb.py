@@ -89,7 +89,7 @@ def test_the_name_is_that_of_the_config_and_runs_are_grouped_by_attention(runs):
 
 def test_the_columns_of_the_table_of_runs_the_commit_and_all_settings_are_in_the_config(runs):
     config = runs["first"].end["config"]
-    columns = [config[name] for name in ("attention", "estimator", "inference", "encoder", "seed")]
+    columns = [config[name] for name in ("attention", "estimator", "context_mode", "encoder", "seed")]
     assert columns == ["soft", None, "expected", "ConvEncoder", 7] and config["seed_everything"] == 7
     assert config["model"]["decoder"]["init_args"]["hidden_dim"] == 7
     assert {"commit", "command", "machine"} <= set(config["provenance"])

@@ -49,7 +49,7 @@ class Attention(Component):
         normalizer: Turns logits into alphas; None for ``Softmax()``.
 
     Attributes:
-        inference: How the context is formed in eval mode: "expected", the expectation over locations; "argmax", the
+        context_mode: How the context is formed in eval mode: "expected", the expectation over locations; "argmax", the
             most probable location; "sample", a location that is drawn. It may be set at any time. Attention that
             never draws supports only "expected".
         weighs_annotations: Whether the context is the sum of the annotations weighed by the alphas, or one of them.
@@ -57,25 +57,25 @@ class Attention(Component):
     """
 
     score: Score
-    inference_modes: tuple[str, ...] = ("expected",)
+    context_modes: tuple[str, ...] = ("expected",)
     weighs_annotations = True
     needs_estimator = False
-    _inference = "expected"
+    _context_mode = "expected"
 
     def __init__(self, normalizer: Normalizer | None = None) -> None:
         super().__init__()
         self.normalizer = Softmax() if normalizer is None else normalizer
 
     @property
-    def inference(self) -> str:
-        return self._inference
+    def context_mode(self) -> str:
+        return self._context_mode
 
-    @inference.setter
-    def inference(self, mode: str) -> None:
-        if mode not in self.inference_modes:
-            modes = ", ".join(self.inference_modes)
-            raise InputError(f"inference: must be one of {modes} for {type(self).__name__}, got {mode!r}")
-        self._inference = mode
+    @context_mode.setter
+    def context_mode(self, mode: str) -> None:
+        if mode not in self.context_modes:
+            modes = ", ".join(self.context_modes)
+            raise InputError(f"context_mode: must be one of {modes} for {type(self).__name__}, got {mode!r}")
+        self._context_mode = mode
 
     @property
     def draws(self) -> bool:
@@ -98,15 +98,15 @@ class Attention(Component):
         return {}
 
     @contextmanager
-    def inferring(self, mode: str) -> Iterator[None]:
-        """Use the inference mode ``mode`` within this ``with`` block, also during training."""
-        mode_before, training_before = self.inference, self.training
-        self.inference = mode
+    def in_context_mode(self, mode: str) -> Iterator[None]:
+        """Use the context mode ``mode`` within this ``with`` block, also during training."""
+        mode_before, training_before = self.context_mode, self.training
+        self.context_mode = mode
         self.train(False)
         try:
             yield
         finally:
-            self.inference = mode_before
+            self.context_mode = mode_before
             self.train(training_before)
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:

@@ -36,14 +36,14 @@ class StochasticAttention(Attention):
         per_batch: Whether all images of a batch share one decision, as in the authors' code.
         dropout: Probability of dropping a weight of an expected context in training, as in ``SoftAttention``. A drawn
             location is never dropped: that would leave a zero context, which ``log_prob`` does not describe.
-        inference: "expected", "argmax" or "sample"; see ``Attention.inference``.
+        context_mode: "expected", "argmax" or "sample"; see ``Attention.context_mode``.
 
     Attributes:
         training_batches: Number of batches of the whole training, which ``ramp`` and Gumbel's temperature need. The
             trainer sets it; in a loop of your own, set it before the first batch.
     """
 
-    inference_modes = ("expected", "argmax", "sample")
+    context_modes = ("expected", "argmax", "sample")
     batches: Tensor
 
     def __init__(
@@ -55,7 +55,7 @@ class StochasticAttention(Attention):
         ramp: tuple[float, ...] = (),
         per_batch: bool = False,
         dropout: float = 0.0,
-        inference: str = "expected",
+        context_mode: str = "expected",
     ) -> None:
         super().__init__(normalizer)
         if not 0 <= sample_probability <= 1:
@@ -70,7 +70,7 @@ class StochasticAttention(Attention):
         check_range(0, 0.99, dropout=dropout)
         self.per_batch = per_batch
         self.dropout = nn.Dropout(dropout)
-        self.inference = inference
+        self.context_mode = context_mode
         # Batches begun: a buffer, so that a resumed run continues, and an int, to avoid a device synchronisation.
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
         self._batches = 0
@@ -132,10 +132,10 @@ class StochasticAttention(Attention):
     def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
         if self.training:
             return self.train_select(alphas, log_alphas, memory)
-        if self.inference == "expected":
+        if self.context_mode == "expected":
             context, nothing_drawn = expected_context(alphas, memory.annotations), torch.zeros_like(alphas[..., 0])
             return AttentionOutput(context, alphas, log_prob=nothing_drawn)
-        locations = alphas.argmax(-1) if self.inference == "argmax" else draw(alphas)
+        locations = alphas.argmax(-1) if self.context_mode == "argmax" else draw(alphas)
         return at_locations(alphas, log_alphas, locations, memory)
 
     @abstractmethod
@@ -170,8 +170,8 @@ class GumbelAttention(StochasticAttention):
     Args:
         score: Gives the logits, whose softmax are the alphas.
         temperature: Temperature at the beginning of training; by its end it has fallen to half along an exponential.
-        sample_probability, ramp, per_batch, dropout, inference: As in ``StochasticAttention``; by default every image
-            is drawn.
+        sample_probability, ramp, per_batch, dropout, context_mode: As in ``StochasticAttention``, but every image is
+            drawn by default.
     """
 
     def __init__(
@@ -183,10 +183,10 @@ class GumbelAttention(StochasticAttention):
         ramp: tuple[float, ...] = (),
         per_batch: bool = False,
         dropout: float = 0.0,
-        inference: str = "expected",
+        context_mode: str = "expected",
     ) -> None:
-        options: dict[str, Any] = {"ramp": ramp, "per_batch": per_batch, "dropout": dropout, "inference": inference}
-        super().__init__(score, sample_probability=sample_probability, **options)
+        drawing: dict[str, Any] = {"sample_probability": sample_probability, "ramp": ramp, "per_batch": per_batch}
+        super().__init__(score, dropout=dropout, context_mode=context_mode, **drawing)
         if not 0 < temperature < math.inf:
             raise InputError(f"temperature must be positive, got {temperature}; hard draws are the limit 0")
         self.first_temperature = temperature

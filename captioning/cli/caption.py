@@ -33,7 +33,7 @@ class Search(TypedDict, total=False):
     no_repeat_ngram: int
     prefix: str
     samples: int
-    inference: Literal["expected", "argmax", "sample"]
+    context_mode: Literal["expected", "argmax", "sample"]
     temperature: float
     top_k: int
     top_p: float
@@ -75,7 +75,7 @@ def caption(
         no_repeat_ngram: Allow no sequence of N words twice, and no word twice in a row.
         prefix: Begin every caption with this text, such as "a photo of".
         samples: Print the N best captions or, with --sample, N samples.
-        inference: What hard attention looks at: the mean of all places, the most probable place, or a drawn one.
+        context_mode: What hard attention looks at: the mean of all places, the most probable place, or a drawn one.
         sample: Draw words at random instead of searching.
         temperature: With --sample: below 1, probable words are drawn more often.
         top_k: With --sample: draw from the N most probable words.

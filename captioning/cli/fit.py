@@ -290,7 +290,7 @@ class Fit(LightningCLI):
         labels = {  # columns of wandb's table of runs
             "attention": attention_kind(self.settings),
             "estimator": estimator and type(estimator).__name__,
-            "inference": self.model.attention.inference,
+            "context_mode": self.model.attention.context_mode,
             "encoder": type(self.model.encoder).__name__,
             "seed": seed,
             "provenance": provenance(command=shlex.join(sys.argv), seed=seed) | {"used": used},

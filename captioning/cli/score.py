@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 RENAMED = {
     "--data.test_split": "--split",
-    "--model.inference": "--inference",
+    "--model.inference": "--context_mode",
+    "--inference": "--context_mode",
     "--model.ensemble": "--ensemble",
     "--model.bound_samples": "--bound_samples",
     "--trainer.precision": "--precision",
@@ -42,7 +43,7 @@ def score(
     ckpt_path: str,
     config: list[Path] | None = None,
     split: Literal["train", "val", "test"] | None = None,
-    inference: Literal["expected", "argmax", "sample"] | None = None,
+    context_mode: Literal["expected", "argmax", "sample"] | None = None,
     ensemble: list[str] | None = None,
     results: Path | None = None,
     name: str = "run",
@@ -64,7 +65,7 @@ def score(
         ckpt_path: A FILE.ckpt, exported folder, hf:owner/name or pretrained; or best or last of --name.
         config: A configuration with the data; by default that of the checkpoint's run.
         split: The split, of train, val and test.
-        inference: What hard attention looks at: all locations, the most probable one, or a drawn one.
+        context_mode: What hard attention looks at: all locations, the most probable one, or a drawn one.
         ensemble: A further model, whose word probabilities are averaged with this one's.
         results: Folder to write to; by default the run's, or one in it for another context, an ensemble or other data.
         name: The run of which best or last is scored.
@@ -103,9 +104,9 @@ def score(
 
     attention = saved.captioner.decoder.attention
     folder = run.path if run else runs / "scored" / Path(saved.path.rpartition("/")[2] or "model").stem
-    if inference not in (None, attention.inference):
-        attention.inference = inference  # refuses a mode that it does not have
-        folder /= inference
+    if context_mode not in (None, attention.context_mode):
+        attention.context_mode = context_mode  # refuses a mode that it does not have
+        folder /= context_mode
     folder = folder / "ensemble" if others else folder
     folder = results or (folder / config[-1].stem if config else folder)
     logged = run if task == "test" and run is not None and folder == run.path and not no_logger else None
@@ -121,7 +122,7 @@ def score(
     if task == "predict":
         _write_predictions(folder, evaluator)
         return
-    facts = {"split": options["split"], "inference": attention.inference}
+    facts = {"split": options["split"], "context_mode": attention.context_mode}
     facts |= {"checkpoint": Path(path).name, "weights": checksum(path), "bound_samples": bound_samples}
     facts |= {"ensemble": 1 + len(others)} if others else {}
     origin = provenance(command=shlex.join(sys.argv), seed=seed)
@@ -201,7 +202,7 @@ def _print_metrics(metrics: Mapping[str, float], evaluator: Evaluator, facts: Ma
 
     images = len(evaluator.images)
     models = f"; {facts['ensemble']} models" if "ensemble" in facts else ""
-    context = f"beam {evaluator.search.beam_size}, {facts['inference']} context"
+    context = f"beam {evaluator.search.beam_size}, {facts['context_mode']} context"
     warning = few_images_warning(images)
     print(f"\n{facts['split']} split, {images} images{models}; {context}; in percent{warning}")
     for key, metric in METRICS.items():

@@ -70,10 +70,10 @@ def explore(
         model = models[run.name]
         framing = (model.encoder.preprocessing.crop or 0) / model.encoder.preprocessing.resize
         suffix = framings.setdefault(framing, f", as {run.name} cuts it" if framings else "")
-        inference = run.search.get("inference", model.model.decoder.attention.inference)
+        context_mode = run.search.get("context_mode", model.model.decoder.attention.context_mode)
         words = [item.captions[run.name].split() for item in items]
-        sampled = seed if inference == "sample" else None
-        captions = model.score_captions(paths, words, inference=inference, seed=sampled)
+        sampled = seed if context_mode == "sample" else None
+        captions = model.score_captions(paths, words, context_mode=context_mode, seed=sampled)
         for item, caption in zip(items, captions, strict=True):
             name = f"{item.name}{suffix}"
             if name not in images:

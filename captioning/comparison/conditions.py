@@ -14,7 +14,7 @@ from captioning.run_folder import LOCATION_SETTINGS, attention_kind, flat
 _SEARCH = {
     "Split of the test": "split",
     "Checkpoint of the test": "checkpoint",
-    "Context in the test": "inference",
+    "Context in the test": "context_mode",
     "Tokenizer, if not English": "tokenizer",
     "Beam size in the test": "beam_size",
 }

@@ -60,12 +60,12 @@ class DecodingOptions(BeamOptions):
         samples: Number of captions of an image: drawn ones, in the order of drawing, or the best of the beam, which is
             widened to so many. None is one drawn caption, or the whole beam.
         prefix: Text that captions begin with, such as "a photo of"; None leaves the beginning to the model.
-        inference: How hard attention forms its contexts, "expected", "argmax" or "sample"; see
-            ``Attention.inference``. None takes the mode that the model was configured with.
+        context_mode: How hard attention forms its contexts, "expected", "argmax" or "sample"; see
+            ``Attention.context_mode``. None takes the mode that the model was configured with.
         temperature: Divides the logits before a word is sampled.
         top_k: Number of most probable words that are sampled from; None for all.
         top_p: Probability of the most probable words that are sampled from; None for 1.
-        seed: Seed of method or inference "sample": the same images in batches of the same size get the same captions.
+        seed: Seed of method or context mode "sample": the same images in batches of one size get the same captions.
             None draws from torch's global generator.
 
     Raises:
@@ -76,7 +76,7 @@ class DecodingOptions(BeamOptions):
     method: Literal["beam", "greedy", "sample"] = "beam"
     samples: int | None = None
     prefix: str | None = None
-    inference: Literal["expected", "argmax", "sample"] | None = None
+    context_mode: Literal["expected", "argmax", "sample"] | None = None
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
@@ -92,7 +92,7 @@ class DecodingOptions(BeamOptions):
         if self.method not in ("beam", "greedy", "sample"):
             raise InputError(f"method must be beam, greedy or sample, got {self.method!r}")
         for name in _OF_SAMPLING if self.method != "sample" else ():
-            value, draws_contexts = getattr(self, name), name == "seed" and self.inference == "sample"
+            value, draws_contexts = getattr(self, name), name == "seed" and self.context_mode == "sample"
             if value != getattr(DecodingOptions, name) and not draws_contexts:
                 raise InputError(f"{name}={value} has an effect only when sampling, not with {self.method}")
         if self.method == "greedy" and self.samples not in (None, 1):

@@ -123,12 +123,12 @@ class Evaluator:
 
     def _references(self, batch: CaptionBatch, memory: Any) -> list[dict[str, list[NounHit]]]:
         """Teacher-force the references, and return the hits of attention at their phrases for each image."""
-        with self.captioner.inferring("expected"):
+        with self.captioner.in_context_mode("expected"):
             output = self.captioner.teacher_force(batch, memory)
         nll = float(step_nll(output.logits, output.targets).sum())
         sums = self.sums[int(batch.rows[0])] = {"words": len(output.targets), "nll": nll}
         model = self.captioner
-        if self.bound_samples and isinstance(model, Captioner) and "sample" in model.decoder.attention.inference_modes:
+        if self.bound_samples and isinstance(model, Captioner) and "sample" in model.decoder.attention.context_modes:
             sums["bound"], sums["iwae_bound"] = sampled_bounds(model, batch, memory, self.bound_samples)
         traces = {"reference_hits": output.trace.alphas, "reference_evidence_hits": output.trace.evidence}
         weights = {name: trace.float().cpu().numpy() for name, trace in traces.items() if trace is not None}

@@ -95,7 +95,8 @@ def read_metrics(path: Path) -> tuple[dict[str, float], dict[str, Any]]:
     """Return the metrics of STAGE_metrics.json without their prefix, and the options of the search."""
     content = converted(path, read_json(path), dict[str, Any], _EXPECTED)
     metrics = {name.partition("/")[2]: value for name, value in content.items() if isinstance(value, (int, float))}
-    return metrics, dict(content.get("search", {}))
+    search = content.get("search", {})
+    return metrics, {"context_mode" if name == "inference" else name: value for name, value in search.items()}  # of 0.2
 
 
 def read_captions(path: Path) -> dict[int, CaptionedImage]:

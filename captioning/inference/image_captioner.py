@@ -63,8 +63,8 @@ class ImageCaptioner(Generic[Model]):
         self.vocabulary = vocabulary
         self.settings = settings or {}
         self.options = DecodingOptions(**vars(BeamOptions.of_settings(self.settings)))
-        if any(member.decoder.attention.inference == "sample" for member in self._captioners()):
-            self.options = dataclasses.replace(self.options, inference="sample")  # so that a seed has an effect
+        if any(member.decoder.attention.context_mode == "sample" for member in self._captioners()):
+            self.options = dataclasses.replace(self.options, context_mode="sample")  # so that a seed has an effect
 
     @property
     def encoder(self) -> Encoder:
@@ -146,7 +146,7 @@ class ImageCaptioner(Generic[Model]):
         images: Sequence[ImageSource],
         captions: Sequence[Sequence[str]],
         *,
-        inference: Literal["expected", "argmax", "sample"] | None = None,
+        context_mode: Literal["expected", "argmax", "sample"] | None = None,
         seed: int | None = None,
     ) -> list[Caption]:
         """Teacher-force given captions of images, and return them with the model's attention.
@@ -155,9 +155,9 @@ class ImageCaptioner(Generic[Model]):
             images: Images as ``caption`` takes them.
             captions: The words of one caption for each image. The model reads an unknown word as <unk>; the result
                 shows it as given.
-            inference, seed: How hard attention forms its contexts; see ``DecodingOptions``.
+            context_mode, seed: How hard attention forms its contexts; see ``DecodingOptions``.
         """
-        options = dataclasses.replace(self.options, inference=inference, seed=seed)
+        options = dataclasses.replace(self.options, context_mode=context_mode, seed=seed)
         if len(images) != len(captions) or any(isinstance(caption, str) for caption in captions):
             raise InputError(f"captions: give a list of words for each of {len(images)} images, got {captions!r:.80}")
         results: list[Caption] = []
@@ -195,7 +195,7 @@ class ImageCaptioner(Generic[Model]):
         with (
             torch.inference_mode(),
             torch.random.fork_rng([device] if device.type == "cuda" else [], options.seed is not None),
-            self.model.inferring(options.inference),
+            self.model.in_context_mode(options.context_mode),
         ):
             if options.seed is not None:
                 torch.manual_seed(options.seed + number)  # a different stream for every batch
@@ -234,11 +234,11 @@ def same_words(
 ) -> Caption:
     """Teacher-force the same words through several models. Returns one caption, whose figure has a row for each model.
 
-    Attention that can choose a location shows its most probable one, whatever its inference mode.
+    Attention that can choose a location shows its most probable one, whatever its context mode.
     """
     captions = {}
     for name, captioner in captioners.items():
-        mode: Any = "argmax" if "argmax" in captioner.model.decoder.attention.inference_modes else None
-        (captions[name],) = captioner.score_captions([image], [words], inference=mode)
+        mode: Any = "argmax" if "argmax" in captioner.model.decoder.attention.context_modes else None
+        (captions[name],) = captioner.score_captions([image], [words], context_mode=mode)
     (name, first), *others = captions.items()
     return dataclasses.replace(first, model=name, beside=dict(others))

@@ -77,8 +77,8 @@ class CaptionModel(nn.Module, metaclass=ABCMeta):
         """Return the state before the first step, (B, ..) each."""
 
     @abstractmethod
-    def inferring(self, mode: str | None) -> AbstractContextManager[None]:
-        """Form contexts by an inference mode of attention within the context; None leaves the mode as it is.
+    def in_context_mode(self, mode: str | None) -> AbstractContextManager[None]:
+        """Form contexts by a context mode of attention within the context; None leaves the mode as it is.
 
         An InputError says that the attention does not know the mode.
         """
@@ -193,8 +193,8 @@ class Captioner(CaptionModel):
     def init_state(self, memory: Memory) -> State:
         return self.decoder.init_state(memory)
 
-    def inferring(self, mode: str | None) -> AbstractContextManager[None]:
-        return nullcontext() if mode is None else self.decoder.attention.inferring(mode)
+    def in_context_mode(self, mode: str | None) -> AbstractContextManager[None]:
+        return nullcontext() if mode is None else self.decoder.attention.in_context_mode(mode)
 
     @torch.inference_mode()
     def with_evidence(self, memory: Memory, hypotheses: list[list[Hypothesis]]) -> list[list[Hypothesis]]:

@@ -100,14 +100,14 @@ class Ensemble(CaptionModel):
         return tuple(tensor for state in states for tensor in state)
 
     @contextmanager
-    def inferring(self, mode: str | None) -> Iterator[None]:
+    def in_context_mode(self, mode: str | None) -> Iterator[None]:
         """Members without the mode keep their own; at least one member must have it."""
-        with_mode = [member for member in self.members if mode in member.decoder.attention.inference_modes]
+        with_mode = [member for member in self.members if mode in member.decoder.attention.context_modes]
         if mode is not None and not with_mode:
-            raise InputError(f"inference: no model of the ensemble knows {mode!r}")
+            raise InputError(f"context_mode: no model of the ensemble knows {mode!r}")
         with ExitStack() as stack:
             for member in with_mode:
-                stack.enter_context(member.inferring(mode))
+                stack.enter_context(member.in_context_mode(mode))
             yield
 
 

@@ -20,7 +20,7 @@ def sampled_bounds(captioner: Captioner, batch: CaptionBatch, memory: Memory, sa
     at least L_s, and tighter with more draws. Draws come from p(s | a) itself, so that each is weighed by p(y | s, a).
     """
     log_probs_of_draws = []
-    with captioner.decoder.attention.inferring("sample"):
+    with captioner.decoder.attention.in_context_mode("sample"):
         for _ in range(samples):  # one after the other: the logits of all draws at once would fill the memory
             output = captioner.teacher_force(batch, memory)
             log_probs_of_draws.append(step_log_probs(output.logits, output.targets, output.mask).sum(dim=1))

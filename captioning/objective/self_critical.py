@@ -1,7 +1,7 @@
 """Self-critical sequence training (Rennie et al. 2017): a second stage that raises a metric of its own captions.
 
 The objective is E_w[r(w)], the expected reward of a caption w ~ p(w | a). Captions are drawn from the model as it is
-evaluated: without dropout, with fixed statistics, contexts formed as ``Attention.inference`` says, and lengths as the
+evaluated: without dropout, with fixed statistics, contexts as ``Attention.context_mode`` says, and lengths as the
 search limits them. Words may be repeated, also where the search forbids it. The gradient (REINFORCE) is the mean over
 drawn captions of
 
@@ -95,8 +95,8 @@ class SelfCriticalTraining(Objective):
         self.search = BeamOptions()
 
     def bind(self, decoder: Decoder) -> Self:
-        if decoder.attention.inference == "sample":  # the gradient would ignore the draws of locations
-            raise InputError("objective: captions are drawn with the attention's inference expected or argmax")
+        if decoder.attention.context_mode == "sample":  # the gradient would ignore the draws of locations
+            raise InputError("objective: captions are drawn with the attention's context_mode expected or argmax")
         if self.likelihood is not None:
             self.likelihood.bind(decoder)
         return self

@@ -320,6 +320,8 @@ def test_an_encoder_is_rebuilt_without_its_weights_file(file, tmp_path):
 def test_every_encoder_is_rebuilt_by_its_public_name_and_downloads_nothing(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     published = TorchvisionEncoder("resnet18", "layer1", weights="IMAGENET1K_V1")
+    with pytest.raises(InputError, match=r"weights are undefined; call load_published_weights\(\) first"):
+        published(torch.zeros(1, 3, 224, 224))
     for encoder in (published, ConvEncoder((4, 5), (2, 2), image_size=16, learning_rate=0.1), small("layer1")):
         again = rebuilt(encoder)
         assert type(again) is type(encoder) and again.to_config() == encoder.to_config()

@@ -8,7 +8,6 @@ import hashlib
 import itertools
 import math
 import re
-from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,26 +87,30 @@ class Encoder(Component):
         self.grid_size: tuple[int, int] = (grid[0], grid[1])
         self.annotation_dim: int = D
         self._cells: tuple[Any, CellGrid] | None = None
-        self._weights = weights
+        self._weights, self._unloaded = weights, weights is not None
+        self.register_load_state_dict_post_hook(lambda module, _: setattr(module, "_unloaded", False))
         self.set_trainable(trainable_from is not None)
 
     def load_published_weights(self) -> Self:
         """Download or read the weights that the constructor names, if any, and return the encoder.
 
-        Constructors load nothing. Call this where no checkpoint brings the weights; until then they are undefined.
+        Constructors load nothing. Call this where no checkpoint brings the weights; until then images are refused.
         """
         if self._weights is not None:
             _load_weights(self.network, self._weights)
+        self._unloaded = False
         return self
 
-    @abstractmethod
     def _maps(self, images: Tensor) -> Tensor:
         """Run the network, which returns (B, D, height, width), (B, height, width, D) or (B, [1 +] L, D)."""
+        return self.network(images)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return annotations (B, L, D) float32 of images (B, 3, H, W), as ``preprocessing`` makes them."""
         if images.shape[1:] != (shape := (3, *self.preprocessing.size)):
             raise ValueError(f"images must be (B, {', '.join(map(str, shape))}), got {tuple(images.shape)}")
+        if self._unloaded:
+            raise InputError(f"{type(self).__name__}: its weights are undefined; call load_published_weights() first")
         images = images.contiguous(memory_format=torch.channels_last)
         with torch.no_grad() if self.frozen else contextlib.nullcontext():
             # In training, the network may need statistics of the whole batch.

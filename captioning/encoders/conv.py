@@ -58,9 +58,6 @@ class ConvEncoder(Encoder):
         preprocessing = Preprocessing(image_size, None, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
         super().__init__(nn.Sequential(stages), preprocessing, trainable_from="stage1", learning_rate=learning_rate)
 
-    def _maps(self, images: Tensor) -> Tensor:
-        return self.network(images)
-
 
 def _block(before: int, after: int, kernel: int, stride: int) -> list[nn.Module]:
     convolution = nn.Conv2d(before, after, kernel, stride, padding=kernel // 2, bias=False)

@@ -50,9 +50,6 @@ class EfficientNetLite2(Encoder):
         network = _Network(head=layer == "head")
         super().__init__(network, preprocessing, weights, trainable_from=trainable_from, learning_rate=learning_rate)
 
-    def _maps(self, images: Tensor) -> Tensor:
-        return self.network(images)
-
 
 class _Network(nn.Module):
     """Images (B, 3, side, side) to maps (B, D, side / 32, side / 32)."""

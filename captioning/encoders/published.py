@@ -36,6 +36,10 @@ class PublishedEncoder(Encoder):
         preprocessing = replace(preprocessing, mean=mean or preprocessing.mean, std=std or preprocessing.std)
         super().__init__(network, preprocessing, weights, **training)
 
+    def _maps(self, images: Tensor) -> Tensor:
+        maps = self.network(images)  # torchvision's nodes by name, timm's feature maps in a list, or its head
+        return maps if isinstance(maps, Tensor) else maps[_NODE if isinstance(maps, dict) else 0]
+
 
 class TorchvisionEncoder(PublishedEncoder):
     """A torchvision network up to ``node``. The layers after it are dropped.
@@ -75,9 +79,6 @@ class TorchvisionEncoder(PublishedEncoder):
         check_range(1, image_size=image_size)
         published = _of_torchvision(name, node, weights, image_size, model_args or {})
         super().__init__(published, crop, mean, std, trainable_from=trainable_from, learning_rate=learning_rate)
-
-    def _maps(self, images: Tensor) -> Tensor:
-        return self.network(images)[_NODE]
 
 
 def _of_torchvision(
@@ -158,10 +159,6 @@ class TimmEncoder(PublishedEncoder):
         check_range(1, image_size=image_size)
         published = _of_timm(name, out_index, weights, image_size, model_args or {})
         super().__init__(published, crop, mean, std, trainable_from=trainable_from, learning_rate=learning_rate)
-
-    def _maps(self, images: Tensor) -> Tensor:
-        maps = self.network(images)
-        return maps if isinstance(maps, Tensor) else maps[0]
 
 
 def _of_timm(

@@ -40,6 +40,15 @@ class Signal(NamedTuple):
     advantages: Tensor
     drawn: Tensor
 
+    def means(self) -> dict[str, Tensor]:
+        """Return means over the drawn steps of all processes; nan if nothing was drawn. "reward" is the return."""
+        count = self.drawn.sum()
+        sums = [(values * self.drawn).sum() for values in (self.returns, self.baseline, self.advantages)]
+        *totals, count = sum_over_processes(torch.stack([*sums, count]))
+        reward, baseline, advantage = (total / count for total in totals)
+        squares = sum_over_processes(((self.advantages - advantage) ** 2 * self.drawn).sum())
+        return {"reward": reward, "baseline": baseline, "advantage_std": (squares / count).sqrt()}
+
 
 class Estimator(Component):
     """The return R_t of a draw, and the baseline b_t that is subtracted from it.

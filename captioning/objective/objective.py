@@ -18,9 +18,8 @@ from captioning.decoding import BeamOptions
 from captioning.errors import InputError, check_range
 from captioning.model import Captioner, Decoder, DecoderOutput
 from captioning.model.captioner import expand_to_captions
-from captioning.objective.estimators import Estimator, MovingAverage, Signal
+from captioning.objective.estimators import Estimator, MovingAverage
 from captioning.objective.guidance import Guidance
-from captioning.objective.processes import sum_over_processes
 from captioning.objective.reductions import Reduction, step_entropy, step_log_probs
 from captioning.vocabulary import Vocabulary
 
@@ -160,15 +159,5 @@ class Likelihood(Objective):
             signal = self.estimator(step_log_probs(output.logits, output.targets, mask), mask, sampled)
             credit = average.over_steps(signal.advantages * log_prob, mask)  # (log p(y | s, a) - b) log p(s | a)
             loss = loss - self.reward_weight * credit  # only its gradient has a meaning: that of Eq. 11-12
-            logged |= _means(signal)
+            logged |= signal.means()
         return Loss(loss, {name: tensor.detach() for name, tensor in logged.items()}, output)
-
-
-def _means(signal: Signal) -> dict[str, Tensor]:
-    """Return means over the drawn steps of all processes, in nats; nan if nothing was drawn. "reward" is the return."""
-    count = signal.drawn.sum()
-    sums = [(values * signal.drawn).sum() for values in (signal.returns, signal.baseline, signal.advantages)]
-    *totals, count = sum_over_processes(torch.stack([*sums, count]))
-    reward, baseline, advantage = (total / count for total in totals)
-    squares = sum_over_processes(((signal.advantages - advantage) ** 2 * signal.drawn).sum())
-    return {"reward": reward, "baseline": baseline, "advantage_std": (squares / count).sqrt()}

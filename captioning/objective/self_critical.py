@@ -29,7 +29,7 @@ from captioning.decoding import BeamOptions, Constraints, Hypothesis
 from captioning.decoding.constraints import NEVER
 from captioning.errors import InputError, check_range
 from captioning.model import Captioner, Decoder, DecoderOutput
-from captioning.objective.estimators import leave_one_out
+from captioning.objective.estimators import Signal, leave_one_out
 from captioning.objective.objective import Likelihood, Loss, Objective
 from captioning.objective.processes import process_count, sum_over_processes
 from captioning.objective.reductions import step_log_probs
@@ -123,18 +123,10 @@ class SelfCriticalTraining(Objective):
                 surrogate, output = self.surrogate(captioner, batch, memory, captions, rewards - baseline)
         finally:
             captioner.train(training)
-        words = torch.tensor([float(len(caption.ids)) for caption in captions], device=rewards.device)
-        advantages = rewards - baseline
-        sums = [values.sum() for values in (rewards, baseline, advantages, advantages**2, words)]
-        *totals, drawn = sum_over_processes(torch.stack([*sums, sums[0].new_tensor(len(captions))]))
-        mean_reward, mean_baseline, advantage, square, length = (total / drawn for total in totals)
-        logged = {
-            "loss": -mean_reward,
-            "reward": mean_reward,
-            "baseline": mean_baseline,
-            "advantage_std": (square - advantage**2).clamp(min=0).sqrt(),
-            "caption_length": length,
-        }
+        drawn, words = sum_over_processes(rewards.new_tensor([len(captions), sum(len(c.ids) for c in captions)]))
+        every = torch.ones_like(rewards, dtype=torch.bool)  # (N,)
+        logged = Signal(rewards, baseline, rewards - baseline, every).means()
+        logged |= {"loss": -logged["reward"], "caption_length": words / drawn}
         loss = -surrogate.sum() / drawn * process_count()
         if self.likelihood is not None:
             term = self.likelihood(captioner, batch)

@@ -64,7 +64,8 @@ def caption(
         overlay: Draw where the model looked: a png, pdf or svg file for one image, a folder of png files for several.
             With several models, each has a row that shows where it looks at the same words.
         style: Style of overlays: the map in color or, as in the paper, in white on the gray image.
-        details: On overlays, also write each word's greatest attention and beta, how much the image weighs for it.
+        details: On overlays, also draw the evidence, where the word came from, and write each word's greatest attention
+            and beta, how much the image weighs for it.
         heads: Also draw each head of multi-head attention on overlays.
         explorer: Write a page to explore attention and other captions, an HTML file.
         json: Also write words, attention and more, one JSON object a line; - prints them in place of captions.

@@ -140,7 +140,7 @@ class CaptionIndex:
         """Raise InputError if image files are missing or empty. 120,000 files take three seconds on a local disk."""
         paths = map(self.image_path, range(len(self)))
         if missing := [path for path in paths if not (path.is_file() and path.stat().st_size)]:
-            count = f"{len(missing):,} of {len(self):,} image files are missing or empty"
+            count = f"{len(missing):,} of the {len(self):,} image files of the split are missing or empty"
             raise InputError(f"{self.origin}: {count}: {first_names(missing)}; see data/README.md")
 
 

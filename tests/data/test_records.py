@@ -61,7 +61,9 @@ def test_missing_image_files_are_named_with_their_annotation_file(tmp_path):
     index = CaptionIndex.build(tmp_path, [ImageEntry(i, f"{i}.jpg", ["a"]) for i in range(40)], origin="c.json")
     for i in range(40):
         (tmp_path / f"{i}.jpg").write_bytes(b"." * (i != 13))
-    with pytest.raises(InputError, match=r'^c\.json: 1 of 40 image files are missing or empty: "\S*/13\.jpg"; see'):
+    with pytest.raises(
+        InputError, match=r'^c\.json: 1 of the 40 image files of the split are missing or empty: "\S*/13\.jpg"; see'
+    ):
         index.check_images()
     (tmp_path / "13.jpg").write_text(".")
     index.check_images()
@@ -71,7 +73,7 @@ def test_names_of_missing_images_show_a_space_at_an_end_and_a_backslash():
     with pytest.raises(InputError) as caught:
         build([ImageEntry(i, name, ["a"]) for i, name in enumerate(["1.jpg ", "a\\2.jpg", *"345678"])]).check_images()
     assert str(caught.value).startswith(
-        'root: 8 of 8 image files are missing or empty: "root/1.jpg ", "root/a\\2.jpg", '
+        'root: 8 of the 8 image files of the split are missing or empty: "root/1.jpg ", "root/a\\2.jpg", '
     )
     assert str(caught.value).endswith('"root/5" and 3 more; folders end with /, not with \\; see data/README.md')
 

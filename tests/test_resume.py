@@ -20,7 +20,8 @@ from captioning.attention import AdditiveScore, HardAttention
 from captioning.data.shapes import ShapesSource
 from captioning.errors import InputError
 from captioning.inference import load
-from captioning.training import CaptioningModule, ResumableStopping, StopOnRequest, Unfreeze, WarmupCosine
+from captioning.training import CaptioningModule, Unfreeze, WarmupCosine
+from captioning.training.callbacks import ResumableStopping, StopOnRequest
 
 STEPS, EPOCHS = 7, 3  # steps of an epoch
 

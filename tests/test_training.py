@@ -18,7 +18,8 @@ from captioning.data.shapes import ShapesSource
 from captioning.errors import InputError
 from captioning.model import SummedOutput
 from captioning.objective import Likelihood
-from captioning.training import BestCheckpoint, CaptionSamples, Throughput, Unfreeze, WarmupCosine
+from captioning.training import CaptionSamples, Throughput, Unfreeze, WarmupCosine
+from captioning.training.callbacks import BestCheckpoint
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from captioning.data.loading import batch_loader
 from captioning.data.records import CaptionIndex
 from captioning.data.shapes import ShapesSource
 from captioning.errors import exits_on_input_error
-from captioning.training import StopOnRequest
+from captioning.training.callbacks import StopOnRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 

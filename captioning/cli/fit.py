@@ -35,18 +35,9 @@ from captioning.metrics.table import few_images_warning
 from captioning.precision import best_precision
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder, attention_kind
-from captioning.training import (
-    BestCheckpoint,
-    CaptionDataModule,
-    CaptioningModule,
-    CaptionSamples,
-    LogLines,
-    ResumableStopping,
-    StopOnRequest,
-    Throughput,
-    TrainingBar,
-    start_loggers,
-)
+from captioning.training import CaptionDataModule, CaptioningModule, CaptionSamples, Throughput
+from captioning.training.callbacks import BestCheckpoint, LogLines, ResumableStopping, StopOnRequest, TrainingBar
+from captioning.training.loggers import start_loggers
 from captioning.training.run import BY_NAME, monitor_mode, plan_run
 
 _FOLDER = "CAPTIONING_RUN_FOLDER"  # environment variable with the run's folder, for the other processes
@@ -265,7 +256,13 @@ class Fit(LightningCLI):
                 for split in ("train", "val"):  # before wandb starts
                     self.datamodule.index(split)
             self._start_loggers()
-            code = self._train()
+            code = 0
+            try:
+                self.trainer.fit(self.model, self.datamodule, ckpt_path=self.config.ckpt_path, weights_only=True)
+            except SIGTERMException:
+                if self.trainer.global_rank:  # the launcher would kill the first process while it saves
+                    raise SystemExit(0) from None
+                code = 130 if self.stop.asked == signal.SIGINT else 143
             for logger in self.trainer.loggers:
                 if isinstance(logger, WandbLogger):
                     logger.experiment.finish(code)  # so that wandb's last lines come before ours
@@ -300,16 +297,6 @@ class Fit(LightningCLI):
             if isinstance(logger, WandbLogger) and self.best.monitor:  # the table of runs shows the best value, too
                 step, both = "trainer/global_step", f"{self.best.mode},last"
                 logger.experiment.define_metric(self.best.monitor, step_metric=step, step_sync=True, summary=both)
-
-    def _train(self) -> int:
-        """Train, and return 0, or the exit code of a run that was asked to stop."""
-        try:
-            self.trainer.fit(self.model, self.datamodule, ckpt_path=self.config.ckpt_path, weights_only=True)
-        except SIGTERMException:
-            if self.trainer.global_rank:  # after another code, the launcher would kill the first process while it saves
-                raise SystemExit(0) from None
-            return 130 if self.stop.asked == signal.SIGINT else 143
-        return 0
 
     def _print_end(self) -> None:
         best = self.best

@@ -89,7 +89,8 @@ def score(
     import torch
 
     from captioning.checkpoint.load import check_device, read_members, read_model
-    from captioning.evaluation import evaluate
+    from captioning.evaluation.evaluator import evaluate
+    from captioning.evaluation.records import write_predictions
     from captioning.model import Ensemble
     from captioning.precision import best_precision
 
@@ -120,7 +121,10 @@ def score(
         model = Ensemble([saved.captioner, *others]) if others else saved.captioner
         evaluator = evaluate(model, saved.vocabulary, search=search, **options)
     if task == "predict":
-        _write_predictions(folder, evaluator)
+        captions = dict(sorted(evaluator.images.items()))
+        paths = [evaluator.index.image_path(row) for row in captions]
+        for file in write_predictions(folder, paths, [*captions.values()]):
+            print(f"written to {file}")
         return
     facts = {"split": options["split"], "context_mode": attention.context_mode}
     facts |= {"checkpoint": Path(path).name, "weights": checksum(path), "bound_samples": bound_samples}
@@ -165,15 +169,6 @@ def _data_and_search(
         workers = default_workers(cached=features is not None)
     data = {"source": source, "features": features, "limit_images": limit, "num_workers": workers}
     return data | ({} if size is None else {"batch_size": size}), search
-
-
-def _write_predictions(folder: Path, evaluator: Evaluator) -> None:
-    from captioning.evaluation.records import write_predictions
-
-    captions = dict(sorted(evaluator.images.items()))
-    paths = [evaluator.index.image_path(row) for row in captions]
-    for file in write_predictions(folder, paths, [*captions.values()]):
-        print(f"written to {file}")
 
 
 def _write_metrics(

@@ -32,14 +32,7 @@ from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.processes import process_count, sum_over_processes
 from captioning.training.callbacks import CaptionSamples, accumulates
 from captioning.training.datamodule import CaptionDataModule
-from captioning.training.resume import (
-    check_settings,
-    follow_files,
-    random_numbers,
-    rewind,
-    set_random_numbers,
-    unfinished_batches,
-)
+from captioning.training.resume import check_settings, follow_files, rewind, unfinished_batches
 from captioning.vocabulary import Vocabulary, tokenizer_from
 
 
@@ -130,13 +123,15 @@ class CaptioningModule(pl.LightningModule):
         if epochs.ready == epochs.processed and not loop.epoch_loop.restarted_on_train_batch_end:
             loop.epoch_loop.restarting = False  # with max_steps, Lightning mistakes a new epoch for the last one
         if self._random_state is not None:  # a resumed run continues the same stream of random numbers
-            set_random_numbers(self._random_state, self.device)
+            torch.set_rng_state(self._random_state["cpu"].cpu())
+            if self.device.type == "cuda" and "cuda" in self._random_state:
+                torch.cuda.set_rng_state(self._random_state["cuda"].cpu(), self.device)
             self._random_state = None
 
     def on_train_batch_start(self, batch: CaptionBatch, batch_idx: int) -> None:
         """Seed each of several processes by its rank and batch, so that a resumed run draws the same numbers."""
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
-            self._at_step = random_numbers(self.device)
+            self._at_step = self._random_numbers()
         if self.trainer.world_size > 1:
             total: Any = self.trainer.fit_loop.epoch_loop.batch_progress.total
             stream = np.random.SeedSequence((self.data.seed, self.trainer.global_rank, total.processed))
@@ -268,8 +263,12 @@ class CaptioningModule(pl.LightningModule):
         checkpoint["unfinished"] = unfinished_batches(self.trainer)
         checkpoint["processes"] = self.trainer.world_size
         # A resumed run that stops before its first batch saves the loaded state.
-        state = self._at_step if checkpoint["unfinished"] else random_numbers(self.device)
+        state = self._at_step if checkpoint["unfinished"] else self._random_numbers()
         checkpoint["random_state"] = self._random_state or state
+
+    def _random_numbers(self) -> dict[str, Tensor]:
+        state = {"cpu": torch.get_rng_state()}
+        return state | ({"cuda": torch.cuda.get_rng_state(self.device)} if self.device.type == "cuda" else {})
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         rewind(checkpoint)

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.utilities import rank_zero_info
-from torch import Tensor
 
 from captioning.errors import InputError
 from captioning.run_folder import LOCATION_SETTINGS, flat
@@ -93,15 +91,3 @@ def follow_files(states: Mapping[str, dict[str, Any]], callbacks: Sequence[Any])
         if best and Path(best.replace(was, now, 1)).is_file():
             state |= {key: value.replace(was, now, 1) for key, value in state.items() if isinstance(value, str)}
             state["best_k_models"] = {path.replace(was, now, 1): k for path, k in state["best_k_models"].items()}
-
-
-def random_numbers(device: torch.device) -> dict[str, Tensor]:
-    """Return the state of the random numbers of the CPU and of a CUDA device."""
-    state = {"cpu": torch.get_rng_state()}
-    return state | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
-
-
-def set_random_numbers(state: Mapping[str, Tensor], device: torch.device) -> None:
-    torch.set_rng_state(state["cpu"].cpu())
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"].cpu(), device)

@@ -42,8 +42,7 @@ def plan_run(config: Mapping[str, Any], files: Sequence[Mapping[str, Any]], fold
         InputError: An option of Lightning does not work in this training.
     """
     files = [flat(file) for file in files]
-    _refuse_places(files)
-    _refuse_what_training_cannot_do(config)
+    _refuse_what_training_cannot_do(config, files)
     name, checkpoint = config["name"], config["ckpt_path"]
     if name is None:  # that of the first file; later ones are overlays
         name = Path(str(config["config"][0])).stem if config["config"] else "run"
@@ -91,8 +90,8 @@ def monitor_mode(option: str, monitor: str | None, mode: str | None) -> str:
     return mode or str(metric_mode)
 
 
-def _refuse_places(files: Sequence[Mapping[str, Any]]) -> None:
-    """Raise InputError if the user sets what the run's folder and the samplers determine."""
+def _refuse_what_training_cannot_do(config: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> None:
+    """Raise InputError for options of Lightning that the run's folder or the samplers determine, or do not work."""
     *own_files, words = files
     of_user = [file for file in own_files if not {"name", "runs"} <= file.keys()]  # a run's config.yaml has its places
     for option in (key for file in (*of_user, words) for key, value in file.items() if value):
@@ -100,10 +99,6 @@ def _refuse_places(files: Sequence[Mapping[str, Any]]) -> None:
             raise InputError(f"--{option}: checkpoints and logs of a run are in RUNS/NAME; give --runs and --name")
         if option == "trainer.use_distributed_sampler":
             raise InputError(f"--{option}: the samplers know the processes; leave it out")
-
-
-def _refuse_what_training_cannot_do(config: Mapping[str, Any]) -> None:
-    """Raise InputError for options of Lightning that do not work in this training."""
     best, trainer = config["checkpoint"], config["trainer"]
     smallest = {"accumulate_grad_batches": 1, "check_val_every_n_epoch": 1, "val_check_interval": 1e-9}
     for name, low in (smallest | {"gradient_clip_val": 0, "log_every_n_steps": 0}).items():

@@ -127,9 +127,7 @@ class Fit(LightningCLI):
         super().__init__(
             CaptioningModule,
             CaptionDataModule,
-            save_config_callback=None,  # saved when training starts
             auto_configure_optimizers=False,  # the module takes its own
-            load_from_checkpoint_support=False,
             run=False,
             parser_class=Parser,
             parser_kwargs={"prog": "captioning fit", "allow_abbrev": False},

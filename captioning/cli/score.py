@@ -121,13 +121,11 @@ def score(
         model = Ensemble([saved.captioner, *others]) if others else saved.captioner
         evaluator = evaluate(model, saved.vocabulary, search=search, **options)
     if task == "predict":
-        captions = dict(sorted(evaluator.images.items()))
-        paths = [evaluator.index.image_path(row) for row in captions]
-        for file in write_predictions(folder, paths, [*captions.values()]):
+        for file in write_predictions(folder, evaluator.records):
             print(f"written to {file}")
         return
-    facts = {"split": options["split"], "context_mode": attention.context_mode}
-    facts |= {"checkpoint": Path(path).name, "weights": checksum(path), "bound_samples": bound_samples}
+    facts: dict[str, Any] = {"split": options["split"], "context_mode": attention.context_mode}
+    facts |= {"checkpoint": Path(path).name, "weights": checksum(path)}
     facts |= {"ensemble": 1 + len(others)} if others else {}
     origin = provenance(command=shlex.join(sys.argv), seed=seed)
     origin["used"] = used | {"num_workers": data["num_workers"]}
@@ -172,7 +170,7 @@ def _data_and_search(
 
 
 def _write_metrics(
-    folder: Path, stage: str, evaluator: Evaluator, facts: Mapping[str, Any], origin: Mapping[str, Any]
+    folder: Path, stage: str, evaluator: Evaluator, facts: dict[str, Any], origin: dict[str, Any]
 ) -> dict[str, float]:
     """Write what a split's evaluation found, with the facts of its search, and return the metrics."""
     from captioning.evaluation.records import write_evaluation
@@ -180,8 +178,9 @@ def _write_metrics(
 
     tokenizer = evaluator.vocabulary.tokenizer
     metrics, images = evaluator.finish(java=tokenizer.english)
-    search = {name: fact for name, fact in facts.items() if name != "bound_samples" or "bound" in metrics}
-    search = vars(evaluator.search) | search
+    search = vars(evaluator.search) | facts
+    if "bound" in metrics:
+        search["bound_samples"] = evaluator.bound_samples
     if not isinstance(tokenizer, PennTreebank):
         search["tokenizer"] = type(tokenizer).__name__
     pointed = any(image.hits or image.reference_hits for image in images)

@@ -61,6 +61,11 @@ class Evaluator:
         self.images |= images
         self.sums |= sums
 
+    @property
+    def records(self) -> list[CaptionedImage]:
+        """The images in the order of the split."""
+        return [self.images[row] for row in sorted(self.images)]
+
     def finish(self, *, java: bool = False) -> tuple[dict[str, float], list[CaptionedImage]]:
         """Return the metrics, {} without images, and the images in the order of the split.
 
@@ -69,8 +74,7 @@ class Evaluator:
         pointing and correctness of the evidence; their baselines are the same. ``java`` computes METEOR, which knows
         only English, where it is available.
         """
-        images = [self.images[row] for row in sorted(self.images)]
-        if not images:
+        if not (images := self.records):
             return {}, []
         metrics = caption_metrics([image.words for image in images], [i.reference_words for i in images], java=java)
         totals: dict[str, float] = defaultdict(float)

@@ -79,12 +79,12 @@ def write_evaluation(
     write_results(folder / f"{stage}_results.json", [(image.image_id, image.text) for image in images])
 
 
-def write_predictions(folder: Path, paths: Sequence[Path], images: Sequence[CaptionedImage]) -> tuple[Path, Path]:
+def write_predictions(folder: Path, images: Sequence[CaptionedImage]) -> tuple[Path, Path]:
     """Write predictions.jsonl, which has a line for each image, and predict_results.json, the COCO server's file."""
     lines, results = folder / "predictions.jsonl", folder / "predict_results.json"
     entries = [
-        {"image": str(path), "image_id": image.image_id, "caption": image.text, "log_prob": image.log_prob}
-        for path, image in zip(paths, images, strict=True)
+        {"image": image.file, "image_id": image.image_id, "caption": image.text, "log_prob": image.log_prob}
+        for image in images
     ]
     write_text(lines, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries))
     write_results(results, [(image.image_id, image.text) for image in images])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,13 +9,11 @@ from typing import Any
 
 from pytorch_lightning.loggers import Logger, WandbLogger
 
-from captioning.errors import InputError, one_line
+from captioning.errors import InputError, one_line, warn_once
 from captioning.evaluation.evaluator import Evaluator
 from captioning.files import read_config, replacing
 from captioning.metrics.table import log_key
 from captioning.run_folder import RunFolder
-
-_log = logging.getLogger("captioning")
 
 
 def start_loggers(loggers: Iterable[Logger], settings: Mapping[str, Any]) -> None:
@@ -31,7 +28,7 @@ def start_loggers(loggers: Iterable[Logger], settings: Mapping[str, Any]) -> Non
             if type(error).__name__ == "CommError" and not is_offline:  # wandb's
                 import wandb
 
-                _log.warning("wandb does not answer, so this run logs offline (%s)", one_line(error, 120))
+                warn_once(f"wandb does not answer, so this run logs offline ({one_line(error, 120)})")
                 os.environ["WANDB_MODE"] = "offline"
                 wandb.teardown()  # so that it reads the mode again
                 start_loggers([logger], settings)

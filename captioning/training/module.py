@@ -229,16 +229,10 @@ class CaptioningModule(pl.LightningModule):
         self.log("train/learning_rate", float(optimizer.param_groups[0]["lr"]))  # of the decoder
 
     def on_validation_epoch_start(self) -> None:
-        samples = (callback.images for callback in self.trainer.callbacks if isinstance(callback, CaptionSamples))  # type: ignore[attr-defined]
-        self.evaluator = Evaluator(
-            self.captioner,
-            self.data.vocabulary,
-            self.data.index("val"),
-            self.data.regions("val"),
-            search=self.search,
-            seed=self.data.seed,
-            keep=max(samples, default=0),
-        )
+        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+        keep = max((callback.images for callback in callbacks if isinstance(callback, CaptionSamples)), default=0)
+        split = self.data.vocabulary, self.data.index("val"), self.data.regions("val")
+        self.evaluator = Evaluator(self.captioner, *split, self.search, seed=self.data.seed, keep=keep)
 
     def validation_step(self, batch: CaptionBatch, batch_idx: int) -> None:
         self.evaluator.update(batch)

@@ -128,6 +128,7 @@ class Fit(LightningCLI):
             CaptioningModule,
             CaptionDataModule,
             auto_configure_optimizers=False,  # the module takes its own
+            load_from_checkpoint_support=False,
             run=False,
             parser_class=Parser,
             parser_kwargs={"prog": "captioning fit", "allow_abbrev": False},

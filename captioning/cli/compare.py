@@ -6,17 +6,13 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from captioning.cli import IMPORTED, announce, check_output, json_output, print_written, suggest_path
 from captioning.errors import InputError, check_whole
 from captioning.files import FIGURES, JSON, PAGES, refuse_inputs, write_text
 from captioning.provenance import provenance
-
-if TYPE_CHECKING:
-    from captioning.comparison.runs import Run
 
 
 def compare(
@@ -60,17 +56,23 @@ def compare(
     from captioning.comparison.attention_explorer import explore, load_models, same_words_of
     from captioning.comparison.compare import compare as comparison_of
     from captioning.comparison.page import comparison_page
-    from captioning.comparison.runs import common_folder, name_runs, read_run
+    from captioning.comparison.runs import INPUTS, common_folder, find_runs, name_runs, read_run
     from captioning.comparison.terminal import print_comparison
 
     with json_output(json) as numbers:
-        found = _found(runs, {"--output": output, "--json": json, "--figure": figure})
+        # A run that is named by itself and by its folder counts once.
+        found = list({os.path.realpath(run.folder): run for name in runs for run in find_runs(name)}.values())
+        if len(found) < 2:
+            raise InputError(f"give two or more runs to compare, got {' '.join(runs)}")
+        inputs = [path for run in found for pattern in INPUTS for path in run.folder.glob(pattern)]
+        for option, path in (("--output", output), ("--json", json), ("--figure", figure)):
+            refuse_inputs(path, inputs, option)
         page = output or common_folder(found) / "comparison.html"
         if page.exists():
             print(f"{page} is there and will be replaced; --output gives another name", file=sys.stderr, flush=True)
         for run in found if test else ():
             if run.captions is None and run.checkpoint is not None:
-                _test(run)
+                _test(run.name, run.checkpoint)
         found = [read_run(run.folder) for run in found] if test else found
         name_runs(found)
         models, problems = load_models(found)
@@ -95,23 +97,10 @@ def compare(
         numbers |= comparison.to_dict() | {"provenance": origin}
 
 
-def _found(folders: Sequence[str], outputs: Mapping[str, Path | None]) -> list[Run]:
-    """Return the runs of the folders, each once; raise InputError for one run, or if an output is a file of theirs."""
-    from captioning.comparison.runs import INPUTS, find_runs
-
-    found = list({os.path.realpath(run.folder): run for folder in folders for run in find_runs(folder)}.values())
-    if len(found) < 2:
-        raise InputError(f"give two or more runs to compare, got {' '.join(folders)}")
-    inputs = [path for run in found for pattern in INPUTS for path in run.folder.glob(pattern)]
-    for option, path in outputs.items():
-        refuse_inputs(path, inputs, option)
-    return found
-
-
-def _test(run: Run) -> None:
+def _test(name: str, checkpoint: Path) -> None:
     """Test a run's checkpoint, without the output of the test: the comparison shows its results."""
-    options = ["--ckpt_path", str(run.checkpoint), *(f"--import={module}" for module in IMPORTED)]
-    print(f"testing {run.name} ...", file=sys.stderr, flush=True)
+    options = ["--ckpt_path", str(checkpoint), *(f"--import={module}" for module in IMPORTED)]
+    print(f"testing {name} ...", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "captioning", "test", *options]
     if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
-        raise InputError(f"{run.name}: captioning test failed")
+        raise InputError(f"{name}: captioning test failed")

@@ -87,10 +87,7 @@ def explore(
 
 
 def same_words_of(runs: Sequence[Run], models: Mapping[str, ImageCaptioner[Captioner]]) -> Caption | None:
-    """Return the words of a reference of the first common image with the attention of every model.
-
-    Return None if there is no common image, or if its file is missing.
-    """
+    """Return a reference of the first common image with the attention of every model; None if its file is missing."""
     tested = {run.name: run for run in runs if run.captions and run.name in models}
     for image_id in sorted(set.intersection(*(set(run.captions or ()) for run in tested.values())) if tested else ()):
         files, _ = _image_files([*tested.values()], models, [image_id])

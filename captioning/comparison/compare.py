@@ -69,7 +69,7 @@ def compare(
     return Comparison(
         variants,
         metric,
-        notices=[*elsewhere, *_untested(runs), *_undrawn(runs), *different]
+        notices=[*elsewhere, *_limits(runs), *different]
         + [notice for part in (*single, *several) for notice in part.notices],
         tables=[*(part.table for part in (*several, *single)), *condition_tables(runs, metric)],
         scores=by_name(*(part.scores for part in single)),
@@ -82,13 +82,8 @@ def compare(
     )
 
 
-def _undrawn(runs: Sequence[Run]) -> list[str]:
-    sentence = "{} drew no location in training (its sample_probability stayed 0): it learned as soft attention does"
-    return [sentence.format(run.name) for run in runs if run.never_drew]
-
-
-def _untested(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield a sentence on every run without captions, with the command that makes them."""
+def _limits(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a sentence on every run without captions, with the command that makes them, or without drawn locations."""
     for run in (run for run in runs if not run.captions):
         why, what = "has no captions of its test split", "make them"
         if run.checkpoint is None:
@@ -97,6 +92,8 @@ def _untested(runs: Sequence[Run]) -> Iterator[str]:
         if run.outdated:
             why, what = f"was tested with other weights than its {run.checkpoint.name} has now", "test it again"
         yield f"{run.name} {why}; to {what}: captioning test --ckpt_path {run.checkpoint}"
+    sentence = "{} drew no location in training (its sample_probability stayed 0): it learned as soft attention does"
+    yield from (sentence.format(run.name) for run in runs if run.never_drew)
 
 
 def _on_the_same_data(runs: Sequence[Run]) -> tuple[Sequence[Run], list[str]]:

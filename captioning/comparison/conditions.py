@@ -115,14 +115,11 @@ def _seed_of(run: Run) -> str:
 
 
 def _differ_in_seed_alone(run: Run, other: Run) -> bool:
-    return bool(
-        run.settings
-        and other.settings
-        and _seed_of(run)
-        and (not run.captions or not other.captions or _search(run) == _search(other))
-        # Both started from the same weights, or each from those of a run with its own seed.
-        and any(_without_seed(run, starred) == _without_seed(other, starred) for starred in (False, True))
-    )
+    known = bool(run.settings and other.settings and _seed_of(run))
+    same_search = not run.captions or not other.captions or _search(run) == _search(other)
+    # Both started from the same weights, or each from those of a run with its own seed.
+    starred = (_without_seed(run, starred) == _without_seed(other, starred) for starred in (False, True))
+    return known and same_search and any(starred)
 
 
 def _search(run: Run) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def score_runs(
                 tests |= {(run, key): test for key, test in zip(measure.keys, made, strict=True)}
     tests = _corrected(tests)
     rows = [
-        Row(TITLES[key], [_cell(measure, key, run, scores, tests) for run in table.columns], measure.baseline)
+        Row(TITLES[key], [_cell(measure, (run, key), scores, tests) for run in table.columns], measure.baseline)
         for measure in measures
         for key in measure.keys
     ]
@@ -73,16 +73,14 @@ def score_runs(
     return Scored(table._replace(rows=rows, note=table.note + note), tests, notices, scores)
 
 
-def _cell(
-    measure: Measure, key: str, run: str, scores: Mapping[Key, Interval], tests: Mapping[Key, Difference]
-) -> Cell:
-    counts = measure.counts.get(run)
+def _cell(measure: Measure, at: Key, scores: Mapping[Key, Interval], tests: Mapping[Key, Difference]) -> Cell:
+    counts = measure.counts.get(at[0])
     if counts is None:
         return Cell()
     if measure.baseline:
         return Cell.plain(float(measure.values(counts.sum(axis=0))), "{:.1f}")
-    score, nouns = scores[run, key], f", {int(counts[:, 1].sum())} {measure.unit}" if measure.unit else ""
-    return Cell.measured(score.value, f"{score.low:.1f} to {score.high:.1f}{nouns}", tests.get((run, key)))
+    score, nouns = scores[at], f", {int(counts[:, 1].sum())} {measure.unit}" if measure.unit else ""
+    return Cell.measured(score.value, f"{score.low:.1f} to {score.high:.1f}{nouns}", tests.get(at))
 
 
 def score_variants(groups: Sequence[Group], measures: Sequence[Measure], *, tested: bool) -> Scored:

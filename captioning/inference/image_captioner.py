@@ -63,7 +63,8 @@ class ImageCaptioner(Generic[Model]):
         self.vocabulary = vocabulary
         self.settings = settings or {}
         self.options = DecodingOptions(**vars(BeamOptions.of_settings(self.settings)))
-        if any(member.decoder.attention.context_mode == "sample" for member in self._captioners()):
+        self._members: Sequence[Any] = model.members if isinstance(model, Ensemble) else [model]
+        if any(member.decoder.attention.context_mode == "sample" for member in self._members):
             self.options = dataclasses.replace(self.options, context_mode="sample")  # so that a seed has an effect
 
     @property
@@ -172,13 +173,9 @@ class ImageCaptioner(Generic[Model]):
 
     def with_members(self, caption: Caption, names: Sequence[str]) -> Caption:
         """Return a caption whose figure has a row for each named model of the ensemble; that of one model unchanged."""
-        members = [ImageCaptioner(model, self.vocabulary, self.settings) for model in self._captioners()]
+        members = [ImageCaptioner(model, self.vocabulary, self.settings) for model in self._members]
         named = dict(zip(names, members, strict=True))
         return caption if len(members) == 1 else same_words(named, str(caption.path), caption.words)
-
-    def _captioners(self) -> Sequence[Captioner]:
-        assert isinstance(self.model, (Captioner, Ensemble))
-        return self.model.members if isinstance(self.model, Ensemble) else [self.model]
 
     def _decoded(
         self,

@@ -91,10 +91,7 @@ def is_single(images: ImageSource | Iterable[ImageSource]) -> bool:
 
 
 def open_image(source: ImageSource, minimum_side: int) -> Image.Image:
-    """Return an image upright in RGB, a large file at a reduced size (``load_image``).
-
-    Raises InputError if the image cannot be read.
-    """
+    """Return an image upright in RGB, a large file at a reduced size (``load_image``). Raises InputError if damaged."""
     if isinstance(source, str) and source.startswith(("https://", "http://")):
         raise InputError(f"{source}: is an address; download the image and give its file")
     if isinstance(source, (str, os.PathLike)):

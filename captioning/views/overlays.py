@@ -30,6 +30,7 @@ _GAP, _ABOVE, _NOTE, _MARGIN = 0.09, 0.27, 0.13, 0.3  # inches between panels, a
 _LINE, _LETTER = 0.2, 0.13  # inches, of the caption
 _PIXELS = 448  # most of a panel's longer side
 _GRAY = "0.35"
+_BARE: dict[str, Any] = {"xticks": [], "yticks": [], "frame_on": False}  # axes with nothing but a picture
 
 Box = tuple[float, float, float, float]
 """(left, top, right, bottom) on a picture, where y grows downwards"""
@@ -124,10 +125,10 @@ def attention_figure(
     layout = Layout(text, len(words), len(rows), aspect=width / height, notes=notes, word=least)
     figure = Figure(figsize=(layout.width, layout.height), dpi=150, facecolor="white")
     figure.suptitle(layout.caption, y=1 - 0.1 / layout.height, fontsize=12, weight="bold", va="top", parse_math=False)
-    _draw_photo(_axes(figure, layout.photo), photo, first_look.region)
+    _draw_photo(figure.add_axes(layout.photo, **_BARE), photo, first_look.region)
     for step, word in enumerate(words):
         for number, row in enumerate(rows):
-            axes = _axes(figure, layout.panel(step, number))
+            axes = figure.add_axes(layout.panel(step, number), **_BARE)
             axes.imshow(row.painted(step, ends[row.kind] or 1.0, style), aspect="auto")
             axes.set_xlabel(row.notes[step], fontsize=8, color=_GRAY, labelpad=2)
             if number == 0:
@@ -215,10 +216,6 @@ def _background(photo: Image.Image, region: Box) -> NDArray[np.float32]:
     size = max(1, round(width * scale)), max(1, round(height * scale))
     view = photo.resize(size, Image.Resampling.BICUBIC, box=(left, top, right, bottom))
     return np.asarray(view, dtype=np.float32) / np.float32(255)
-
-
-def _axes(figure: Figure, box: Box) -> Axes:
-    return figure.add_axes(box, xticks=[], yticks=[], frame_on=False)
 
 
 def _draw_photo(axes: Axes, photo: Image.Image, region: Box) -> None:

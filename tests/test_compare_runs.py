@@ -177,7 +177,7 @@ def test_a_data_source_outside_the_package_is_not_imported(tested_pair):
 
 @pytest.mark.parametrize(
     ("names", "message"),
-    [(["soft"], "give two or more runs"), (["soft", "sofft"], r"sofft: no such folder of a run.* did you mean .*soft")],
+    [(["soft"], "give two or more"), (["soft", "sofft"], r"sofft: no such folder of a run.* did you mean .*soft")],
 )
 def test_what_cannot_be_compared_is_named(tested_pair, names, message):
     with pytest.raises(InputError, match=message):

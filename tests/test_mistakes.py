@@ -151,7 +151,7 @@ MISTAKES = {
     "compare runs/soft runs/soft --json page.html": "--json page.html: must end in .json, .jsonl",
     "evaluate --captions notes.txt --references notes.txt --json rnus/a/b.json": "did you mean runs?",
     "caption photo.png --beam_size abc": "argument --beam_size: invalid int value: 'abc'",
-    "compare runs/soft": "give two or more runs to compare, got runs/soft",
+    "compare runs/soft": "give two or more different runs to compare, got runs/soft",
     "compare runs/soft runs/sofd": "runs/sofd: no such folder of a run; did you mean runs/soft?",
     "evaluate --captions notes.txt --references notes.txt": "notes.txt: cannot be read as JSON",
     "extract --output out": "arguments are required: --config, as in captioning extract --config configs/flickr8k",

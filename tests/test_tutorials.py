@@ -129,7 +129,7 @@ def test_soft_against_hard(workplace, monkeypatch, capsys):
     assert (folder / "comparison.html").is_file()
     with pytest.raises(SystemExit):
         run(["captioning", "compare", "runs/soft_hard/soft_1"], [])
-    assert "give two or more runs" in capsys.readouterr().err
+    assert "give two or more different runs" in capsys.readouterr().err
 
 
 def test_the_notebook_has_its_outputs_and_its_cells_run_in_its_own_folder(monkeypatch, capsys):

@@ -63,7 +63,7 @@ def compare(
         # A run that is named by itself and by its folder counts once.
         found = list({os.path.realpath(run.folder): run for name in runs for run in find_runs(name)}.values())
         if len(found) < 2:
-            raise InputError(f"give two or more runs to compare, got {' '.join(runs)}")
+            raise InputError(f"give two or more different runs to compare, got {' '.join(runs)}")
         inputs = [path for run in found for pattern in INPUTS for path in run.folder.glob(pattern)]
         for option, path in (("--output", output), ("--json", json), ("--figure", figure)):
             refuse_inputs(path, inputs, option)

@@ -53,12 +53,14 @@ class TrainingBar(callbacks.RichProgressBar):
     def get_metrics(self, *args: Any) -> Any:
         return {name: value for name, value in super().get_metrics(*args).items() if name != "v_num"}
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, *args: Any) -> None:
-        super().on_train_epoch_start(trainer, *args)
-        if self.progress is not None and self.train_progress_bar_id is not None:
+    def on_train_start(self, trainer: pl.Trainer, *args: Any) -> None:
+        super().on_train_start(trainer, *args)
+        if self.progress is not None:
             self.progress.live.transient = True  # otherwise its last state would stay in a log
-            of = f"/{trainer.max_epochs}" * ((trainer.max_epochs or 0) > 0)
-            self.progress.update(self.train_progress_bar_id, description=f"epoch {trainer.current_epoch + 1}{of}")
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        of = f"/{self.trainer.max_epochs}" * ((self.trainer.max_epochs or 0) > 0)
+        return f"epoch {current_epoch + 1}{of}"
 
 
 class LogLines(Callback):

@@ -86,7 +86,8 @@ def did_you_mean(word: str, words: Collection[str]) -> str:
     for name in sorted(words, key=lambda name: (name.count("."), name)):
         names.setdefault(name.rpartition(".")[2].lstrip("-"), name)
     key = word.rpartition(".")[2].lstrip("-")
-    matches = [names[last] for last in (_ALSO_CALLED.get(key, key), key) if last in names]
+    matches = difflib.get_close_matches(word, words, 1, 0.95) if "." in word else []  # a letter of a section
+    matches += [names[last] for last in (_ALSO_CALLED.get(key, key), key) if last in names]
     matches += difflib.get_close_matches(word, words, 1, 0.8)
     matches += [names[last] for last in names if last.startswith(key)]
     matches += [names[last] for last in difflib.get_close_matches(key, names, 1)]

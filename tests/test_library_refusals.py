@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,6 +85,33 @@ def test_wandb_without_a_login_or_with_a_bad_key_is_one_line(nobody, monkeypatch
     line = refused(capsys, *FIT, "--trainer.logger", "true")
     assert line.startswith("error: trainer.logger: WandbLogger: ") and message in line
     assert line.endswith("WANDB_MODE=offline logs without an account, --trainer.logger false trains without it")
+
+
+def test_without_a_login_training_and_its_test_log_offline(nobody, capsys):
+    command(*FIT, "--trainer.logger", "true")
+    wandb.teardown()
+    os.environ.pop("WANDB_MODE")  # a test is a process of its own
+    capsys.readouterr()
+    command("test", "--ckpt_path", "runs/tiny/checkpoints/best.ckpt")
+    assert "written to runs/tiny" in capsys.readouterr().out
+    assert len(list(Path("runs/tiny/wandb").glob("offline-run-*"))) == 2
+
+
+def test_a_test_prints_its_metrics_before_wandb_refuses(nobody, monkeypatch, capsys):
+    command(*FIT, "--trainer.logger", "true")
+    wandb.teardown()
+    monkeypatch.setenv("WANDB_MODE", "online")
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        command("test", "--ckpt_path", "runs/tiny/checkpoints/best.ckpt")
+    printed = capsys.readouterr()
+    assert "BLEU-4" in printed.out and printed.err.rstrip().endswith("--no_logger tests without it")
+
+
+def test_a_run_without_a_monitor_keeps_its_newest_checkpoint_and_resumes(workdir):
+    command(*FIT, "--checkpoint.monitor", "null")
+    command("fit", "--ckpt_path", "runs/tiny/checkpoints/last.ckpt", "--trainer.max_epochs", "2")
+    assert Path("runs/tiny/checkpoints/best.ckpt").is_file()
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ def workdir(tmp_path_factory) -> Iterator[Path]:
     (folder / "places.yaml").write_text("checkpoint: {dirpath: big_disk}\n")
     (folder / "names.yaml").write_text("data: gone.yaml\n")
     (folder / "section.yaml").write_text("modle: {search: {beam_size: 3}}\n")
+    (folder / "stoping.yaml").write_text("early_stoping: {monitor: val/bleu4}\n")
     (folder / "argument.yaml").write_text("model: {encoder: {class_path: ConvEncoder, init_args: {chanels: [4]}}}\n")
     (folder / "notes.txt").write_text("not a model\n")
     save_image(folder / "photo.png")
@@ -57,6 +58,7 @@ MISTAKES = {
     FIT + "--config twice.yaml": "--config twice.yaml: line 2: trainer is there twice, first in line 1",
     FIT + "--model.encoder encoder.yaml": "line 2: class_path is there twice, first in line 1",
     FIT + "--config section.yaml": "is not accepted; did you mean model.search.beam_size?",
+    FIT + "--config stoping.yaml": "is not accepted; did you mean early_stopping.monitor?",
     FIT + "--config argument.yaml": "Option 'chanels' is not accepted; did you mean channels?",
     FIT + "--seed_everything false": 'option "seed_everything": Expected a int. Got value: False',
     FIT + "--trainer.use_distributed_sampler true": ".use_distributed_sampler: the samplers know the processes",
@@ -156,7 +158,7 @@ MISTAKES = {
     "evaluate --captions notes.txt --references notes.txt": "notes.txt: cannot be read as JSON",
     "extract --output out": "arguments are required: --config, as in captioning extract --config configs/flickr8k",
     "extract --config tiny.yaml --output out --lr 0.1": "--lr: no such option; did you mean --model.optimizer.lr?",
-    "extract --config tiny.yaml --output out --data.source.root holes": "val.json: 1 of 2 image files are missing",
+    "extract --config tiny.yaml --output out --data.source.root holes": "val.json: 1 of the 2 image files",
     "extract --config tiny.yaml --output out --data.source.rot x": "Option 'rot' is not accepted; did you mean root?",
 }
 

@@ -81,7 +81,7 @@ def _refused_by_library(error: Exception) -> bool:
 
 
 def _quieten() -> None:
-    """Silence libraries' warnings about deliberate choices, and let wandb log offline without an account."""
+    """Silence libraries' warnings about deliberate choices."""
     for message in (
         r"Found \d+ module\(s\) in eval mode",  # a frozen encoder
         ".*does not have many workers",
@@ -90,21 +90,17 @@ def _quieten() -> None:
         "You're resuming from a checkpoint that ended before the epoch ended",  # the sampler begins at its batch
         r"`ModelCheckpoint\(monitor=.* could not find the monitored key",  # a run of a few steps
         "You're using the WeightAveraging callback with a model that overrides",  # strategies that shard are not used
+        "Checkpoint directory .* exists and is not empty",  # a resumed run's own
     ):
         warnings.filterwarnings("ignore", message=message)
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # type: ignore[assignment,misc]
     logging.getLogger("pytorch_lightning").handlers = [_LightningLines()]
-    netrc = Path(os.environ.get("NETRC") or os.path.expanduser("~/.netrc"))
-    if not os.environ.get("WANDB_API_KEY") and not (netrc.is_file() and "wandb" in netrc.read_text(errors="ignore")):
-        os.environ.setdefault("WANDB_MODE", "offline")  # otherwise it asks for a key, or fails without a terminal
-    if os.environ.get("WANDB_MODE") == "offline":
-        os.environ.setdefault("WANDB_SILENT", "true")  # fit prints how to upload
 
 
 class _LightningLines(logging.Handler):
     """Prints Lightning's log above the progress bar, without lines that are useless or repeat ours."""
 
-    _USELESS = "Tip:|SIGTERMException was|already configured|TPU av|LOCAL_RANK|`train_dataloader` to|Restor(ing|ed all)"
+    _USELESS = "Tip:|SIGTERM|already configured|TPU av|LOCAL_RANK|`train_dataloader` to|Restor(ing|ed all)"
 
     def emit(self, record: logging.LogRecord) -> None:
         if not re.search(self._USELESS, line := record.getMessage()):

@@ -131,12 +131,12 @@ def score(
     origin["used"] = used | {"num_workers": data["num_workers"]}
     origin["settings"] = saved.settings | {"data": settings[-1].get("data") if settings else None}
     metrics = _write_metrics(folder, stage, evaluator, facts, origin)
+    _print_metrics(metrics, evaluator, facts)
+    print(f"written to {folder}", flush=True)
     if logged is not None:
         from captioning.training.loggers import log_test
 
         log_test(logged, metrics, evaluator)
-    _print_metrics(metrics, evaluator, facts)
-    print(f"written to {folder}")
 
 
 def _find_model(ckpt_path: str, named: Path) -> tuple[RunFolder | None, str]:

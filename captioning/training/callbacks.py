@@ -123,6 +123,10 @@ class BestCheckpoint(_OfLightning, callbacks.ModelCheckpoint):
 
     nll = math.inf  # val/nll of the best checkpoint
 
+    @property
+    def state_key(self) -> str:
+        return super().state_key + " best" * (self.monitor is None)  # else it is the key of the last checkpoint's
+
     def check_monitor_top_k(self, trainer: pl.Trainer, current: torch.Tensor | None = None) -> bool:
         nll = float(trainer.callback_metrics.get("val/nll", math.inf))
         better = super().check_monitor_top_k(trainer, current)

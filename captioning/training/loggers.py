@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,9 +17,21 @@ from captioning.metrics.table import log_key
 from captioning.run_folder import RunFolder
 
 
-def start_loggers(loggers: Iterable[Logger], settings: Mapping[str, Any]) -> None:
-    """Start the loggers of a run with its settings; raise InputError if one fails, as wandb does with a wrong key."""
+def start_loggers(
+    loggers: Iterable[Logger], settings: Mapping[str, Any], instead: str = "--trainer.logger false trains without it"
+) -> None:
+    """Start the loggers of a run with its settings. Without an account, wandb logs offline and in silence.
+
+    Raises:
+        InputError: A logger fails, as wandb does with a wrong key; the message ends with what to do ``instead``.
+    """
     os.environ.setdefault("WANDB_INIT_TIMEOUT", "15")  # seconds; wandb itself would wait for 90
+    netrc = Path(os.environ.get("NETRC") or os.path.expanduser("~/.netrc"))
+    if not os.environ.get("WANDB_API_KEY") and not (netrc.is_file() and "wandb" in netrc.read_text(errors="ignore")):
+        os.environ.setdefault("WANDB_MODE", "offline")  # otherwise it asks for a key, or fails without a terminal
+    if os.environ.get("WANDB_MODE") == "offline":
+        os.environ.setdefault("WANDB_SILENT", "true")  # fit prints how to upload
+    logging.getLogger().addFilter(lambda record: "Images sizes do not match" not in record.getMessage())  # wandb's
     for logger in loggers:
         getattr(logger, "_wandb_init", {}).pop("anonymous", None)  # Lightning passes it, and wandb warns of it
         try:
@@ -31,9 +44,8 @@ def start_loggers(loggers: Iterable[Logger], settings: Mapping[str, Any]) -> Non
                 warn_once(f"wandb does not answer, so this run logs offline ({one_line(error, 120)})")
                 os.environ["WANDB_MODE"] = "offline"
                 wandb.teardown()  # so that it reads the mode again
-                start_loggers([logger], settings)
+                start_loggers([logger], settings, instead)
                 continue
-            instead = "--trainer.logger false trains without it"
             if isinstance(logger, WandbLogger) and not is_offline:
                 instead = f"WANDB_MODE=offline logs without an account, {instead}"
             raise InputError(f"trainer.logger: {type(logger).__name__}: {one_line(error)}; {instead}") from error
@@ -71,7 +83,7 @@ def log_test(run: RunFolder, metrics: Mapping[str, float], evaluator: Evaluator)
     for entry in read_config(run.config).get("trainer", {}).get("logger") or []:
         if entry["class_path"].endswith("WandbLogger"):
             logger = WandbLogger(**entry["init_args"])
-            start_loggers([logger], {})
+            start_loggers([logger], {}, "--no_logger tests without it")
             logger.log_metrics({log_key("test", name): value for name, value in metrics.items()})
             log_samples([logger], "test", captions)
             logger.experiment.finish()

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from captioning.kernels import additive
+from captioning.kernels import attention
 from captioning.kernels.attention import additive_logits, plain_additive_logits
 from captioning.kernels.unroll import deferred
 
@@ -26,7 +26,7 @@ def device(request, monkeypatch) -> str:
     if request.param == "cpu":
         if os.environ.get("TRITON_INTERPRET") != "1":
             pytest.skip("the kernels are compiled for the GPU in this process, not interpreted")
-        monkeypatch.setattr(additive, "_kernels", lambda projected: additive._cuda_kernels())
+        monkeypatch.setattr(attention, "_kernels", lambda projected: attention._cuda_kernels())
     return request.param
 
 
@@ -81,7 +81,7 @@ def test_a_gpu_takes_the_kernels_and_repeats_their_gradients_exactly():
     P, q, v = inputs(150, torch.bfloat16, "cuda", 196)
     g = torch.randn(B, R, 196, device="cuda")
     first, second = (torch.autograd.grad(additive_logits(P, q, v), (P, q, v), g) for _ in range(2))
-    assert additive._kernels(P) is additive._cuda_kernels()
+    assert attention._kernels(P) is attention._cuda_kernels()
     for one, other in zip(first, second, strict=True):
         assert torch.equal(one, other)
 

@@ -190,7 +190,7 @@ def selections(
         top_, bottom, left, right = caption.cells.square(int(location))
         outline(maps[2], caption, int(location), "white", 0.8)
         text = f"{cells[location]}\n{100 * alphas[location]:.0f} %"
-        maps[2].text((left + right) / 2, (top_ + bottom) / 2, text, color="white", ha="center", va="center", size=9)
+        maps[2].text((left + right) / 2, (top_ + bottom) / 2, text, color="white", ha="center", va="center", size=7)
     for axes, one in zip(bars, words, strict=True):
         draw_bars(axes, one)
     return figure

@@ -52,7 +52,7 @@ class Attention(Component):
         context_mode: How the context is formed in eval mode: "expected", the expectation over locations; "argmax", the
             most probable location; "sample", a location that is drawn. It may be set at any time. Attention that
             never draws supports only "expected".
-        weighs_annotations: Whether the context is the sum of the annotations weighed by the alphas, or one of them.
+        weighs_annotations: Whether the context is a weighted sum of the annotations or one of them, and not projected.
         needs_estimator: Whether drawing blocks the gradient to the alphas, so that training needs an estimator.
     """
 

@@ -69,9 +69,9 @@ class SparseNormalizer(Normalizer):
     @staticmethod
     @abstractmethod
     def thresholds(ranked: Tensor) -> Tensor:
-        """Return the tau (.., L) of supports of the first 1, 2, .. L entries of (a - 1) e, ``ranked`` from the largest.
+        """Return for k = 1 .. L the tau of a support that is the k largest entries of (a - 1) e, (.., L).
 
-        The true one is the last that is below its entry.
+        ``ranked`` has the entries from the largest on. The right k is the last whose tau lies below entry k.
         """
 
 

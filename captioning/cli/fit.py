@@ -158,7 +158,7 @@ class Fit(LightningCLI):
         parser.link_arguments("runs", "trainer.logger.init_args.save_dir")  # which some loggers require
 
     def _add(self, kind: type, part: str, **options: Any) -> None:
-        """Add the arguments of a class, whose object is built later, with what the run's plan adds."""
+        """Add a class's arguments to the parser. The object is built later, after ``plan_run`` has completed them."""
         self.parser.add_class_arguments(kind, part, fail_untyped=False, instantiate=False, sub_configs=True, **options)
 
     def parse_arguments(self, parser: Any, args: Any) -> None:

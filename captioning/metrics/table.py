@@ -40,7 +40,7 @@ NOUN_METRICS = {
     "correctness_centre": Metric("Correctness, around the centre", better=None, field="centre"),
 }
 EVIDENCE_METRICS = {"pointing_accuracy": "pointing_evidence", "attention_correctness": "correctness_evidence"}
-"""The names of two metrics when the evidence is judged in position of the alphas."""
+"""The metric of the alphas -> the same metric of the evidence."""
 METRICS: dict[str, Metric] = {
     **{f"bleu{n}": Metric(f"BLEU-{n}") for n in range(1, ORDERS + 1)},
     "rouge_l": Metric("ROUGE-L"),

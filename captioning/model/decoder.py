@@ -199,8 +199,8 @@ class Decoder(Component):
             captions: (N, T+1) int64, ``<start> w_1 .. <end> <pad> ..``; N = B * R, the captions of an image adjacent.
             lengths: (N,) int64, steps of each caption: its words and <end>.
             memory: The memory of B images.
-            samples: How many times S each caption is decoded, with its own draws, and dropout of its own after the
-                initial state. The output has N * S captions, the samples of a caption adjacent.
+            samples: S, the decodings of each caption. They share the initial state; draws and later dropout are their
+                own. The output has N * S captions, the samples of a caption adjacent.
 
         Raises:
             ValueError: Captions or lengths of another shape.

@@ -103,7 +103,8 @@ class MovingAverage(Estimator):
         all_captions: Whether captions with an expected context count too, as in the authors' code.
 
     Raises:
-        InputError: An option is out of its range, or a single number is to follow returns that shrink with every step.
+        InputError: An option is out of its range, or ``to_go`` has ``per_step=False``: one average
+            cannot follow returns to go, which shrink along the caption.
     """
 
     averages: Tensor

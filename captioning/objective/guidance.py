@@ -21,7 +21,7 @@ class Guidance(Component):
     """A term of the likelihood that teaches the alphas of soft, hard, gated or summed attention.
 
     Args:
-        weight: Weight of the term, a mean over all words in nats, beside the NLL per word.
+        weight: Factor of the term in the loss. The term and the NLL are both means per word, in nats.
 
     Attributes:
         name: Name of the term in logs.

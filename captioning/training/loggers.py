@@ -31,7 +31,7 @@ def start_loggers(
         os.environ.setdefault("WANDB_MODE", "offline")  # otherwise it asks for a key, or fails without a terminal
     if os.environ.get("WANDB_MODE") == "offline":
         os.environ.setdefault("WANDB_SILENT", "true")  # fit prints how to upload
-    logging.getLogger().addFilter(lambda record: "Images sizes do not match" not in record.getMessage())  # wandb's
+    logging.getLogger().addFilter(_is_no_complaint_of_sizes)
     for logger in loggers:
         getattr(logger, "_wandb_init", {}).pop("anonymous", None)  # Lightning passes it, and wandb warns of it
         try:
@@ -49,6 +49,10 @@ def start_loggers(
             if isinstance(logger, WandbLogger) and not is_offline:
                 instead = f"WANDB_MODE=offline logs without an account, {instead}"
             raise InputError(f"trainer.logger: {type(logger).__name__}: {one_line(error)}; {instead}") from error
+
+
+def _is_no_complaint_of_sizes(record: logging.LogRecord) -> bool:
+    return "Images sizes do not match" not in record.getMessage()  # of wandb, about samples of several shapes
 
 
 def draw_samples(folder: Path, suffix: str, evaluator: Evaluator) -> dict[str, str]:

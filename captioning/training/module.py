@@ -154,7 +154,7 @@ class CaptioningModule(pl.LightningModule):
         return loss
 
     def on_train_batch_end(self, *_: Any) -> None:
-        """Delay the end by ``max_time`` or early stopping until the step is complete: checkpoints have no gradients."""
+        """Finish the step before ``max_time`` or early stopping ends training: checkpoints have no gradients."""
         self._stops |= self.trainer.should_stop
         self.trainer.should_stop = self._stops and not accumulates(self.trainer)
 

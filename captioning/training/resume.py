@@ -50,7 +50,7 @@ def rewind(checkpoint: dict[str, Any]) -> None:
 
 
 def check_settings(checkpoint: Mapping[str, Any], settings: Mapping[str, Any], processes: int) -> None:
-    """Log the settings that differ from those of a checkpoint at its position.
+    """Log the settings that have changed since the checkpoint, some of which may change between epochs alone.
 
     Raises:
         InputError: A setting differs with which training cannot go on from the checkpoint's state.

@@ -91,7 +91,7 @@ def monitor_mode(option: str, monitor: str | None, mode: str | None) -> str:
 
 
 def _refuse_what_training_cannot_do(config: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> None:
-    """Raise InputError for options of Lightning that the run's folder or the samplers determine, or do not work."""
+    """Raise InputError for options of Lightning that the run sets itself or that do not work here."""
     *own_files, words = files
     of_user = [file for file in own_files if not {"name", "runs"} <= file.keys()]  # a run's config.yaml has its places
     for option in (key for file in (*of_user, words) for key, value in file.items() if value):

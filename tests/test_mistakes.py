@@ -32,6 +32,7 @@ def workdir(tmp_path_factory) -> Iterator[Path]:
     (folder / "places.yaml").write_text("checkpoint: {dirpath: big_disk}\n")
     (folder / "names.yaml").write_text("data: gone.yaml\n")
     (folder / "section.yaml").write_text("modle: {search: {beam_size: 3}}\n")
+    (folder / "limit.yaml").write_text("data: {limit_imagess: 5}\n")
     (folder / "stoping.yaml").write_text("early_stoping: {monitor: val/bleu4}\n")
     (folder / "argument.yaml").write_text("model: {encoder: {class_path: ConvEncoder, init_args: {chanels: [4]}}}\n")
     (folder / "notes.txt").write_text("not a model\n")
@@ -128,6 +129,7 @@ MISTAKES = {
     "test": "required: --ckpt_path, as in captioning test --ckpt_path",
     "test --ckpt_path runs/soft": "is a folder",
     "test --ckpt_path runs/soft/checkpoints/best.ckpt --trainer.default_root_dir x": "is now --results",
+    "test --ckpt_path pretrained --config limit.yaml": "data.limit_imagess: no such option; did you mean limit_images?",
     "test --ckpt_path notes.txt --config tiny.yaml": "notes.txt: ",
     "test --ckpt_path foreign.ckpt --config tiny.yaml": "foreign.ckpt: not a checkpoint of this project",
     "caption photo.png --model runs/soft/checkpoints/best.ckpt --json notes.txt/x": "notes.txt/x",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import shlex
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from captioning.cli import announce
-from captioning.errors import InputError, check_whole
+from captioning.errors import InputError, check_whole, did_you_mean
 from captioning.files import read_config
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder, checksum
@@ -98,6 +99,7 @@ def score(
     target = check_device(device)
     saved = read_model(path, target)
     settings = [read_config(file, "--config") for file in config or ([run.config] if run else [])]
+    _refuse_unknown_data(config or (), settings)
     data, search = _data_and_search(saved, settings, overrides)
     seeds = [1, *(one["seed_everything"] for one in settings if type(one.get("seed_everything")) is int)]
     seed = seeds[-1] if seed_everything is None else seed_everything
@@ -146,6 +148,19 @@ def _find_model(ckpt_path: str, named: Path) -> tuple[RunFolder | None, str]:
     if run is None or not run.config.is_file():
         return None, ckpt_path
     return run, str(run.checkpoint(ckpt_path)) if by_name else ckpt_path
+
+
+def _refuse_unknown_data(files: Sequence[Path], settings: Sequence[Mapping[str, Any]]) -> None:
+    """Raise InputError for an unknown option of the data in a given file; a run's own was checked when it trained."""
+    if not files:
+        return
+    from captioning.training.datamodule import CaptionDataModule
+
+    known = inspect.signature(CaptionDataModule).parameters
+    for file, content in zip(files, settings, strict=True):
+        for name in content.get("data") or {}:
+            if name.partition(".")[0] not in known:
+                raise InputError(f"--config {file}: data.{name}: no such option{did_you_mean(name, known)}")
 
 
 def _data_and_search(

@@ -14,7 +14,7 @@ from captioning import __version__
 from captioning.cli import COMMANDS, FIT_HELP, HELP, IMPORTED, TRAINING, announce, suggest_path
 from captioning.cli.parser import Parser, call
 from captioning.errors import InputError, did_you_mean, exits_on_input_error
-from captioning.files import command_line, read_config
+from captioning.settings import command_line, read_config
 
 _FILES = ("--config", "-c", "--ckpt_path", "--model", "--init_from", "--captions", "--references")
 _NO_FILES = ("best", "last", "null", "pretrained")

@@ -1,4 +1,4 @@
-"""The layout of a run's folder, checksums of its weights, and its settings as flat keys."""
+"""The layout of a run's folder, and checksums of its weights."""
 
 from __future__ import annotations
 
@@ -6,17 +6,11 @@ import hashlib
 import os
 import shutil
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from captioning.errors import InputError
-
-LOCATION_SETTINGS = (
-    "name runs results config ckpt_path trainer.default_root_dir trainer.logger checkpoint.dirpath last.dirpath"
-).split()
-"""Settings of where a run is stored and logged."""
 
 
 class RunFolder:
@@ -89,40 +83,3 @@ def is_current(search: dict[str, Any], checkpoint: Path | None) -> bool:
     """Return whether a checkpoint has the weights of a test, and remove their checksum from the test's options."""
     weights = search.pop("weights", "")
     return not weights or checkpoint is None or weights == checksum(checkpoint)
-
-
-def flat(settings: Mapping[str, Any], without: Iterable[str] = ()) -> dict[str, Any]:
-    """Return settings as {"model.decoder.dropout": 0.5}, except the settings in or beneath ``without``.
-
-    A class of the user has its full name, another class its short name. Items of a list are keyed by their class.
-    """
-    left_out = tuple(f"{name}." for name in without)
-    return {key: value for key, value in _flat("", settings) if not f"{key}.".startswith(left_out)}
-
-
-def attention_kind(settings: Mapping[str, Any]) -> str:
-    """Return one word for the attention of a configuration: soft, hard, summed, multihead ..; "" if it names none."""
-    names = flat(settings)
-    if names.get("model.decoder.output") == "SummedOutput":
-        return "summed"
-    return str(names.get("model.decoder.attention") or "").rpartition(".")[2].removesuffix("Attention").lower()
-
-
-def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and "class_path" in value:
-        path = str(value["class_path"])
-        yield prefix, _short(path) if path.startswith(("captioning.", "torch.", "pytorch_lightning.")) else path
-        arguments = value.get("init_args") or {}
-        yield from _flat(prefix, arguments) if arguments else ()
-    elif isinstance(value, Mapping) and value:
-        for key, inner in value.items():
-            yield from _flat(f"{prefix}.{key}" if prefix else str(key), inner)
-    elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
-        for number, item in enumerate(value):
-            yield from _flat(f"{prefix}.{_short(item.get('class_path', number))}", item)
-    else:
-        yield prefix, value
-
-
-def _short(class_path: Any) -> str:
-    return str(class_path).rpartition(".")[2]

@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 from commands import Commands
 
 from captioning.errors import InputError, exits_on_input_error
-from captioning.files import command_line, read_config, write_json
+from captioning.files import write_json
 from captioning.run_folder import RunFolder, checksum
+from captioning.settings import command_line, read_config
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RUNS = {"soft": "shapes_soft", "hard": "shapes_hard"}  # key in summary.json -> config

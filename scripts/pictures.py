@@ -33,10 +33,11 @@ from torch import Tensor
 
 from captioning.attention import HardAttention, Memory
 from captioning.errors import InputError, exits_on_input_error
-from captioning.files import command_line, read_json, write_json, write_text
+from captioning.files import read_json, write_json, write_text
 from captioning.inference import ImageCaptioner, load
 from captioning.inference.caption import Caption
 from captioning.model import AttentionDecoder, SummedOutput
+from captioning.settings import command_line
 from captioning.trace import AttentionTrace
 from captioning.views.explorer import explorer_page, shown_image
 from captioning.views.maps import paint, smooth_alphas

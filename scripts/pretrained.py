@@ -26,10 +26,11 @@ from looking import SOURCES, looking
 from sentences import Sentences
 
 from captioning.errors import InputError, exits_on_input_error
-from captioning.files import command_line, read_json, write_json, write_text
+from captioning.files import read_json, write_json, write_text
 from captioning.metrics.table import TITLES
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
+from captioning.settings import command_line
 
 REPOSITORY = Path(os.path.relpath(Path(__file__).resolve().parent.parent))
 RECIPE = REPOSITORY / "configs/pretrained"

@@ -29,9 +29,10 @@ from study_file import TRAINING, Study, config_of, read_study
 
 from captioning.comparison.runs import Run, read_run
 from captioning.errors import InputError, exits_on_input_error
-from captioning.files import command_line, read_config, write_text
+from captioning.files import write_text
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder, checksum
+from captioning.settings import command_line, read_config
 
 SPEED = "captions_per_second"
 _LOCK = threading.Lock()  # runs that end at once write into one file

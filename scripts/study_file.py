@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from captioning.errors import InputError, did_you_mean
-from captioning.files import read_config
+from captioning.settings import read_config
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 TRAINING = {  # logged as train/.. -> what the table of the training calls it

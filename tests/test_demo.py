@@ -16,7 +16,7 @@ import torch
 from commands import Commands
 
 from captioning.errors import InputError
-from captioning.files import read_config
+from captioning.settings import read_config
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -1,4 +1,4 @@
-"""A file is the old one or the new one, whatever happens while it is written; settings say each thing once."""
+"""A file is the old one or the new one, whatever happens while it is written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from captioning.errors import InputError
-from captioning.files import command_line, read_config, refuse_inputs, replacing, write_json, write_text
+from captioning.files import refuse_inputs, replacing, write_json, write_text
 from captioning.run_folder import RunFolder
 
 
@@ -68,42 +68,7 @@ def test_an_output_never_replaces_an_input(tmp_path):
         refuse_inputs(tmp_path / "link.txt", [tmp_path / "b.txt", tmp_path / "a.txt"], "--output")
 
 
-def test_a_key_that_stands_twice_is_refused_with_both_lines(tmp_path):
-    path = tmp_path / "twice.yaml"
-    path.write_text("trainer: {devices: 1}\nmodel:\n  size: 5\n  parts: [{a: 1, a: 2}]\n  size: 6\ntrainer:\n")
-    places = [("line 4: model.parts.0.a", 4), ("line 5: model.size", 3), ("line 6: trainer", 1)]
-    twice = "; ".join(f"{key} is there twice, first in line {first}" for key, first in places)
-    with pytest.raises(InputError, match=f"^--config {path}: {twice}$"):
-        read_config(path, "--config")
-    path.write_text("trainer:\n  max_epochs: 2\ntrainer.max_epochs: 7\n")
-    with pytest.raises(InputError, match=r"line 3: trainer\.max_epochs is there twice, first in line 2$"):
-        read_config(path)
-    path.write_text("trainer.max_epochs: 7\ntrainer: {max_epochs: 2}\n")
-    with pytest.raises(InputError, match=r"line 2: trainer\.max_epochs is there twice, first in line 1$"):
-        read_config(path)
-    path.write_text("a: &a {x: 1, y: 2e-3}\nb: {<<: *a, <<: {z: 4}, x: 3}\n")  # as merging means it
-    assert read_config(path)["b"] == {"x": 3, "y": 0.002, "z": 4}
-
-
-def test_a_path_in_the_home_folder_is_written_out_in_settings_and_on_command_lines(tmp_path, monkeypatch):
+def test_a_path_in_the_home_folder_is_written_to(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    path = tmp_path / "paths.yaml"
-    path.write_text("root: ~/photos\nnothing: ~\nfit: [--data.features=~/features, a ~/b, 'x=~/y']\nlr: 1e-3\n")
-    features = f"--data.features={tmp_path}/features"
-    settings = {"root": f"{tmp_path}/photos", "nothing": None, "fit": [features, "a ~/b", "x=~/y"], "lr": 0.001}
-    assert read_config(path) == settings
-    assert command_line(["fit", "~/a.yaml", "--data.features=~/features"]) == ["fit", f"{tmp_path}/a.yaml", features]
     write_text(Path("~/new/a.txt"), "written")
     assert (tmp_path / "new/a.txt").read_text() == "written"
-
-
-def test_a_file_of_settings_that_another_names_is_beside_it(tmp_path):
-    (tmp_path / "parts").mkdir()
-    (tmp_path / "main.yaml").write_text("name: a\ndata: parts/data.yaml\n")
-    (tmp_path / "parts/data.yaml").write_text("source: source.yaml\nbatch_size: 3\n")
-    (tmp_path / "parts/source.yaml").write_text("class_path: Mine\n")
-    data = {"source": {"class_path": "Mine"}, "batch_size": 3}
-    assert read_config(tmp_path / "main.yaml") == {"name": "a", "data": data}
-    (tmp_path / "parts/source.yaml").unlink()
-    with pytest.raises(InputError, match=r"parts/source\.yaml: cannot be read \(No such file"):
-        read_config(tmp_path / "main.yaml")

@@ -15,6 +15,7 @@ ROOMS = {
     "errors": "",
     "provenance": "",
     "run_folder": "errors",
+    "settings": "errors",
     "tokenizers": "",
     "trace": "",
     "precision": "",
@@ -29,17 +30,17 @@ ROOMS = {
     "decoding": "errors trace vocabulary",
     "encoders": "cells component data errors files",
     "model": "attention component data decoding encoders errors kernels precision trace vocabulary",
-    "checkpoint": "cells data encoders errors files model run_folder tokenizers vocabulary",
+    "checkpoint": "cells data encoders errors files model run_folder settings tokenizers vocabulary",
     "metrics": "errors",
     "objective": "attention component data decoding errors metrics model precision trace vocabulary",
     "evaluation": "cells data decoding errors files metrics model objective progress tokenizers vocabulary",
     "inference": "cells checkpoint data decoding encoders errors files model trace views vocabulary",
-    "comparison": "component data errors evaluation files inference metrics progress run_folder views",
+    "comparison": "component data errors evaluation inference metrics progress run_folder settings views",
     "training": "attention checkpoint component data decoding encoders errors evaluation files metrics model objective "
-    "run_folder tokenizers views vocabulary",
+    "run_folder settings tokenizers views vocabulary",
     "cli": "checkpoint comparison data decoding encoders errors evaluation files inference metrics "
-    "model precision provenance run_folder tokenizers training views vocabulary",
-    "__main__": "cli errors files",
+    "model precision provenance run_folder settings tokenizers training views vocabulary",
+    "__main__": "cli errors settings",
 }
 
 # Library -> the only places that may import it: modules or folders, named from captioning/, or scripts.<name>.

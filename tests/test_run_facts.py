@@ -13,7 +13,7 @@ from helpers_training import make_data, make_module, make_shapes, make_trainer
 from pytorch_lightning.callbacks import Callback
 
 from captioning.__main__ import main
-from captioning.files import read_config
+from captioning.settings import read_config
 from captioning.training import Throughput
 
 ROOT = Path(__file__).resolve().parent.parent

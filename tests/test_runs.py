@@ -1,4 +1,4 @@
-"""A run's folder is read as it is, also half finished; settings become comparable lines."""
+"""A run's folder is read as it is, also half finished."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from helpers_runs import CAPTION, make_run
 from captioning.comparison.runs import Run, common_folder, find_runs, name_runs, read_run
 from captioning.errors import InputError
 from captioning.evaluation.records import NounHit
-from captioning.run_folder import flat
 
 
 def test_a_folder_is_read_with_everything_in_it(tmp_path):
@@ -52,24 +51,6 @@ def test_a_damaged_file_is_named(tmp_path, file, text, message):
     (folder / file).write_text(text)
     with pytest.raises(InputError, match=f"{file}: {message}"):
         read_run(folder)
-
-
-def test_settings_become_lines_with_short_names_of_known_classes():
-    decoder = {
-        "class_path": "captioning.model.AttentionDecoder",
-        "init_args": {"attention": {"class_path": "captioning.attention.SoftAttention"}, "dropout": 0.5},
-    }
-    callbacks = [{"class_path": "captioning.training.Throughput", "init_args": {"every_n_steps": 5}}]
-    callbacks.append({"class_path": "x.Unfreeze"})
-    assert flat({"model": {"decoder": decoder}, "trainer": {"callbacks": callbacks, "devices": [0, 1]}}) == {
-        "model.decoder": "AttentionDecoder",
-        "model.decoder.attention": "SoftAttention",
-        "model.decoder.dropout": 0.5,
-        "trainer.callbacks.Throughput": "Throughput",
-        "trainer.callbacks.Throughput.every_n_steps": 5,
-        "trainer.callbacks.Unfreeze": "x.Unfreeze",
-        "trainer.devices": [0, 1],
-    }
 
 
 def test_speed_is_the_median_of_what_was_logged():

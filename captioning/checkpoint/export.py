@@ -18,8 +18,9 @@ from torch import Tensor
 
 from captioning.checkpoint.format import describe
 from captioning.errors import InputError, check_choice
-from captioning.files import is_lfs_pointer, map_strings, read_json, replacing, write_json, write_text
+from captioning.files import is_lfs_pointer, read_json, replacing, write_json, write_text
 from captioning.model.captioner import Captioner
+from captioning.settings import map_strings
 from captioning.vocabulary import Vocabulary
 
 WEIGHTS, CONFIG, VOCABULARY, CARD = "model.safetensors", "config.json", "vocabulary.json", "README.md"

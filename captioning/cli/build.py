@@ -11,7 +11,7 @@ from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
 from captioning.cli import IMPORTED
 from captioning.cli.parser import OneLineErrors
 from captioning.errors import InputError
-from captioning.files import settings_loader
+from captioning.settings import settings_loader
 
 
 def restrict_imports() -> None:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from captioning.cli import announce
 from captioning.errors import InputError, check_whole, one_line
-from captioning.files import read_config
+from captioning.settings import read_config
 
 
 def extract(

@@ -30,11 +30,12 @@ from captioning.cli import IMPORTED
 from captioning.cli.build import restrict_imports
 from captioning.cli.parser import OneLineErrors
 from captioning.errors import InputError, check_range
-from captioning.files import read_config, write_text
+from captioning.files import write_text
 from captioning.metrics.table import few_images_warning
 from captioning.precision import best_precision
 from captioning.provenance import provenance
-from captioning.run_folder import RunFolder, attention_kind
+from captioning.run_folder import RunFolder
+from captioning.settings import attention_kind, read_config
 from captioning.training import CaptionDataModule, CaptioningModule, CaptionSamples, Throughput
 from captioning.training.callbacks import BestCheckpoint, LogLines, ResumableStopping, StopOnRequest, TrainingBar
 from captioning.training.loggers import start_loggers

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from captioning.cli import announce
 from captioning.errors import InputError, check_whole, did_you_mean
-from captioning.files import read_config
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder, checksum
+from captioning.settings import read_config
 
 if TYPE_CHECKING:
     from captioning.checkpoint.load import SavedModel

@@ -9,7 +9,7 @@ from typing import Any
 from captioning.comparison.result import Cell, Group, Row, Table
 from captioning.comparison.runs import Curve, Run
 from captioning.metrics.table import TITLES
-from captioning.run_folder import LOCATION_SETTINGS, attention_kind, flat
+from captioning.settings import LOCATION_SETTINGS, attention_kind, flatten
 
 _SEARCH = {
     "Split of the test": "split",
@@ -53,7 +53,7 @@ def condition_tables(runs: Sequence[Run], metric: str) -> list[Table]:
 
 
 def _attention(run: Run) -> Cell:
-    settings = flat(run.settings)
+    settings = flatten(run.settings)
     names = [settings.get(f"model.decoder.{key}") for key in ("attention", "attention.score", "output")]
     drew = ["drew no location in training"] if run.never_drew else []
     return Cell(attention_kind(run.settings), detail=", ".join([*filter(None, names), *drew]))
@@ -61,7 +61,7 @@ def _attention(run: Run) -> Cell:
 
 def settings_of(run: Run) -> dict[str, Any]:
     """Return a run's flat settings without the settings that make no variant."""
-    return flat(run.settings, without=_NO_VARIANT)
+    return flatten(run.settings, without=_NO_VARIANT)
 
 
 def _settings_table(runs: Sequence[Run], names: list[str]) -> Table:

@@ -14,8 +14,8 @@ from typing import Any
 
 from captioning.errors import InputError, one_line
 from captioning.evaluation.records import CaptionedImage, read_captions, read_metrics
-from captioning.files import read_config
 from captioning.run_folder import RunFolder, is_current
+from captioning.settings import read_config
 
 Curve = list[tuple[int, float]]
 

@@ -12,9 +12,10 @@ from pytorch_lightning.loggers import Logger, WandbLogger
 
 from captioning.errors import InputError, one_line, warn_once
 from captioning.evaluation.evaluator import Evaluator
-from captioning.files import read_config, replacing
+from captioning.files import replacing
 from captioning.metrics.table import log_key
 from captioning.run_folder import RunFolder
+from captioning.settings import read_config
 
 
 def start_loggers(

@@ -10,7 +10,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_info
 
 from captioning.errors import InputError
-from captioning.run_folder import LOCATION_SETTINGS, flat
+from captioning.settings import LOCATION_SETTINGS, flatten
 
 _OF_BATCHES = (
     "data.batch_size data.group data.captions_per_image data.limit_images seed_everything "
@@ -56,7 +56,7 @@ def check_settings(checkpoint: Mapping[str, Any], settings: Mapping[str, Any], p
         InputError: A setting differs with which training cannot go on from the checkpoint's state.
     """
     before = checkpoint.get("captioning", {}).get("settings") or {}
-    was, now = (flat(each, (*LOCATION_SETTINGS, "init_from")) for each in (before, settings))
+    was, now = (flatten(each, (*LOCATION_SETTINGS, "init_from")) for each in (before, settings))
     was["processes"], now["processes"] = checkpoint.get("processes", processes), processes
     batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     inside = batches["current"]["ready"] and not batches["is_last_batch"]

@@ -12,7 +12,8 @@ from typing import Any
 
 from captioning.errors import InputError, check_range, did_you_mean
 from captioning.metrics.table import METRICS, better, log_key
-from captioning.run_folder import RunFolder, attention_kind, flat
+from captioning.run_folder import RunFolder
+from captioning.settings import attention_kind, flatten
 
 BY_NAME = ("best", "last")
 """Values of --ckpt_path that stand for a checkpoint of the run --name."""
@@ -41,7 +42,7 @@ def plan_run(config: Mapping[str, Any], files: Sequence[Mapping[str, Any]], fold
     Raises:
         InputError: An option of Lightning does not work in this training.
     """
-    files = [flat(file) for file in files]
+    files = [flatten(file) for file in files]
     _refuse_what_training_cannot_do(config, files)
     name, checkpoint = config["name"], config["ckpt_path"]
     if name is None:  # that of the first file; later ones are overlays

@@ -1,0 +1,154 @@
+"""Settings: reading a configuration file, comparing configurations by dotted keys, and ``~`` on a command line."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from captioning.errors import InputError, one_line, warn_once
+
+LOCATION_SETTINGS = (
+    "name runs results config ckpt_path trainer.default_root_dir trainer.logger checkpoint.dirpath last.dirpath"
+).split()
+"""Settings that say where a run is stored and logged."""
+
+_MOVED = {  # by section and name: the default in version 0.1, and the option of today
+    ("data", "test_split"): ("test", "captioning test --split"),
+    ("model", "bound_samples"): (8, "captioning test --bound_samples"),
+}
+
+
+def read_config(path: Path, option: str = "") -> dict[str, Any]:
+    """Return the settings in a YAML file; raise InputError, which names ``option``, if it is no valid mapping."""
+    import yaml
+
+    try:
+        settings = settings_loader()(path.read_text(encoding="utf-8-sig")) or {}
+        problem = "" if isinstance(settings, dict) else "not a configuration, which is a mapping of settings"
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+    except InputError as error:
+        problem = str(error)
+    except (ValueError, yaml.YAMLError) as error:
+        problem = f"not a YAML file ({one_line(error, 120)})"
+    if problem:
+        raise InputError(f"{option} {path}: {problem}".lstrip())
+    return _with_named_files(settings, path.parent)
+
+
+def _with_named_files(settings: Any, folder: Path) -> Any:
+    """Return settings with the content of each YAML file in place of its name, as in ``data: mine.yaml``."""
+    if isinstance(settings, dict):
+        return {key: _with_named_files(value, folder) for key, value in settings.items()}
+    return read_config(folder / settings) if str(settings).endswith((".yaml", ".yml")) else settings
+
+
+@functools.cache
+def settings_loader() -> Callable[[str], Any]:
+    """Return the function that parses YAML settings, and make jsonargparse use it.
+
+    The function follows jsonargparse's rules, by which 1e-3 is a number, and expands ``~``. It raises InputError for a
+    key that stands twice, because PyYAML would silently take the last one.
+    """
+    import yaml
+    from jsonargparse import get_loader, set_loader
+
+    parse = get_loader("yaml")
+
+    def load(text: str) -> Any:
+        if repeated := [*_repeated_keys(yaml.compose(text, yaml.SafeLoader), {})]:
+            raise InputError("; ".join(repeated))
+        return _without_moved(map_strings(_expand_home, parse(text)))
+
+    set_loader("yaml", load, (yaml.YAMLError,))
+    return load
+
+
+def _repeated_keys(node: Any, lines: dict[str, int], prefix: str = "") -> Iterator[str]:
+    """Yield a sentence on every setting that stands twice, as a key of its section or as one dotted key.
+
+    ``lines`` has the line of every setting so far, by dotted key.
+    """
+    children = getattr(node, "value", None)
+    for number, child in enumerate(children if isinstance(children, list) else []):
+        if not isinstance(child, tuple):  # an item of a list
+            yield from _repeated_keys(child, lines, f"{prefix}{number}.")
+            continue
+        key, line = f"{prefix}{child[0].value}", child[0].start_mark.line + 1
+        if key in lines:
+            yield f"line {line}: {key} is there twice, first in line {lines[key]}"
+        elif child[0].value != "<<":  # several merges lose nothing
+            lines[key] = line
+            yield from _repeated_keys(child[1], lines, f"{key}.")
+
+
+def _without_moved(settings: Any) -> Any:
+    """Remove settings that have become options of a command; log a warning for those that were not the default."""
+    for (section, name), (default, option) in _MOVED.items():
+        values = settings.get(section) if isinstance(settings, dict) else None
+        if isinstance(values, dict) and values.pop(name, default) != default:
+            warn_once(f"{section}.{name} is ignored; it is an option now: {option}")
+    return settings
+
+
+def map_strings(function: Callable[[str], str], value: Any) -> Any:
+    """Return plain data in which ``function`` has replaced every string."""
+    if isinstance(value, dict):
+        return {key: map_strings(function, inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [map_strings(function, inner) for inner in value]
+    return function(value) if isinstance(value, str) else value
+
+
+def _expand_home(word: str) -> str:
+    """Return a word with the home folder for ``~``; also in ``--option=~/x``, where the shell does not expand it."""
+    option, sign, path = word.partition("=") if word.startswith("--") else ("", "", word)
+    return option + sign + os.path.expanduser(path)
+
+
+def command_line(args: Sequence[str] | None) -> list[str]:
+    """Return the words of a command line, those of sys.argv for None, with the home folder for ``~``."""
+    return [_expand_home(word) for word in (sys.argv[1:] if args is None else args)]
+
+
+def flatten(settings: Mapping[str, Any], without: Iterable[str] = ()) -> dict[str, Any]:
+    """Return settings by dotted key, {"model.decoder.dropout": 0.5}, without those in or beneath ``without``.
+
+    A class of this package, PyTorch or Lightning has its short name, a class of the user its full name. Items of a list
+    of classes are keyed by their class.
+    """
+    left_out = tuple(f"{key}." for key in without)
+    return {key: value for key, value in _flatten("", settings) if not f"{key}.".startswith(left_out)}
+
+
+def _flatten(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and "class_path" in value:
+        path = str(value["class_path"])
+        is_known = path.startswith(("captioning.", "torch.", "pytorch_lightning."))
+        yield prefix, _class_name(path) if is_known else path
+        arguments = value.get("init_args") or {}
+        yield from _flatten(prefix, arguments) if arguments else ()
+    elif isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _flatten(f"{prefix}.{key}" if prefix else str(key), inner)
+    elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+        for number, item in enumerate(value):
+            yield from _flatten(f"{prefix}.{_class_name(item.get('class_path', number))}", item)
+    else:
+        yield prefix, value
+
+
+def _class_name(class_path: Any) -> str:
+    return str(class_path).rpartition(".")[2]
+
+
+def attention_kind(settings: Mapping[str, Any]) -> str:
+    """Return one word for the attention of a configuration: soft, hard, summed, multihead ..; "" if it names none."""
+    classes = flatten(settings)
+    if classes.get("model.decoder.output") == "SummedOutput":
+        return "summed"
+    return _class_name(classes.get("model.decoder.attention") or "").removesuffix("Attention").lower()

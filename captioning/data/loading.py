@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,12 +18,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from captioning.data.batch import CaptionBatch, pad_captions
-from captioning.data.features import Features
-from captioning.data.records import CaptionIndex
+from captioning.data.features import Features, features_key
+from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.regions import LARGEST_REGION, Region, RegionsInView
 from captioning.data.transforms import Preprocessing, TrainingTransform, View
 from captioning.errors import InputError, warn_once
 from captioning.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from captioning.encoders import Encoder
 
 
 def _obey_the_main_process(worker: int) -> None:
@@ -203,6 +206,48 @@ class CaptionDataset(Dataset[CaptionBatch]):
         if (key := (row, view == self._mirrored)) not in self._regions:
             self._regions[key] = self.regions.phrases_in(row, view)
         return self._regions[key]
+
+
+class SplitData:
+    """One split of a data set: its records, and on demand its regions and its batches for an encoder.
+
+    Args:
+        limit_images: Number of images at the beginning of the split that are used; None for all.
+        features: Folder of cached annotations, which replace the images.
+
+    Raises:
+        InputError: The split is empty, or image files are missing that no features replace.
+    """
+
+    def __init__(
+        self, source: CaptionSource, split: str, *, limit_images: int | None = None, features: str | None = None
+    ) -> None:
+        self.source, self.split, self.features = source, split, features
+        index = source.index(split)
+        self.index = index if limit_images is None else index.take(limit_images)
+        if features is None:
+            self.index.check_images()
+        self._regions: RegionsInView | None = None
+
+    def regions(self, encoder: Encoder) -> RegionsInView:
+        """Return the objects and phrases of the images on the encoder's cells; they are computed once."""
+        if self._regions is None:
+            preprocessing = encoder.preprocessing
+            self._regions = RegionsInView(self.source, self.split, self.index, preprocessing, lambda: encoder.cells)
+        return self._regions
+
+    def cached(self, encoder: Encoder, *, flipped: bool = False) -> Features | None:
+        """Return the annotations that are cached for the encoder, None without ``features``."""
+        if self.features is None:
+            return None
+        return Features(
+            self.features, *features_key(self.split, encoder.fingerprint(), flipped=flipped), self.index.paths
+        )
+
+    def dataset(self, vocabulary: Vocabulary, encoder: Encoder, **options: Any) -> CaptionDataset:
+        """Return the batches for an encoder; ``options`` are those of ``CaptionDataset``."""
+        features = self.cached(encoder)
+        return CaptionDataset(self.index, vocabulary, encoder.preprocessing, features=features, **options)
 
 
 def load_images(index: CaptionIndex, rows: Tensor, preprocessing: Preprocessing) -> Tensor:

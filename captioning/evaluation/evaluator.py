@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from captioning.data.batch import CaptionBatch
-from captioning.data.features import Features, features_key
-from captioning.data.loading import CaptionDataset, batch_loader, load_images
-from captioning.data.records import CaptionIndex, CaptionSource
+from captioning.data.loading import SplitData, batch_loader, load_images
+from captioning.data.records import CaptionSource
 from captioning.data.regions import RegionsInView
 from captioning.data.sampler import image_batches
 from captioning.decoding import BeamOptions, Hypothesis
@@ -38,7 +37,6 @@ class Evaluator:
 
     captioner: CaptionModel
     vocabulary: Vocabulary
-    index: CaptionIndex
     regions: RegionsInView  # of the split
     search: BeamOptions
     bound_samples: int = 0
@@ -53,8 +51,8 @@ class Evaluator:
     of "words". ``finish`` adds them in the order of the split, which keeps a sum's last digits."""
 
     def __post_init__(self) -> None:
-        if self.references and not self.index.captions:
-            raise InputError(f"{self.index.origin}: has no captions to compare with; use captioning predict")
+        if self.references and not self.regions.index.captions:
+            raise InputError(f"{self.regions.index.origin}: has no captions to compare with; use captioning predict")
 
     def add(self, images: dict[int, CaptionedImage], sums: dict[int, dict[str, float]]) -> None:
         """Add the images and the sums of another process. A batch that several processes evaluated counts once."""
@@ -111,12 +109,12 @@ class Evaluator:
             caption, written = " ".join(words), self.vocabulary.tokenizer.join(words)
             image = CaptionedImage(
                 image_id=image_id,
-                file=str(self.index.image_path(row)),
+                file=str(self.regions.index.image_path(row)),
                 caption=caption,
                 written=None if written == caption else written,
                 log_prob=best.log_prob,
                 finished=best.finished,
-                references=self.index.references(row),
+                references=self.regions.index.references(row),
                 hits=noun_hits(words, alphas.numpy(), in_view),
                 evidence_hits=[] if evidence is None else noun_hits(words, evidence.numpy(), in_view),
                 **hits,
@@ -137,7 +135,7 @@ class Evaluator:
         traces = {"reference_hits": output.trace.alphas, "reference_evidence_hits": output.trace.evidence}
         weights = {name: trace.float().cpu().numpy() for name, trace in traces.items() if trace is not None}
         rows, cells = batch.rows.tolist(), self.captioner.encoder.cells
-        references = [zip(self.index.references(row), self.regions.phrases(row), strict=True) for row in rows]
+        references = [zip(self.regions.index.references(row), self.regions.phrases(row), strict=True) for row in rows]
         hits: list[dict[str, list[NounHit]]] = [{name: [] for name in weights} for _ in references]
         for caption, image in enumerate(batch.image_index.tolist()):
             reference, regions = next(references[image])
@@ -182,21 +180,15 @@ def evaluate(
     check_range(0, 1024, num_workers=num_workers)
     source.tokenizer = vocabulary.tokenizer
     source.prepare()
-    index = source.index(split) if limit_images is None else source.index(split).take(limit_images)
+    data = SplitData(source, split, limit_images=limit_images, features=features)
     captioner.eval()
     if isinstance(captioner, Ensemble):  # its members may have other views of an image than the batch
-        captioner = Ensemble(captioner.members, load=functools.partial(load_images, index)).eval()
+        captioner = Ensemble(captioner.members, load=functools.partial(load_images, data.index)).eval()
     encoder, device = captioner.encoder, next(captioner.parameters()).device
-    cached = None
-    if features is None:
-        index.check_images()
-    else:
-        cached = Features(features, *features_key(split, encoder.fingerprint()), index.paths)
-    regions = RegionsInView(source, split, index, encoder.preprocessing, lambda: encoder.cells)
-    evaluator = Evaluator(captioner, vocabulary, index, regions, search, **options)
-    dataset = CaptionDataset(index, vocabulary, encoder.preprocessing, by_image=True, features=cached)
-    with Progress(f"{split} split", len(index)) as bar:
-        for batch in batch_loader(dataset, image_batches(len(index), batch_size), num_workers=num_workers):
+    evaluator = Evaluator(captioner, vocabulary, data.regions(encoder), search, **options)
+    dataset, batches = data.dataset(vocabulary, encoder, by_image=True), image_batches(len(data.index), batch_size)
+    with Progress(f"{split} split", len(data.index)) as bar:
+        for batch in batch_loader(dataset, batches, num_workers=num_workers):
             evaluator.update(batch.to(device))
             bar.update(len(batch.rows))
     return evaluator

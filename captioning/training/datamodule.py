@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader
 
 from captioning.checkpoint.load import check_tokenizer, read_model
 from captioning.data.batch import CaptionBatch
-from captioning.data.features import Features, features_key
-from captioning.data.loading import CaptionDataset, batch_loader, default_workers
+from captioning.data.loading import SplitData, batch_loader, default_workers
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.regions import RegionsInView
 from captioning.data.sampler import CaptionBatches, image_batches
@@ -119,8 +118,7 @@ class CaptionDataModule(pl.LightningDataModule):
         self.eval_batch_size, self.num_workers = eval_batch_size, num_workers
         self.features, self.augmentation = features, augmentation
         self.limit_images, self.seed = limit_images, seed
-        self._indices: dict[str, CaptionIndex] = {}
-        self._regions: dict[str, RegionsInView] = {}
+        self._splits: dict[str, SplitData] = {}
 
     def prepare_data(self) -> None:
         self.source.prepare()
@@ -133,24 +131,20 @@ class CaptionDataModule(pl.LightningDataModule):
         for split in ("train", "val") if stage == "fit" else ("val",):
             self.index(split)
 
+    def split(self, split: str) -> SplitData:
+        """Return a split, which is read once; raise InputError if needed images are missing."""
+        if split not in self._splits:
+            options: dict[str, Any] = {"limit_images": self.limit_images, "features": self.features}
+            self._splits[split] = SplitData(self.source, split, **options)
+        return self._splits[split]
+
     def index(self, split: str) -> CaptionIndex:
-        """Return the records of a split, which are read once; raise InputError if needed images are missing."""
-        if split not in self._indices:
-            index = self.source.index(split)
-            if self.limit_images is not None:
-                index = index.take(self.limit_images)
-            if self.features is None:
-                index.check_images()
-            self._indices[split] = index
-        return self._indices[split]
+        """Return the records of a split."""
+        return self.split(split).index
 
     def regions(self, split: str) -> RegionsInView:
-        """Return the objects and phrases of a split on the encoder's cells, which are computed once."""
-        if split not in self._regions:
-            encoder, index = self.encoder, self.index(split)
-            found = RegionsInView(self.source, split, index, encoder.preprocessing, lambda: encoder.cells)
-            self._regions[split] = found
-        return self._regions[split]
+        """Return the objects and phrases of a split on the encoder's cells."""
+        return self.split(split).regions(self.encoder)
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
@@ -175,17 +169,9 @@ class CaptionDataModule(pl.LightningDataModule):
         trainer = self.trainer
         return {} if trainer is None else {"rank": trainer.global_rank, "world_size": trainer.world_size}
 
-    def _cached(self, split: str, *, flipped: bool = False) -> Features | None:
-        """Return the cached features of a split, None without ``features``."""
-        if self.features is None:
-            return None
-        key = features_key(split, self.encoder.fingerprint(), flipped=flipped)
-        return Features(self.features, *key, self.index(split).paths)
-
     def _loader(self, split: str, batches: Iterable[list[int]], **options: Any) -> DataLoader[CaptionBatch]:
-        options |= {"features": self._cached(split)}
         return batch_loader(
-            CaptionDataset(self.index(split), self.vocabulary, self.encoder.preprocessing, **options),
+            self.split(split).dataset(self.vocabulary, self.encoder, **options),
             batches,
             num_workers=self.workers,
             pin_memory=torch.cuda.is_available(),
@@ -227,7 +213,7 @@ class CaptionDataModule(pl.LightningDataModule):
             raise InputError("data.augmentation.random_crop: this encoder sees the whole image; leave it out")
         options: dict[str, Any] = {"seed": self.seed, "flip": flip}
         if self.features is not None and flip:
-            options["flipped"] = self._cached("train", flipped=True)
+            options["flipped"] = self.split("train").cached(self.encoder, flipped=True)
         elif random_crop or flip:
             transform = TrainingTransform(self.encoder.preprocessing, random_crop=random_crop, flip=flip)
             options["transform"] = transform

@@ -231,8 +231,8 @@ class CaptioningModule(pl.LightningModule):
     def on_validation_epoch_start(self) -> None:
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         keep = max((callback.images for callback in callbacks if isinstance(callback, CaptionSamples)), default=0)
-        split = self.data.vocabulary, self.data.index("val"), self.data.regions("val")
-        self.evaluator = Evaluator(self.captioner, *split, self.search, seed=self.data.seed, keep=keep)
+        data = self.data.vocabulary, self.data.regions("val")
+        self.evaluator = Evaluator(self.captioner, *data, self.search, seed=self.data.seed, keep=keep)
 
     def validation_step(self, batch: CaptionBatch, batch_idx: int) -> None:
         self.evaluator.update(batch)

@@ -20,8 +20,8 @@ from captioning.evaluation import evaluate
 from captioning.evaluation import evaluator as evaluator_module
 from captioning.evaluation.evaluator import Evaluator
 from captioning.evaluation.grounding import grounding_metrics, noun_hits
-from captioning.evaluation.records import read_captions, read_metrics, read_results, write_evaluation
-from captioning.metrics.table import EVIDENCE_METRICS, METRICS, caption_metrics
+from captioning.evaluation.records import CaptionedImage, read_captions, read_metrics, read_results, write_evaluation
+from captioning.metrics.table import METRICS, caption_metrics
 from captioning.model import AttentionDecoder, DeepOutput, Output, SummedOutput
 from captioning.model.captioner import Captioner
 from captioning.model.ensemble import Ensemble
@@ -135,8 +135,12 @@ def test_the_evidence_is_judged_beside_the_alphas(source, tmp_path, output):
         words = split.vocabulary.decode(batch.captions[number, 1 : batch.lengths[number]].tolist())
         for by_evidence, weights in ((False, trace.alphas), (True, trace.evidence)):
             judged[by_evidence] += noun_hits(words, weights[number].numpy(), split.regions.objects(image_index))
-    looked, came_from = (grounding_metrics(judged[key]) for key in (False, True))
-    for measure, of_evidence in EVIDENCE_METRICS.items():
+    looked, came_from = (
+        grounding_metrics([CaptionedImage(image_id=0, caption="", references=[], hits=judged[key])])
+        for key in (False, True)
+    )
+    by_evidence = {"pointing_accuracy": "pointing_evidence", "attention_correctness": "correctness_evidence"}
+    for measure, of_evidence in by_evidence.items():
         assert scores[f"reference_{measure}"] == pytest.approx(looked[measure])
         assert scores[f"reference_{of_evidence}"] == pytest.approx(came_from[measure])
     assert looked["attention_correctness"] != pytest.approx(came_from["attention_correctness"], rel=1e-3)

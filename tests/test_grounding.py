@@ -10,8 +10,7 @@ from captioning.data.records import GroundedObject
 from captioning.data.regions import object_cells
 from captioning.evaluation import grounding
 from captioning.evaluation.grounding import centre_attention, grounding_metrics
-from captioning.evaluation.records import NounHit
-from captioning.metrics.table import NOUN_METRICS
+from captioning.evaluation.records import CaptionedImage, NounHit
 
 GRID = (2, 3)  # rows, columns, over 20 x 30 pixels: cells of 10 x 10
 L = 6
@@ -121,7 +120,12 @@ def test_scores_are_means_over_nouns_in_percent():
         NounHit(4, "star", False, 0.5, 0.0, 0.0, 0.3, 0.4),
         NounHit(2, "ring", True, 0.15, 1.0, 0.3, 0.2, 0.0),
     ]
-    assert grounding_metrics(hits) == pytest.approx(dict(zip(NOUN_METRICS, [200 / 3, 30, 50, 30, 20, 20], strict=True)))
+    images = [
+        CaptionedImage(image_id=i, caption="", references=[], hits=own) for i, own in enumerate((hits[:2], hits[2:]))
+    ]
+    names = ("pointing_accuracy", "pointing_chance", "pointing_centre")
+    names += ("attention_correctness", "correctness_uniform", "correctness_centre")
+    assert grounding_metrics(images) == pytest.approx(dict(zip(names, [200 / 3, 30, 50, 30, 20, 20], strict=True)))
     assert grounding_metrics([]) == {}
 
 

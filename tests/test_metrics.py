@@ -13,7 +13,8 @@ from captioning.metrics import table as metrics
 from captioning.metrics.bleu import bleu_counts, bleu_from_counts, bleu_metrics, sentence_bleu
 from captioning.metrics.cider import CiderD
 from captioning.metrics.resampling import differences, intervals
-from captioning.metrics.table import METRICS, caption_metrics, few_images_warning, rouge_l
+from captioning.metrics.rouge import rouge_l
+from captioning.metrics.table import METRICS, caption_metrics, few_images_warning
 
 WORDS = "a dog cat runs sits on the grass red ball".split()
 

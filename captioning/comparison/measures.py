@@ -9,7 +9,7 @@ import numpy as np
 
 from captioning.evaluation.records import CaptionedImage
 from captioning.metrics.resampling import Floats, Statistic, percentage
-from captioning.metrics.table import EVIDENCE_METRICS, METRICS, NOUN_METRICS, count
+from captioning.metrics.table import NOUN_METRICS, count
 from captioning.progress import Progress
 
 Captions = Mapping[int, CaptionedImage]
@@ -40,15 +40,12 @@ def caption_measures(scored: Mapping[str, Sequence[CaptionedImage]], *, java: bo
 def grounding_measures(scored: Mapping[str, Sequence[CaptionedImage]]) -> list[Measure]:
     """Return measures of attention at the nouns of captions and of references."""
     measures = []
-    by_evidence = {EVIDENCE_METRICS[name]: ("evidence_hits", NOUN_METRICS[name].field) for name in EVIDENCE_METRICS}
-    judgements = {name: ("hits", metric.field) for name, metric in NOUN_METRICS.items()} | by_evidence
-    for prefix in ("", "reference_"):
-        for name, (hits, judged_by) in judgements.items():
-            metric, counts = METRICS[prefix + name], {}
-            for run, images in scored.items():
-                judged = [[getattr(hit, judged_by) for hit in getattr(image, prefix + hits)] for image in images]
-                if any(judged):  # (images, 2): the sum over an image's nouns, and their number
-                    counts[run] = np.array([[sum(map(float, of)), len(of)] for of in judged], dtype=np.float64)
-            measure = Measure((prefix + name,), counts, percentage, baseline=metric.better is None, unit="nouns")
-            measures += [measure] * bool(counts)
+    for name, metric in sorted(NOUN_METRICS.items(), key=lambda item: item[0].startswith("reference_")):
+        counts = {}
+        for run, images in scored.items():
+            judged = [[float(getattr(hit, metric.field)) for hit in getattr(image, metric.hits)] for image in images]
+            if any(judged):  # (images, 2): the sum over an image's nouns, and their number
+                counts[run] = np.array([[sum(values), len(values)] for values in judged], dtype=np.float64)
+        if counts:
+            measures.append(Measure((name,), counts, percentage, baseline=metric.better is None, unit="nouns"))
     return measures

@@ -14,7 +14,7 @@ from captioning.comparison.runs import Run
 from captioning.metrics.bleu import bleu_metrics
 from captioning.metrics.resampling import LEVEL, Difference, Interval, differences, holm, intervals
 from captioning.metrics.seeds import RULE, seed_differences
-from captioning.metrics.table import TITLES
+from captioning.metrics.table import METRICS, TITLES
 from captioning.progress import Progress
 
 _CORRECTED = (
@@ -26,7 +26,8 @@ _VARIANTS = (
     "variant with its 95 % interval and p-value, over images and seeds (analysis of variance of Obuchowski and "
     f"Rockette; {RULE})."
 )
-_LOGGED = ("nll", "bound", "iwae_bound")  # metrics that runs log themselves
+
+_NEEDS_MODEL = [name for name, metric in METRICS.items() if metric.needs_model]
 
 Key = tuple[str, str]
 """A run or a variant, and a measure."""
@@ -88,8 +89,8 @@ def score_variants(groups: Sequence[Group], measures: Sequence[Measure], *, test
     measures = [measure for measure in measures if not measure.baseline]
     tests = _variant_tests(groups, measures) if tested else {}
     titles = {key: TITLES[key] for measure in measures for key in measure.keys}
-    logged = [key for key in _LOGGED if any(key in group.scores for group in groups)]
-    titles |= {key: f"{TITLES[key]}, nats per word" for key in logged}
+    of_tests = [key for key in _NEEDS_MODEL if any(key in group.scores for group in groups)]
+    titles |= {key: f"{TITLES[key]}, {METRICS[key].unit}" for key in of_tests}
     rows = [
         Row(title, [_variant_cell(group, key, tests.get((group.name, key))) for group in groups])
         for key, title in titles.items()
@@ -125,8 +126,8 @@ def with_scores(group: Group, measures: Sequence[Measure], runs: Sequence[Run], 
             scores |= dict(zip(measure.keys, np.stack(values, axis=1).tolist(), strict=True))
     # A run's own scores are those of all its images.
     if not images or all(len(run.captions or ()) == images for run in own):
-        logged = [key for key in _LOGGED if all(key in run.scores for run in own)]
-        scores |= {key: [run.scores[key] for run in own] for key in logged}
+        of_tests = [key for key in _NEEDS_MODEL if all(key in run.scores for run in own)]
+        scores |= {key: [run.scores[key] for run in own] for key in of_tests}
     return dataclasses.replace(group, scores=scores)
 
 

@@ -19,7 +19,7 @@ from captioning.decoding import BeamOptions, Hypothesis
 from captioning.errors import InputError, check_range
 from captioning.evaluation.grounding import grounding_metrics, noun_hits, region_hits
 from captioning.evaluation.records import CaptionedImage, NounHit
-from captioning.metrics.table import EVIDENCE_METRICS, caption_metrics
+from captioning.metrics.table import caption_metrics
 from captioning.model.captioner import Captioner, CaptionModel
 from captioning.model.ensemble import Ensemble
 from captioning.objective.bounds import sampled_bounds
@@ -68,9 +68,7 @@ class Evaluator:
         """Return the metrics, {} without images, and the images in the order of the split.
 
         The metrics are ``caption_metrics``, log-probabilities of the references in nats per word, and
-        ``grounding_metrics`` of captions and, as "reference_..", of references. A model with evidence also has
-        pointing and correctness of the evidence; their baselines are the same. ``java`` computes METEOR, which knows
-        only English, where it is available.
+        ``grounding_metrics``. ``java`` computes METEOR, which knows only English, where it is available.
         """
         if not (images := self.records):
             return {}, []
@@ -81,14 +79,7 @@ class Evaluator:
                 totals[name] += value
         words = totals.pop("words")
         metrics |= {name: total / words for name, total in totals.items()}
-        for prefix in ("", "reference_"):
-            alphas, evidence = (
-                grounding_metrics([hit for image in images for hit in getattr(image, f"{prefix}{weights}hits")])
-                for weights in ("", "evidence_")
-            )
-            metrics |= {prefix + name: value for name, value in alphas.items()}
-            metrics |= {prefix + key: evidence[name] for name, key in EVIDENCE_METRICS.items() if evidence}
-        return metrics, images
+        return metrics | grounding_metrics(images), images
 
     def update(self, batch: CaptionBatch) -> None:
         """Evaluate a batch of images, each with all its captions."""

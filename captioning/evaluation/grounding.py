@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from captioning.cells import CellGrid
 from captioning.data.regions import ObjectCells, Region, named_regions
-from captioning.evaluation.records import NounHit
+from captioning.evaluation.records import CaptionedImage, NounHit
 from captioning.metrics.resampling import Floats
 from captioning.metrics.table import NOUN_METRICS
 
@@ -59,17 +59,19 @@ def region_hits(words: Sequence[str], alphas: ArrayLike, regions: Sequence[Regio
     return hits
 
 
-def grounding_metrics(hits: Sequence[NounHit]) -> dict[str, float]:
-    """Return the means over nouns in percent, with baselines that ignore the caption; {} without a noun.
+def grounding_metrics(images: Sequence[CaptionedImage]) -> dict[str, float]:
+    """Return the means over the images' nouns in percent, without the metrics that have no noun.
 
     The baselines of ``pointing_accuracy`` are ``pointing_chance`` (random locations) and ``pointing_centre`` (always
-    the middle). ``attention_correctness`` has ``correctness_uniform`` and ``correctness_centre``. Large
-    objects are easy to hit, and photographers put them in the middle.
+    the middle). Those of ``attention_correctness`` are ``correctness_uniform`` and ``correctness_centre``. They ignore
+    the caption: large objects are easy to hit, and photographers put them in the middle.
     """
-    if not hits:
-        return {}
-    sums = {name: sum(getattr(hit, metric.field) for hit in hits) for name, metric in NOUN_METRICS.items()}
-    return {name: 100 * total / len(hits) for name, total in sums.items()}
+    metrics = {}
+    for name, metric in NOUN_METRICS.items():
+        judged = [getattr(hit, metric.field) for image in images for hit in getattr(image, metric.hits)]
+        if judged:
+            metrics[name] = 100 * sum(judged) / len(judged)
+    return metrics
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The table of all metrics, and those of captions: BLEU-1..4, ROUGE-L, CIDEr-D and METEOR.
+"""The table of all metrics, and the computation of those of captions: BLEU-1..4, ROUGE-L, CIDEr-D and METEOR.
 
 Every metric of captions is a function of counts that are summed over images, so ``resampling`` gives each one an
 interval and a paired test in the same way.
@@ -6,7 +6,7 @@ interval and a paired test in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -17,21 +17,24 @@ from captioning.metrics.bleu import ORDERS, Words, bleu_counts, bleu_from_counts
 from captioning.metrics.cider import CiderD
 from captioning.metrics.meteor import JavaError, meteor_counts, meteor_from_counts
 from captioning.metrics.resampling import Floats, percentage
+from captioning.metrics.rouge import rouge_l
 
-ROUGE_BETA = 1.2
 UNIT = "percent; CIDEr-D is the COCO toolkit's number times 100"
 
 
 class Metric(NamedTuple):
-    """Title, unit and direction of a metric."""
+    """What every part of the project must know about a metric."""
 
     title: str
     unit: Literal["percent", "nats per word", "ratio"] = "percent"
     better: Literal["max", "min"] | None = "max"  # the highest or the lowest value is the best; None for a control
-    field: str = ""  # of a ``NounHit``, if the metric is a mean over nouns
+    hits: str = ""  # the list of a ``CaptionedImage`` whose items the metric is the mean of; "" if it is no such mean
+    field: str = ""  # the field of a ``NounHit`` in that list
+    in_validation: bool = True  # False for a metric that is too slow for the validations of training
+    needs_model: bool = False  # whether captions are not enough, so that a comparison takes the value of a run's test
 
 
-NOUN_METRICS = {
+_OF_ALPHAS = {
     "pointing_accuracy": Metric("Pointing accuracy", field="hit"),
     "pointing_chance": Metric("Pointing, by chance", better=None, field="chance"),
     "pointing_centre": Metric("Pointing, always the centre", better=None, field="centre_hit"),
@@ -39,27 +42,39 @@ NOUN_METRICS = {
     "correctness_uniform": Metric("Correctness, spread evenly", better=None, field="uniform"),
     "correctness_centre": Metric("Correctness, around the centre", better=None, field="centre"),
 }
-EVIDENCE_METRICS = {"pointing_accuracy": "pointing_evidence", "attention_correctness": "correctness_evidence"}
-"""The metric of the alphas -> the same metric of the evidence."""
+_OF_EVIDENCE = {
+    "pointing_evidence": Metric("Pointing of the evidence", field="hit"),
+    "correctness_evidence": Metric("Correctness of the evidence", field="correctness"),
+}
+
+
+def _at_nouns(metrics: Mapping[str, Metric], hits: str) -> dict[str, Metric]:
+    """Return metrics of the attention at the nouns of captions, and the same metrics for references."""
+    of_references = {
+        f"reference_{name}": metric._replace(title=f"{metric.title}, references", hits=f"reference_{hits}")
+        for name, metric in metrics.items()
+    }
+    return {name: metric._replace(hits=hits) for name, metric in metrics.items()} | of_references
+
+
 METRICS: dict[str, Metric] = {
     **{f"bleu{n}": Metric(f"BLEU-{n}") for n in range(1, ORDERS + 1)},
     "rouge_l": Metric("ROUGE-L"),
     "cider_d": Metric("CIDEr-D"),
-    "meteor": Metric("METEOR"),
+    "meteor": Metric("METEOR", in_validation=False),
     **{f"bleu{n}_no_penalty": Metric(f"BLEU-{n}, no brevity penalty", better=None) for n in range(1, ORDERS + 1)},
     "brevity_penalty": Metric("Brevity penalty", "ratio", None),
     "length_ratio": Metric("Words per reference word", "ratio", None),
-    "nll": Metric("NLL", "nats per word", "min"),
-    "bound": Metric("Bound on log p", "nats per word"),
-    "iwae_bound": Metric("Importance-weighted bound on log p", "nats per word"),
-    **NOUN_METRICS,
-    **{f"reference_{name}": m._replace(title=f"{m.title}, references") for name, m in NOUN_METRICS.items()},
-    "pointing_evidence": Metric("Pointing of the evidence"),
-    "correctness_evidence": Metric("Correctness of the evidence"),
-    "reference_pointing_evidence": Metric("Pointing of the evidence, references"),
-    "reference_correctness_evidence": Metric("Correctness of the evidence, references"),
+    "nll": Metric("NLL", "nats per word", "min", needs_model=True),
+    "bound": Metric("Bound on log p", "nats per word", in_validation=False, needs_model=True),
+    "iwae_bound": Metric("Importance-weighted bound on log p", "nats per word", in_validation=False, needs_model=True),
+    **_at_nouns(_OF_ALPHAS, "hits"),
+    **_at_nouns(_OF_EVIDENCE, "evidence_hits"),
 }
 """All metrics that an evaluation can have, for any data and attention, by their names in logs and files."""
+
+NOUN_METRICS = {name: metric for name, metric in METRICS.items() if metric.hits}
+TITLES = {name: metric.title for name, metric in METRICS.items()}
 
 
 def better(key: str) -> Literal["max", "min"] | None:
@@ -68,50 +83,14 @@ def better(key: str) -> Literal["max", "min"] | None:
     return metric and metric.better
 
 
-def few_images_warning(images: int) -> str:
-    """Return a warning to print after a metric of fewer than 100 images, "" for more images."""
-    return "; BLEU of fewer than 100 images says little" * (0 < images < 100)
-
-
-TITLES = {name: metric.title for name, metric in METRICS.items()}
-
-
 def log_key(stage: str, name: str) -> str:
     """Return the key of a metric in loggers, such as "val/bleu4", or "val_controls/pointing_chance"."""
     return f"{stage}{'_controls' * (METRICS[name].better is None)}/{name}"
 
 
-def rouge_l(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Floats:
-    """Return ROUGE-L (Lin 2004) in [0, 1] of each image's caption, (images,); the corpus' ROUGE-L is the mean.
-
-    As in the COCO toolkit, precision and recall are each the best over the references, recall weighs ``ROUGE_BETA``
-    times as much, and a caption without words counts as one empty word.
-    """
-    values = np.zeros(len(hypotheses))
-    for image, (hypothesis, image_references) in enumerate(zip(hypotheses, references, strict=True)):
-        words = hypothesis or [""]
-        common = [longest_common_subsequence(words, reference or [""]) for reference in image_references]
-        precision = max(common) / len(words)
-        recall = max(n / max(len(reference), 1) for n, reference in zip(common, image_references, strict=True))
-        if precision and recall:
-            values[image] = (1 + ROUGE_BETA**2) * precision * recall / (recall + ROUGE_BETA**2 * precision)
-    return values
-
-
-def longest_common_subsequence(first: Words, second: Words) -> int:
-    """Return the number of words in the longest common subsequence.
-
-    Bit-parallel (Hyyrö 2004): a column of the usual table is one integer. Its bit i is 0 where the table grows by one
-    at word i of ``first``.
-    """
-    positions: dict[str, int] = {}
-    for position, word in enumerate(first):
-        positions[word] = positions.get(word, 0) | 1 << position
-    everywhere = column = (1 << len(first)) - 1
-    for word in second:
-        matched = column & positions.get(word, 0)
-        column = (column + matched | column - matched) & everywhere
-    return len(first) - column.bit_count()
+def few_images_warning(images: int) -> str:
+    """Return a warning to print after a metric of fewer than 100 images, "" for more images."""
+    return "; BLEU of fewer than 100 images says little" * (0 < images < 100)
 
 
 @dataclass(frozen=True)
@@ -132,13 +111,17 @@ class Family:
         return [TITLES[name] for name in self.names]
 
 
-def _with_trials(values: Floats) -> Floats:
-    """Return counts (images, 2), the value and 1, of a metric whose corpus value is the mean over images."""
-    return np.stack([values, np.ones_like(values)], axis=1)
+def _mean_over_images(name: str, of_images: Callable[[Sequence[Words], Sequence[Sequence[Words]]], Floats]) -> Family:
+    """Return the family of a metric whose corpus value is the mean over images. Its counts are the value and 1."""
 
+    def counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Floats:
+        values = of_images(hypotheses, references)
+        return np.stack([values, np.ones_like(values)], axis=1)
 
-def _mean(counts: Floats) -> Floats:
-    return percentage(counts)[..., None]
+    def percent(counts: Floats) -> Floats:
+        return percentage(counts)[..., None]
+
+    return Family((name,), counts, percent, percent)
 
 
 def _meteor(counts: Floats) -> Floats:
@@ -147,9 +130,9 @@ def _meteor(counts: Floats) -> Floats:
 
 FAMILIES = (
     Family(tuple(f"bleu{n}" for n in range(1, ORDERS + 1)), bleu_counts, bleu_from_counts, sentence_bleu),
-    Family(("rouge_l",), lambda captions, references: _with_trials(rouge_l(captions, references)), _mean, _mean),
+    _mean_over_images("rouge_l", rouge_l),
     # Resampling does not count the document frequencies again.
-    Family(("cider_d",), lambda captions, references: _with_trials(CiderD(references).values(captions)), _mean, _mean),
+    _mean_over_images("cider_d", lambda captions, references: CiderD(references).values(captions)),
     Family(("meteor",), meteor_counts, _meteor, _meteor, java=True),
 )
 """The metrics of captions, which have intervals and tests."""

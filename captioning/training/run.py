@@ -80,7 +80,7 @@ def monitor_mode(option: str, monitor: str | None, mode: str | None) -> str:
     """Return min or max for a monitored metric; raise InputError if no such metric is logged or ``mode`` is wrong."""
     if monitor is None:  # the newest checkpoint is kept
         return mode or "min"
-    keys = [log_key("val", name) for name in METRICS if name not in ("meteor", "bound", "iwae_bound")]  # too slow
+    keys = [log_key("val", name) for name, metric in METRICS.items() if metric.in_validation]
     if monitor.startswith("val") and monitor not in keys:
         raise InputError(f"{option}.monitor {monitor}: no validation logs that{did_you_mean(monitor, keys)}")
     metric_mode = better(monitor)

@@ -21,7 +21,6 @@ import yaml
 from jsonargparse import Namespace
 from pytorch_lightning import callbacks
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
-from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from captioning.checkpoint.io import read_checkpoint
@@ -38,7 +37,7 @@ from captioning.run_folder import RunFolder
 from captioning.settings import attention_kind, read_config
 from captioning.training import CaptionDataModule, CaptioningModule, CaptionSamples, Throughput
 from captioning.training.callbacks import BestCheckpoint, LogLines, ResumableStopping, StopOnRequest, TrainingBar
-from captioning.training.loggers import start_loggers
+from captioning.training.loggers import finish_loggers, is_wandb_sweep, start_loggers, summarize_best, upload_advice
 from captioning.training.run import BY_NAME, monitor_mode, plan_run
 
 _FOLDER = "CAPTIONING_RUN_FOLDER"  # environment variable with the run's folder, for the other processes
@@ -211,8 +210,7 @@ class Fit(LightningCLI):
             yield
         except BaseException:
             if self.is_first and self.plan.is_new:
-                if "wandb" in sys.modules:  # its process writes into the folder
-                    sys.modules["wandb"].finish(1)
+                finish_loggers(1)
                 self.plan.folder.release()
             raise
 
@@ -259,9 +257,7 @@ class Fit(LightningCLI):
                 if self.trainer.global_rank:  # the launcher would kill the first process while it saves
                     raise SystemExit(0) from None
                 code = 130 if self.stop.asked == signal.SIGINT else 143
-            for logger in self.trainer.loggers:
-                if isinstance(logger, WandbLogger):
-                    logger.experiment.finish(code)  # so that wandb's last lines come before ours
+            finish_loggers(code)
             if code:
                 words = ["--ckpt_path", str(self.plan.folder.checkpoint("last"))]
                 words += [word for module in IMPORTED for word in ("--import", module)]
@@ -280,7 +276,7 @@ class Fit(LightningCLI):
         estimator = getattr(self.model.objective, "estimator", None)
         used = {"device": trainer.strategy.root_device.type, "processes": trainer.world_size}
         used |= {"precision": trainer.precision, "num_workers": self.datamodule.workers}
-        labels = {  # columns of wandb's table of runs
+        labels = {  # columns of a table of runs
             "attention": attention_kind(self.settings),
             "estimator": estimator and type(estimator).__name__,
             "context_mode": self.model.attention.context_mode,
@@ -289,10 +285,8 @@ class Fit(LightningCLI):
             "provenance": provenance(command=shlex.join(sys.argv), seed=seed) | {"used": used},
         }
         start_loggers(trainer.loggers, self.settings | labels)
-        for logger in trainer.loggers:
-            if isinstance(logger, WandbLogger) and self.best.monitor:  # the table of runs shows the best value, too
-                step, both = "trainer/global_step", f"{self.best.mode},last"
-                logger.experiment.define_metric(self.best.monitor, step_metric=step, step_sync=True, summary=both)
+        if self.best.monitor:
+            summarize_best(trainer.loggers, self.best.monitor, self.best.mode)
 
     def _print_end(self) -> None:
         best = self.best
@@ -302,9 +296,8 @@ class Fit(LightningCLI):
         elif not best.best_model_path and best.save_top_k:
             steps = f"in {self.trainer.global_step} steps of training"
             print(f"no best checkpoint: none was due while there was a value of {best.monitor}, {steps}")
-        folder = self.plan.folder.path
-        if any(folder.glob("wandb/offline-run-*")):
-            print(f"wandb ran offline; to upload: wandb sync {shlex.quote(str(folder))}/wandb/offline-run-*")
+        if advice := upload_advice(self.plan.folder.path):
+            print(advice)
 
 
 def _with_files(args: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
@@ -312,7 +305,7 @@ def _with_files(args: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
 
     A resumed run stays in its checkpoint's folder, whatever the configuration is called.
     """
-    if "WANDB_SWEEP_ID" in os.environ:  # wandb does not promise the order in which its agent passes parameters
+    if is_wandb_sweep():  # whose agent passes the options in any order
         args = sorted(args, key=lambda arg: not arg.startswith("--config="))
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-c", "--config", action="append", default=[])

@@ -1,9 +1,12 @@
-"""The loggers of a run: starting them, and logging samples of captions and tests."""
+"""The loggers of a run, from their settings to their end, and all that is particular to wandb."""
 
 from __future__ import annotations
 
 import logging
 import os
+import secrets
+import shlex
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,13 +18,45 @@ from captioning.evaluation.evaluator import Evaluator
 from captioning.files import replacing
 from captioning.metrics.table import log_key
 from captioning.run_folder import RunFolder
-from captioning.settings import read_config
+from captioning.settings import attention_kind, read_config
+
+
+def is_wandb_sweep() -> bool:
+    """Return whether wandb's agent starts this process, as a run of a sweep."""
+    return "WANDB_SWEEP_ID" in os.environ
+
+
+def logger_settings(config: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
+    """Return class and arguments of a run's loggers: CSV, and wandb unless the configuration turns it off."""
+    chosen = config["trainer"]["logger"]
+    if chosen in (None, True):
+        chosen = {"class_path": "pytorch_lightning.loggers.WandbLogger"}
+    loggers = []
+    for logger in chosen if isinstance(chosen, list) else [chosen] if chosen else []:
+        arguments = {**logger.get("init_args", {}), "save_dir": str(folder)}
+        if logger["class_path"].endswith("WandbLogger"):
+            if config["ckpt_path"] is None and isinstance(chosen, list):  # the list is that of an earlier run
+                arguments |= {"id": None, "name": None}
+            arguments = _wandb_arguments(arguments, folder.name, attention_kind(config))
+        if not logger["class_path"].endswith("CSVLogger"):
+            loggers.append({"class_path": logger["class_path"], "init_args": arguments})
+    csv = {"save_dir": str(folder), "name": "metrics"}
+    return [*loggers, {"class_path": "pytorch_lightning.loggers.CSVLogger", "init_args": csv}]
+
+
+def _wandb_arguments(arguments: Mapping[str, Any], name: str, group: str) -> dict[str, Any]:
+    """Return the arguments of wandb's logger, with a value for each that is missing or None."""
+    defaults = {"project": os.environ.get("WANDB_PROJECT", "captioning"), "job_type": "train"}
+    defaults |= {"name": name, "group": group, "id": secrets.token_hex(4)}
+    complete = {**arguments, **{key: arguments.get(key) or default for key, default in defaults.items()}}
+    complete.pop("experiment", None)  # an object, which no configuration can hold
+    return complete | {"resume": "allow"}  # a resumed run continues in wandb, too
 
 
 def start_loggers(
     loggers: Iterable[Logger], settings: Mapping[str, Any], instead: str = "--trainer.logger false trains without it"
 ) -> None:
-    """Start the loggers of a run with its settings. Without an account, wandb logs offline and in silence.
+    """Start the loggers of a run with its settings. Without an account or a network, wandb logs offline.
 
     Raises:
         InputError: A logger fails, as wandb does with a wrong key; the message ends with what to do ``instead``.
@@ -30,30 +65,64 @@ def start_loggers(
     netrc = Path(os.environ.get("NETRC") or os.path.expanduser("~/.netrc"))
     if not os.environ.get("WANDB_API_KEY") and not (netrc.is_file() and "wandb" in netrc.read_text(errors="ignore")):
         os.environ.setdefault("WANDB_MODE", "offline")  # otherwise it asks for a key, or fails without a terminal
-    if os.environ.get("WANDB_MODE") == "offline":
-        os.environ.setdefault("WANDB_SILENT", "true")  # fit prints how to upload
+    if _is_wandb_offline():
+        os.environ.setdefault("WANDB_SILENT", "true")  # ``upload_advice`` replaces its lines
     logging.getLogger().addFilter(_is_no_complaint_of_sizes)
     for logger in loggers:
         getattr(logger, "_wandb_init", {}).pop("anonymous", None)  # Lightning passes it, and wandb warns of it
-        try:
-            logger.log_hyperparams(dict(settings))
-        except Exception as error:  # logging libraries raise their own types
-            is_offline = os.environ.get("WANDB_MODE") == "offline"
-            if type(error).__name__ == "CommError" and not is_offline:  # wandb's
-                import wandb
+        error = _start(logger, settings)
+        if (
+            error is not None and type(error).__name__ == "CommError" and not _is_wandb_offline()
+        ):  # wandb's error of a connection
+            import wandb
 
-                warn_once(f"wandb does not answer, so this run logs offline ({one_line(error, 120)})")
-                os.environ["WANDB_MODE"] = "offline"
-                wandb.teardown()  # so that it reads the mode again
-                start_loggers([logger], settings, instead)
-                continue
-            if isinstance(logger, WandbLogger) and not is_offline:
+            warn_once(f"wandb does not answer, so this run logs offline ({one_line(error, 120)})")
+            os.environ["WANDB_MODE"] = "offline"
+            os.environ.setdefault("WANDB_SILENT", "true")
+            wandb.teardown()  # so that it reads the environment again
+            error = _start(logger, settings)
+        if error is not None:
+            if isinstance(logger, WandbLogger) and not _is_wandb_offline():
                 instead = f"WANDB_MODE=offline logs without an account, {instead}"
             raise InputError(f"trainer.logger: {type(logger).__name__}: {one_line(error)}; {instead}") from error
 
 
+def _start(logger: Logger, settings: Mapping[str, Any]) -> Exception | None:
+    """Start a logger with the settings of the run; return the error if it fails."""
+    try:
+        logger.log_hyperparams(dict(settings))
+    except Exception as error:  # logging libraries raise their own types
+        return error
+    return None
+
+
+def _is_wandb_offline() -> bool:
+    return os.environ.get("WANDB_MODE") == "offline"
+
+
 def _is_no_complaint_of_sizes(record: logging.LogRecord) -> bool:
     return "Images sizes do not match" not in record.getMessage()  # of wandb, about samples of several shapes
+
+
+def summarize_best(loggers: Iterable[Logger], monitor: str, mode: str) -> None:
+    """Let wandb's table of runs show the best value of the monitored metric (``mode`` min or max) beside the last."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            axis = {"step_metric": "trainer/global_step", "step_sync": True}
+            logger.experiment.define_metric(monitor, summary=f"{mode},last", **axis)
+
+
+def finish_loggers(exit_code: int) -> None:
+    """End the wandb run of this process, whose own process writes into the run's folder and prints last lines."""
+    if "wandb" in sys.modules:
+        sys.modules["wandb"].finish(exit_code)
+
+
+def upload_advice(folder: Path) -> str:
+    """Return the line that says how to upload what wandb logged offline in a run's folder; "" if there is nothing."""
+    if not any(folder.glob("wandb/offline-run-*")):
+        return ""
+    return f"wandb ran offline; to upload: wandb sync {shlex.quote(str(folder))}/wandb/offline-run-*"
 
 
 def draw_samples(folder: Path, suffix: str, evaluator: Evaluator) -> dict[str, str]:
@@ -91,4 +160,4 @@ def log_test(run: RunFolder, metrics: Mapping[str, float], evaluator: Evaluator)
             start_loggers([logger], {}, "--no_logger tests without it")
             logger.log_metrics({log_key("test", name): value for name, value in metrics.items()})
             log_samples([logger], "test", captions)
-            logger.experiment.finish()
+            finish_loggers(0)

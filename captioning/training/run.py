@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +11,8 @@ from typing import Any
 from captioning.errors import InputError, check_range, did_you_mean
 from captioning.metrics.table import METRICS, better, log_key
 from captioning.run_folder import RunFolder
-from captioning.settings import attention_kind, flatten
+from captioning.settings import flatten
+from captioning.training.loggers import is_wandb_sweep, logger_settings
 
 BY_NAME = ("best", "last")
 """Values of --ckpt_path that stand for a checkpoint of the run --name."""
@@ -47,7 +46,7 @@ def plan_run(config: Mapping[str, Any], files: Sequence[Mapping[str, Any]], fold
     name, checkpoint = config["name"], config["ckpt_path"]
     if name is None:  # that of the first file; later ones are overlays
         name = Path(str(config["config"][0])).stem if config["config"] else "run"
-        name += f"_{config['seed_everything']}" if "WANDB_SWEEP_ID" in os.environ else ""
+        name += f"_{config['seed_everything']}" if is_wandb_sweep() else ""
     run = wanted = RunFolder(Path(folder or Path(config["runs"], name)))
     of = RunFolder.of(checkpoint) if checkpoint else None
     own = of is not None and of.path.resolve() == wanted.path.resolve()
@@ -62,7 +61,7 @@ def plan_run(config: Mapping[str, Any], files: Sequence[Mapping[str, Any]], fold
         "runs": str(run.path.parent),
         "ckpt_path": resume and str(resume),
         "trainer.default_root_dir": str(run.path),
-        "trainer.logger": _loggers(config, run.path),
+        "trainer.logger": logger_settings(config, run.path),
         "checkpoint.dirpath": str(run.checkpoints),
         "last.dirpath": str(run.checkpoints),
     }
@@ -118,25 +117,3 @@ def _refuse_what_training_cannot_do(config: Mapping[str, Any], files: Sequence[M
     if count not in (0, 1) and not best["enable_version_counter"] and "{" not in (filename or "{"):
         apart = f"name them apart, as by --checkpoint.filename '{filename}_{{step}}'"
         raise InputError(f"--checkpoint.save_top_k {count}: all would be {filename}.ckpt; {apart}")
-
-
-def _loggers(config: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
-    """Return the loggers of a run: CSV, and wandb unless it is turned off."""
-    given = config["trainer"]["logger"]
-    if given in (None, True):
-        given = {"class_path": "pytorch_lightning.loggers.WandbLogger"}
-    loggers = []
-    for logger in given if isinstance(given, list) else [given] if given else []:
-        arguments = {**logger.get("init_args", {}), "save_dir": str(folder)}
-        if logger["class_path"].endswith("WandbLogger"):
-            arguments.pop("experiment", None)  # an object, which no config can hold
-            if config["ckpt_path"] is None and isinstance(given, list):  # another run's
-                arguments |= {"id": None, "name": None}
-            defaults = {"project": os.environ.get("WANDB_PROJECT", "captioning"), "job_type": "train"}
-            defaults |= {"name": folder.name, "group": attention_kind(config), "id": secrets.token_hex(4)}
-            arguments |= {name: arguments.get(name) or value for name, value in defaults.items()}
-            arguments["resume"] = "allow"  # a resumed run goes on in wandb, too
-        if not logger["class_path"].endswith("CSVLogger"):
-            loggers.append({"class_path": logger["class_path"], "init_args": arguments})
-    csv = {"save_dir": str(folder), "name": "metrics"}
-    return [*loggers, {"class_path": "pytorch_lightning.loggers.CSVLogger", "init_args": csv}]

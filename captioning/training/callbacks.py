@@ -21,11 +21,7 @@ from captioning.data.loading import BatchLoader
 from captioning.errors import check_range
 from captioning.metrics.table import few_images_warning
 from captioning.training.loggers import draw_samples, log_samples
-
-
-def accumulates(trainer: pl.Trainer) -> bool:
-    """Return whether the optimizer step needs further batches; a checkpoint would lose the gradient of this one."""
-    return bool((trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches) and not trainer.is_last_batch
+from captioning.training.resume import is_inside_step
 
 
 class CaptionSamples(Callback):
@@ -262,7 +258,7 @@ class StopOnRequest(Callback):
             raise SIGTERMException
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        ends = self._is_asked(trainer) and not trainer.is_last_batch and not accumulates(trainer)
+        ends = self._is_asked(trainer) and not trainer.is_last_batch and not is_inside_step(trainer)
         if ends and callable(self._lightnings):
             self._lightnings(signal.SIGTERM, None)  # the trainer raises SIGTERMException after this batch
 

@@ -21,6 +21,7 @@ from captioning.data.transforms import TrainingTransform
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_range
 from captioning.tokenizers import PennTreebank, Tokenizer
+from captioning.training.resume import next_batch
 from captioning.vocabulary import Vocabulary
 
 
@@ -197,13 +198,8 @@ class CaptionDataModule(pl.LightningDataModule):
 
     @property
     def position(self) -> tuple[int, int]:
-        """The trainer's (epoch, batch) at which training starts or continues."""
-        if self.trainer is None:
-            return 0, 0
-        loop: Any = self.trainer.fit_loop
-        progress = loop.epoch_loop.batch_progress
-        in_epoch = loop.restarting and not progress.is_last_batch
-        return self.trainer.current_epoch, progress.current.processed if in_epoch else 0
+        """The epoch and the batch, both counted from 0, at which the trainer starts or continues."""
+        return (0, 0) if self.trainer is None else next_batch(self.trainer)
 
     def train_dataloader(self) -> DataLoader[CaptionBatch]:
         random_crop, flip = self.augmentation.random_crop, self.augmentation.flip

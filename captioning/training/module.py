@@ -30,9 +30,17 @@ from captioning.model import Captioner, Decoder
 from captioning.objective import Likelihood, Objective
 from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.processes import process_count, sum_over_processes
-from captioning.training.callbacks import CaptionSamples, accumulates
+from captioning.training.callbacks import CaptionSamples
 from captioning.training.datamodule import CaptionDataModule
-from captioning.training.resume import check_settings, follow_files, rewind, unfinished_batches
+from captioning.training.resume import (
+    check_settings,
+    follow_files,
+    is_inside_step,
+    processed_batches,
+    rewind,
+    start_new_epoch,
+    unfinished_batches,
+)
 from captioning.vocabulary import Vocabulary, tokenizer_from
 
 
@@ -118,10 +126,7 @@ class CaptioningModule(pl.LightningModule):
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, GradientAccumulationScheduler):  # it acts only at the start of an epoch
                 callback.on_train_epoch_start(self.trainer)
-        loop: Any = self.trainer.fit_loop
-        epochs = loop.epoch_progress.current
-        if epochs.ready == epochs.processed and not loop.epoch_loop.restarted_on_train_batch_end:
-            loop.epoch_loop.restarting = False  # with max_steps, Lightning mistakes a new epoch for the last one
+        start_new_epoch(self.trainer)
         if self._random_state is not None:  # a resumed run continues the same stream of random numbers
             torch.set_rng_state(self._random_state["cpu"].cpu())
             if self.device.type == "cuda" and "cuda" in self._random_state:
@@ -133,8 +138,8 @@ class CaptioningModule(pl.LightningModule):
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
             self._at_step = self._random_numbers()
         if self.trainer.world_size > 1:
-            total: Any = self.trainer.fit_loop.epoch_loop.batch_progress.total
-            stream = np.random.SeedSequence((self.data.seed, self.trainer.global_rank, total.processed))
+            batches = processed_batches(self.trainer)
+            stream = np.random.SeedSequence((self.data.seed, self.trainer.global_rank, batches))
             torch.manual_seed(int(stream.generate_state(1, np.uint64)[0]))
 
     def training_step(self, batch: CaptionBatch, batch_idx: int) -> Tensor:
@@ -156,7 +161,7 @@ class CaptioningModule(pl.LightningModule):
     def on_train_batch_end(self, *_: Any) -> None:
         """Finish the step before ``max_time`` or early stopping ends training: checkpoints have no gradients."""
         self._stops |= self.trainer.should_stop
-        self.trainer.should_stop = self._stops and not accumulates(self.trainer)
+        self.trainer.should_stop = self._stops and not is_inside_step(self.trainer)
 
     on_validation_end = on_train_batch_end
 

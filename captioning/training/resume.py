@@ -1,4 +1,7 @@
-"""What a checkpoint has beside the model, so that a resumed run equals one that never stopped, and what may change."""
+"""Resuming a run as if it had never stopped: the state of Lightning's loops, and the settings that may change.
+
+Lightning does not document this state, so pyproject.toml admits only one minor version of Lightning.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,58 @@ from pytorch_lightning.utilities import rank_zero_info
 from captioning.errors import InputError
 from captioning.settings import LOCATION_SETTINGS, flatten
 
-_OF_BATCHES = (
+_BATCH_SETTINGS = (
     "data.batch_size data.group data.captions_per_image data.limit_images seed_everything "
     "trainer.accumulate_grad_batches processes"
 ).split()
 """Settings that determine the captions of an optimizer step."""
 
 
+def next_batch(trainer: pl.Trainer) -> tuple[int, int]:
+    """Return the epoch and the batch, both counted from 0, at which training starts or continues.
+
+    Lightning's loop is ``restarting`` from the loading of a checkpoint until the first batch. After the last batch of
+    an epoch, its counts stay until the next epoch resets them, so they are no position there.
+    """
+    loop: Any = trainer.fit_loop
+    progress = loop.epoch_loop.batch_progress
+    is_inside_epoch = loop.restarting and not progress.is_last_batch
+    return trainer.current_epoch, progress.current.processed if is_inside_epoch else 0
+
+
+def processed_batches(trainer: pl.Trainer) -> int:
+    """Return the batches of the whole run so far, in this process; Lightning saves the count in checkpoints."""
+    loop: Any = trainer.fit_loop.epoch_loop
+    return int(loop.batch_progress.total.processed)
+
+
+def is_inside_step(trainer: pl.Trainer) -> bool:
+    """Return whether the optimizer step needs further batches; a checkpoint would lose the gradient of this one.
+
+    Lightning steps after ``accumulate_grad_batches`` batches, and after the last batch of an epoch.
+    """
+    return bool((trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches) and not trainer.is_last_batch
+
+
 def unfinished_batches(trainer: pl.Trainer) -> int:
-    """Return the batches since the last optimizer step, which a resumed run repeats."""
+    """Return the batches since the last optimizer step, which a resumed run repeats.
+
+    Lightning counts a batch as ``ready`` before its training step, and as ``processed`` after it.
+    """
     progress: Any = trainer.fit_loop.epoch_loop.batch_progress
     ready, done, per_step = progress.current.ready, progress.current.processed, trainer.accumulate_grad_batches
     return 0 if ready == done and progress.is_last_batch else ready - done // per_step * per_step
+
+
+def start_new_epoch(trainer: pl.Trainer) -> None:
+    """Let a run that was saved at the end of an epoch begin the next epoch. Call this at the start of training.
+
+    If ``max_steps`` ended the run there, Lightning would take the next epoch for the one that ended.
+    """
+    loop: Any = trainer.fit_loop
+    epochs = loop.epoch_progress.current
+    if epochs.ready == epochs.processed and not loop.epoch_loop.restarted_on_train_batch_end:
+        loop.epoch_loop.restarting = False
 
 
 def rewind(checkpoint: dict[str, Any]) -> None:
@@ -36,13 +79,13 @@ def rewind(checkpoint: dict[str, Any]) -> None:
         raise InputError("the checkpoint holds the model alone; training cannot go on from it, see --init_from")
     loop = checkpoint["loops"]["fit_loop"]
     batches = loop["epoch_loop.batch_progress"]
-    again = checkpoint.get("unfinished", 0)
+    unfinished = checkpoint.get("unfinished", 0)
     for name in (name for name in checkpoint["state_dict"] if name.endswith(".batches")):
-        checkpoint["state_dict"][name] = checkpoint["state_dict"][name] - again
-    if again:
+        checkpoint["state_dict"][name] = checkpoint["state_dict"][name] - unfinished
+    if unfinished:
         batches["is_last_batch"] = False
-        for part in ("current", "total"):
-            batches[part] = dict.fromkeys(batches[part], batches[part]["ready"] - again)
+        for span in ("current", "total"):  # the batches of the epoch, and of the run
+            batches[span] = dict.fromkeys(batches[span], batches[span]["ready"] - unfinished)
     for epochs in loop["epoch_progress"].values() if batches["current"]["ready"] else ():
         if epochs["processed"] == epochs["started"]:  # also where max_steps or max_time cut the epoch short
             epochs["processed"] -= not batches["is_last_batch"]
@@ -50,30 +93,30 @@ def rewind(checkpoint: dict[str, Any]) -> None:
 
 
 def check_settings(checkpoint: Mapping[str, Any], settings: Mapping[str, Any], processes: int) -> None:
-    """Log the settings that have changed since the checkpoint, some of which may change between epochs alone.
+    """Log the settings that differ from the checkpoint's. Settings of the batches may differ only between two epochs.
 
     Raises:
-        InputError: A setting differs with which training cannot go on from the checkpoint's state.
+        InputError: Training cannot go on from the checkpoint's state with a setting.
     """
-    before = checkpoint.get("captioning", {}).get("settings") or {}
-    was, now = (flatten(each, (*LOCATION_SETTINGS, "init_from")) for each in (before, settings))
-    was["processes"], now["processes"] = checkpoint.get("processes", processes), processes
+    without = (*LOCATION_SETTINGS, "init_from")
+    saved, new = flatten(checkpoint.get("captioning", {}).get("settings") or {}, without), flatten(settings, without)
+    saved["processes"], new["processes"] = checkpoint.get("processes", processes), processes
     batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-    inside = batches["current"]["ready"] and not batches["is_last_batch"]
-    names = [name for name in was | now if was.get(name) != now.get(name)]
-    for name in names:  # an argument of only one version of a class is no error
-        batches_differ = inside and name in _OF_BATCHES
-        if batches_differ or (
-            name in ("model.optimizer", "model.scheduler", "model.encoder.learning_rate")
-            or (name.startswith(("model.optimizer.", "model.scheduler.")) and name in was and name in now)
-        ):
-            point = "inside the checkpoint's epoch" if batches_differ else "from the checkpoint's state"
-            instead = f"leave it {was.get(name)}, or begin a new run with --init_from"
-            raise InputError(f"{name}: {now.get(name)} cannot go on {point}; {instead}")
-    if changed := [f"{name}: {now.get(name)}, was {was.get(name)}" for name in names]:
-        kept = any({"T_max", "total_iters"} & state.keys() for state in checkpoint["lr_schedulers"])
-        why = " (the schedule keeps its length; WarmupCosine would take a new one)" * kept
-        rank_zero_info(f"settings that differ from the checkpoint's{why}: {'; '.join(changed)}")
+    is_inside_epoch = batches["current"]["ready"] and not batches["is_last_batch"]
+    differing = [key for key in saved | new if saved.get(key) != new.get(key)]
+    for key in differing:
+        changes_batches = is_inside_epoch and key in _BATCH_SETTINGS
+        changes_state = key in ("model.optimizer", "model.scheduler", "model.encoder.learning_rate")
+        if key.startswith(("model.optimizer.", "model.scheduler.")):
+            changes_state = key in saved and key in new  # another version of a class may have other arguments
+        if changes_batches or changes_state:
+            point = "inside the checkpoint's epoch" if changes_batches else "from the checkpoint's state"
+            instead = f"leave it {saved.get(key)}, or begin a new run with --init_from"
+            raise InputError(f"{key}: {new.get(key)} cannot go on {point}; {instead}")
+    if changes := [f"{key}: {new.get(key)}, was {saved.get(key)}" for key in differing]:
+        keeps_length = any({"T_max", "total_iters"} & state.keys() for state in checkpoint["lr_schedulers"])
+        why = " (the schedule keeps its length; WarmupCosine would take a new one)" * keeps_length
+        rank_zero_info(f"settings that differ from the checkpoint's{why}: {'; '.join(changes)}")
 
 
 def follow_files(states: Mapping[str, dict[str, Any]], callbacks: Sequence[Any]) -> None:
@@ -83,11 +126,8 @@ def follow_files(states: Mapping[str, dict[str, Any]], callbacks: Sequence[Any])
     """
     for callback in callbacks:
         state = states.get(callback.state_key, {})
-        was, now, best = (
-            str(state.get("dirpath")),
-            str(getattr(callback, "dirpath", None)),
-            state.get("best_model_path"),
-        )
-        if best and Path(best.replace(was, now, 1)).is_file():
-            state |= {key: value.replace(was, now, 1) for key, value in state.items() if isinstance(value, str)}
-            state["best_k_models"] = {path.replace(was, now, 1): k for path, k in state["best_k_models"].items()}
+        old, new = str(state.get("dirpath")), str(getattr(callback, "dirpath", None))
+        best = state.get("best_model_path")
+        if best and Path(best.replace(old, new, 1)).is_file():
+            state |= {key: value.replace(old, new, 1) for key, value in state.items() if isinstance(value, str)}
+            state["best_k_models"] = {path.replace(old, new, 1): k for path, k in state["best_k_models"].items()}

@@ -1,0 +1,47 @@
+"""Three changes of the decoder that should make it lean less on its state and more on its look (taught.yaml)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from captioning.attention import Memory
+from captioning.model import AttentionDecoder
+from captioning.model.lstm import ScalarGate
+from captioning.model.output import DeepOutput, LSTMStep
+from captioning.trace import State
+
+
+class BlindStart(AttentionDecoder):
+    """h_0 and c_0 are 0: before its first look, the decoder knows nothing of the image."""
+
+    def init_state(self, memory: Memory) -> State:
+        h, c, *carried = super().init_state(memory)
+        return (torch.zeros_like(h), torch.zeros_like(c), *carried)
+
+
+class OpenGate(AttentionDecoder):
+    """beta_t is 1: the context counts in full at every word. The gate's weights stay in the checkpoint."""
+
+    def build(self, vocabulary_size: int, annotation_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+        super().build(vocabulary_size, annotation_dim, grid_size)
+        self.gate = _Open(self.hidden_dim)
+
+
+class _Open(ScalarGate):
+    def forward(self, h: Tensor, context: Tensor) -> tuple[Tensor, Tensor | None]:
+        return context, None
+
+
+class Both(BlindStart, OpenGate):
+    """Both changes."""
+
+
+class ContextAlone(DeepOutput):
+    """In training, half of the words are predicted without L_h h_t, from the previous word and the context alone."""
+
+    def _hidden(self, word: Tensor, lstm: LSTMStep) -> Tensor:
+        if self.training:
+            kept = torch.rand_like(lstm.h[..., :1]) < 0.5
+            lstm = lstm._replace(h=lstm.h * kept)
+        return super()._hidden(word, lstm)

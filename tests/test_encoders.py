@@ -38,7 +38,7 @@ class TinyEncoder(Encoder):
 def rebuilt(encoder: Encoder) -> Encoder:
     """The encoder, built again as from a checkpoint."""
     again: Encoder = Encoder.from_config(encoder.to_config())
-    again.preprocessing = Preprocessing.from_dict(encoder.preprocessing.to_dict())
+    again.preprocessing = Preprocessing(**vars(encoder.preprocessing))
     again.load_state_dict(encoder.state_dict())
     return again
 

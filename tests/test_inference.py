@@ -313,7 +313,7 @@ def not_finite(content: dict) -> None:
         ({"vocabulary": ["a", "a"]}, "words must be distinct"),
         ({"encoder": {"class_path": "captioning.encoder.Old", "init_args": {}}}, "encoder.Old is not a known Encoder"),
         ({"encoder": {}}, "does not describe the model"),
-        ({"preprocessing": {"resize": 3}}, "preprocessing: "),
+        ({"preprocessing": {"resize": 3}}, "does not describe the model of its weights .*Preprocessing"),
         (not_finite, "weights are not finite"),
     ],
 )

@@ -24,7 +24,7 @@ def describe(captioner: Captioner, vocabulary: Vocabulary, settings: Mapping[str
         "format": CHECKPOINT_FORMAT,
         "encoder": captioner.encoder.to_config(),
         "decoder": captioner.decoder.to_config(),
-        "preprocessing": captioner.encoder.preprocessing.to_dict(),
+        "preprocessing": dataclasses.asdict(captioner.encoder.preprocessing),
         "vocabulary": list(vocabulary.words),
         "tokenizer": tokenizer_config(vocabulary.tokenizer),
         "settings": dict(settings),
@@ -44,7 +44,7 @@ def rebuild(content: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[Cap
         raise InputError(f"has checkpoint format {formats}; update captioning")
     vocabulary = Vocabulary(content["vocabulary"], tokenizer_from(content["tokenizer"]))
     encoder: Encoder = Encoder.from_config(content["encoder"])
-    encoder.preprocessing = Preprocessing.from_dict(content["preprocessing"])
+    encoder.preprocessing = Preprocessing(**content["preprocessing"])
     captioner = Captioner(
         encoder, Decoder.from_config(without(content["decoder"], _counts_batches)), vocabulary_size=len(vocabulary)
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,11 +21,14 @@ from captioning.errors import InputError
 from captioning.files import write_json
 from captioning.progress import Progress
 
+if TYPE_CHECKING:
+    from captioning.encoders import Encoder
+
 _BATCHES_BETWEEN_NOTES = 32
 
 
 def extract_features(
-    encoder: Any,
+    encoder: Encoder,
     indices: Mapping[str, CaptionIndex],
     output: Path,
     *,
@@ -36,26 +39,16 @@ def extract_features(
 ) -> None:
     """Write the features of every image; resumes where an earlier call stopped, and prints its progress.
 
-    The encoder, a frozen ``Encoder``, is in evaluation mode and on the device. Splits in ``flipped`` are also written
-    mirrored. Raises InputError if an image cannot be read, the disk is too small, a value does not fit into fp16, or
-    the folder holds other features.
+    The encoder is frozen, in evaluation mode and on the device. Splits in ``flipped`` are also written mirrored. Raises
+    InputError if an image cannot be read, the disk is too small, a value does not fit into fp16, or the folder holds
+    other features.
     """
     for index in indices.values():
         index.check_images()
     for split, mirrored in [(split, False) for split in indices] + [(split, True) for split in flipped]:
         index = indices[split]
         name, fingerprint = features_key(split, encoder.fingerprint(), flipped=mirrored)
-        shape = encoder.grid_size[0] * encoder.grid_size[1], encoder.annotation_dim
-        about, file = output / f"{name}.json", output / f"{name}.npy"
-        if about.exists() and file.exists():
-            content = read_features_json(about, fingerprint)
-            if content["paths"] != index.paths:
-                raise InputError(f"{about}: made from other images; give another --output or delete the folder")
-            rows = np.lib.format.open_memmap(file, "r+")
-        else:
-            content = {"fingerprint": fingerprint, "done": 0, "paths": index.paths}
-            write_json(about, content, indent=None)
-            rows = np.lib.format.open_memmap(file, "w+", np.dtype(np.float16), (len(index), *shape))
+        about, rows, content = _opened(encoder, index, output / name, fingerprint)
         total, done = len(rows), content["done"]
         print(f"{name}: {total:,} images, {rows.nbytes / 1e9:.2f} GB; {done:,} images done already", flush=True)
         missing, free = rows.nbytes * (total - done) / total, shutil.disk_usage(output).free
@@ -80,6 +73,22 @@ def extract_features(
                 write_json(about, content | {"done": done}, indent=None)
                 if done < total:
                     progress.write(f"{name}: stopped at {done:,} of {total:,}; the same command resumes here")
+
+
+def _opened(
+    encoder: Encoder, index: CaptionIndex, path: Path, fingerprint: dict[str, Any]
+) -> tuple[Path, np.memmap[Any, Any], dict[str, Any]]:
+    """Open or create a split's two files; return the path of the JSON, the rows (N, L, D), and the JSON's content."""
+    about, file = path.with_name(f"{path.name}.json"), path.with_name(f"{path.name}.npy")
+    if about.exists() and file.exists():
+        content = read_features_json(about, fingerprint)
+        if content["paths"] != index.paths:
+            raise InputError(f"{about}: made from other images; give another --output or delete the folder")
+        return about, np.lib.format.open_memmap(file, "r+"), content
+    content = {"fingerprint": fingerprint, "done": 0, "paths": index.paths}
+    write_json(about, content, indent=None)
+    shape = len(index), encoder.grid_size[0] * encoder.grid_size[1], encoder.annotation_dim
+    return about, np.lib.format.open_memmap(file, "w+", np.dtype(np.float16), shape), content
 
 
 class _Views(Dataset[Tensor]):

@@ -9,7 +9,7 @@ import io
 import os
 import re
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,8 +18,8 @@ import msgspec
 from captioning.data.records import SPLITS, CaptionIndex, CaptionSource, ImageEntry
 from captioning.errors import InputError, one_line, warn_once
 
-_NAMES = {"image": ("file_name", "image_name"), "caption": ("text", "comment"), "split": ()}
-"""Our columns, and their names in other data sets."""
+_NAMES = {"file_name": "image", "image_name": "image", "text": "caption", "comment": "caption"}
+"""Names of columns in other data sets, and ours."""
 
 _OWN = ("captions.jsonl", "captions.csv", "captions.txt")
 _FOREIGN = ("metadata.jsonl", "metadata.csv", "flickr8k.token.txt", "results_20130124.token", "results.csv")
@@ -76,29 +76,35 @@ class FolderSource(CaptionSource):
         self.prepare()
         entries: dict[str, ImageEntry] = {}
         split_of: dict[str, str] = {}
-        first: dict[str, str] = {}  # first name of each image file, which may have several spellings and links
+        first_name: dict[str, str] = {}  # of each image file, which may have several spellings and links
         real = functools.cache(lambda name: os.path.realpath(self.root / name))
         rows = [(file, *row) for file in self.files for row in self._named_rows(file)]
         folder_split = {name: _split_named(name) for *_, name, _ in rows}
-        named = {*folder_split.values()}
+        splits_with_folder, assigned = {*folder_split.values()}, set[str]()
         for captions, line, name, row in rows:
-            image, drawn = first.setdefault(real(name), name), hashed_split(row.image)
-            by_folder = folder_split[name] or "train"
-            by_name = drawn if by_folder == "train" and drawn not in named else by_folder
-            chosen_split = row.split or split_of.get(image) or by_name
-            if (above := split_of.setdefault(image, chosen_split)) != chosen_split:
-                both = f"is in the {chosen_split} split here, in {above} above"
+            image, by_folder, by_hash = (
+                first_name.setdefault(real(name), name),
+                folder_split[name],
+                hashed_split(row.image),
+            )
+            if row.split or by_folder not in ("", "train"):
+                assigned.add(image)
+            elif by_hash not in splits_with_folder:
+                by_folder = by_hash
+            row_split = row.split or split_of.get(image) or by_folder or "train"
+            if (above := split_of.setdefault(image, row_split)) != row_split:
+                both = f"is in the {row_split} split here, in {above} above"
                 raise InputError(f"{captions}: line {line}: {row.image} {both}")
             entries.setdefault(image, ImageEntry(len(entries), name, [])).captions.append(row.caption)
-        written = {first[real(name)] for *_, name, row in rows if row.split or folder_split[name] not in ("", "train")}
-        fill_splits(split_of, written)
+        _fill_splits(split_of, assigned)
         origin = self.root if self.files[1:] else self.files[0]
         chosen = [entry for image, entry in entries.items() if split_of[image] == split]
         if not chosen:
-            few = "add images, three or more are divided by themselves; or " * (
-                len(entries) < 3 and written < {*entries}
+            few = len(entries) < 3 and assigned < {*entries}
+            remedy = (
+                "add images, three or more are divided by themselves; or " * few
+                + "write it in the split column of some"
             )
-            remedy = f"{few}write it in the split column of some"
             raise InputError(f"{origin}: none of {len(entries)} images is in the {split} split; {remedy}")
         for entry in chosen:
             entry.captions[:] = [" ".join(self.tokenizer.tokenize(caption)) for caption in entry.captions]
@@ -138,12 +144,12 @@ def hashed_split(image: str) -> str:
     return {0: "val", 1: "test"}.get(_hash(image) % 10, "train")
 
 
-def fill_splits(split_of: dict[str, str], written: Collection[str] = ()) -> None:
+def _fill_splits(split_of: dict[str, str], assigned: Set[str]) -> None:
     """Move a tenth of the largest split into an empty split, at least one image, in the order of hashes.
 
-    An empty training split gets eight tenths. Fewer than three images, and images whose split is ``written``, stay.
+    An empty training split gets eight tenths. Fewer than three images, and ``assigned`` images, stay where they are.
     """
-    free = sorted(split_of.keys() - written, key=lambda image: (_hash(image), image))
+    free = sorted(split_of.keys() - assigned, key=lambda image: (_hash(image), image))
     for split in SPLITS if len(split_of) > 2 else ():
         if split not in split_of.values():
             largest = max(([image for image in free if split_of[image] == other] for other in SPLITS), key=len)
@@ -178,7 +184,7 @@ def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     row = msgspec.json.decode(line, type=dict[str, Any])
-                    yield number, msgspec.convert(dict(zip(_ours(row), row.values(), strict=True)), _Row)
+                    yield number, msgspec.convert(dict(zip(_ours([*row]), row.values(), strict=True)), _Row)
             return
         if token or bars:  # in Flickr's files, quotes belong to the captions
             form |= {"delimiter": "\t" if token else "|", "quoting": csv.QUOTE_NONE}
@@ -201,22 +207,23 @@ def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
 
 def _text(path: Path) -> str:
     content = path.read_bytes()
-    if b"\0" in content[:4]:
-        raise InputError(f"{path}: line 1: is in UTF-16; save the file in UTF-8")
     try:
+        if b"\0" in content[:4]:
+            raise InputError(f"{path}: line 1: is in UTF-16; save the file in UTF-8")
         return content.decode("utf-8-sig")  # spreadsheets write a byte order mark
     except UnicodeDecodeError as error:
         line, byte = content.count(b"\n", 0, error.start) + 1, content[error.start : error.start + 1]
-        letter = byte.decode("cp1252", "replace")
-        wrong = f"is not in UTF-8 (byte 0x{byte.hex()}, in Windows-1252 {letter!r})"
+        wrong = f"is not in UTF-8 (byte 0x{byte.hex()}, in Windows-1252 {byte.decode('cp1252', 'replace')!r})"
         raise InputError(f"{path}: line {line}: {wrong}; save the file in UTF-8") from error
 
 
-def _ours(names: Collection[str]) -> list[str]:
+def _ours(names: Sequence[str]) -> list[str]:
     """Return the names of columns, other data sets' names replaced by ours."""
-    ours = {name: next((other for other in others if other in names), name) for name, others in _NAMES.items()}
-    renamed = {other: name for name, other in ours.items() if name not in names}
-    return [renamed.get(name, name) for name in names]
+    ours = list(names)
+    for other, name in _NAMES.items():
+        if other in ours and name not in ours:
+            ours[ours.index(other)] = name
+    return ours
 
 
 def _columns(names: list[str]) -> list[str]:

@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, Dataset
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.features import Features, features_key
 from captioning.data.records import CaptionIndex, CaptionSource
-from captioning.data.regions import LARGEST_REGION, Region, RegionsInView
-from captioning.data.transforms import Preprocessing, TrainingTransform, View
+from captioning.data.regions import LARGEST_REGION, RegionsInView
+from captioning.data.transforms import Framing, Preprocessing, TrainingTransform
 from captioning.errors import InputError, warn_once
 from captioning.vocabulary import Vocabulary
 
@@ -50,7 +50,7 @@ def _end_with_the_main_process() -> None:
 
 
 class BatchLoader(DataLoader[Any]):
-    """A ``DataLoader`` that tells since when this process has waited for a batch, and that does not wait for ever."""
+    """A ``DataLoader`` that knows when the present wait for a batch began, and that does not wait for ever."""
 
     waits_since: ClassVar[float | None] = None  # time.monotonic() at the beginning of the wait in progress
     workers: tuple[Any, ...] = ()
@@ -135,7 +135,6 @@ class CaptionDataset(Dataset[CaptionBatch]):
         self.preprocessing, self.transform, self.seed = preprocessing, transform, seed
         self.features, self.flipped, self.flip = features, flipped, flip
         self.regions = regions
-        self._regions: dict[tuple[int, bool], list[list[Region]]] = {}
         # Forked workers share one array of all word ids.
         ids = [np.array(vocabulary.encode(caption.split()), dtype=np.int32) for caption in index.captions]
         self._words, self._first_word = np.concatenate([np.empty(0, np.int32), *ids]), np.cumsum([0, *map(len, ids)])
@@ -153,10 +152,10 @@ class CaptionDataset(Dataset[CaptionBatch]):
         ends = self._first_word
         ids, lengths = pad_captions([self._words[ends[n] : ends[n + 1]].tolist() for n in captions])
         images = annotations = None
-        views: list[Callable[[tuple[int, int]], View]] = [self.preprocessing.geometry] * len(rows)
+        framings: list[Framing] = [self.preprocessing.geometry] * len(rows)
         if self.features is None:
             loaded = [self._image(row, place) for row in rows.tolist()]
-            images, views = torch.stack([image for image, _ in loaded]), [view for _, view in loaded]
+            images, framings = torch.stack([image for image, _ in loaded]), [framing for _, framing in loaded]
         else:
             annotations = self.features.gather(rows)
             if self.flipped is not None:
@@ -164,13 +163,13 @@ class CaptionDataset(Dataset[CaptionBatch]):
                 drawn = np.random.default_rng((self.seed, place[0], 1)).random(len(index))
                 mirrored = drawn[rows] < self.flip
                 annotations[torch.from_numpy(mirrored)] = self.flipped.gather(rows[mirrored])
-                views = [self._mirrored if one else self.preprocessing.geometry for one in mirrored]
+                framings = [self.preprocessing.mirrored if flip else self.preprocessing.geometry for flip in mirrored]
         caption_images, image_ids, image_rows = map(torch.from_numpy, (image_index, index.image_ids[rows], rows))
         batch = CaptionBatch(ids, lengths, caption_images, image_ids, image_rows, images, annotations)
-        return batch if self.regions is None else self._with_regions(batch, captions, views)
+        return batch if self.regions is None else self._with_regions(batch, captions, framings)
 
-    def _image(self, row: int, place: tuple[int, int]) -> tuple[Tensor, Callable[[tuple[int, int]], View]]:
-        """Return an image's input (3, height, width) for the batch at ``place``, and a function: image size to view."""
+    def _image(self, row: int, place: tuple[int, int]) -> tuple[Tensor, Framing]:
+        """Return an image's input (3, height, width) for the batch at ``place``, and how it was framed."""
         image = self.index.image(row, self.preprocessing)
         if self.transform is None:
             return self.preprocessing(image), self.preprocessing.geometry
@@ -178,15 +177,12 @@ class CaptionDataset(Dataset[CaptionBatch]):
         view = self.transform.draw(image.size, torch.Generator().manual_seed(int(stream[0])))
         return self.preprocessing(image, view), lambda _: view
 
-    def _mirrored(self, size: tuple[int, int]) -> View:
-        return self.preprocessing.geometry(size)._replace(mirrored=True)
-
-    def _with_regions(
-        self, batch: CaptionBatch, captions: np.ndarray, views: Sequence[Callable[[tuple[int, int]], View]]
-    ) -> CaptionBatch:
+    def _with_regions(self, batch: CaptionBatch, captions: np.ndarray, framings: Sequence[Framing]) -> CaptionBatch:
         """Return the batch with the regions of its captions' phrases, without regions that fill most of the view."""
         assert self.regions is not None
-        in_view = [self._regions_of(row, view) for row, view in zip(batch.rows.tolist(), views, strict=True)]
+        # Cached features have two views, whose regions are kept.
+        regions_of = self.regions.phrases_in if self.features is None else self.regions.phrases
+        in_view = [regions_of(row, framing) for row, framing in zip(batch.rows.tolist(), framings, strict=True)]
         covered, steps = [], []
         for place, (caption, image) in enumerate(zip(captions.tolist(), batch.image_index.tolist(), strict=True)):
             for region in in_view[image][caption - self.index.first_caption[batch.rows[image]]]:
@@ -197,15 +193,6 @@ class CaptionDataset(Dataset[CaptionBatch]):
             return batch
         regions = torch.from_numpy(np.array(covered, dtype=np.float32))
         return dataclasses.replace(batch, regions=regions, region_steps=torch.tensor(steps))
-
-    def _regions_of(self, row: int, view: Callable[[tuple[int, int]], View]) -> list[list[Region]]:
-        """Return the regions of an image's captions. Cached features have two views, whose regions are kept."""
-        assert self.regions is not None
-        if self.features is None:
-            return self.regions.phrases_in(row, view)
-        if (key := (row, view == self._mirrored)) not in self._regions:
-            self._regions[key] = self.regions.phrases_in(row, view)
-        return self._regions[key]
 
 
 class SplitData:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,25 +90,26 @@ class CaptionIndex:
         A caption without a word is left out. An image without captions is left out, too, unless all are
         ``uncaptioned``. One line in the log counts both. Equal captions of one image are kept: they are two references.
         """
-        name, images, captions, first, empty, bare = str(origin) or str(root), [], [], [0], 0, 0
+        name, images, captions, first, wordless, uncaptioned_images = str(origin) or str(root), [], [], [0], 0, 0
         for entry in entries:
             texts = [" ".join(words) for caption in entry.captions if (words := caption.split())]
-            empty += len(entry.captions) - len(texts)
-            bare += not texts and not uncaptioned
-            if texts or uncaptioned:
-                images.append(entry)
-                captions += texts
-                first.append(len(captions))
+            wordless += len(entry.captions) - len(texts)
+            if not texts and not uncaptioned:
+                uncaptioned_images += 1
+                continue
+            images.append(entry)
+            captions += texts
+            first.append(len(captions))
         if not images:
             raise InputError(f"{name}: holds no image" + " with a caption" * (not uncaptioned))
-        if bare or empty:
+        if uncaptioned_images or wordless:
             message = "%s: left out %d captions without a word and %d images without captions"
-            logger.warning(message, name, empty, bare)
-        ids = np.array([image.image_id for image in images], dtype=np.int64)
-        known, counts = np.unique(ids, return_counts=True)
-        if (twice := known[counts > 1]).size:
+            logger.warning(message, name, wordless, uncaptioned_images)
+        counts = Counter(image.image_id for image in images)
+        if (twice := counts.most_common(1)[0])[1] > 1:
             raise InputError(f"{name}: image {twice[0]} appears twice, and would count twice; leave one entry")
-        return cls(Path(root), ids, [str(Path(image.path)) for image in images], captions, np.array(first), name)
+        paths = [str(Path(image.path)) for image in images]
+        return cls(Path(root), np.array([*counts], dtype=np.int64), paths, captions, np.array(first), name)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -125,7 +127,7 @@ class CaptionIndex:
         except InputError as error:
             paths = map(self.image_path, (row for row in range(len(self)) if row != i))
             if others := [path for path in paths if not has_header(path)]:
-                raise InputError(f"{error}. {len(others):,} more cannot be read: {first_names(others)}") from error
+                raise InputError(f"{error}. {len(others):,} more cannot be read: {_first_names(others)}") from error
             raise
 
     def references(self, i: int) -> list[str]:
@@ -141,14 +143,14 @@ class CaptionIndex:
         paths = map(self.image_path, range(len(self)))
         if missing := [path for path in paths if not (path.is_file() and path.stat().st_size)]:
             count = f"{len(missing):,} of the {len(self):,} image files of the split are missing or empty"
-            raise InputError(f"{self.origin}: {count}: {first_names(missing)}; see data/README.md")
+            raise InputError(f"{self.origin}: {count}: {_first_names(missing)}; see data/README.md")
 
 
-def first_names(paths: Sequence[Path], count: int = 5) -> str:
-    """Return the first names for a message, in quotes that show a space at an end, and the number of others."""
+def _first_names(paths: Sequence[Path]) -> str:
+    """Return the first five names for a message, in quotes that show a space at an end, and the number of others."""
     slashes = "; folders end with /, not with \\" if any("\\" in str(path) for path in paths) and os.sep == "/" else ""
-    more = f" and {len(paths) - count:,} more" if paths[count:] else ""
-    return ", ".join(f'"{path}"' for path in paths[:count]) + more + slashes
+    more = f" and {len(paths) - 5:,} more" if paths[5:] else ""
+    return ", ".join(f'"{path}"' for path in paths[:5]) + more + slashes
 
 
 class CaptionSource:
@@ -184,7 +186,7 @@ class CaptionSource:
 
 
 def read_annotations(path: Path, kind: type[Content], name: str, remedy: str) -> Content:
-    """Return a JSON file as a msgspec struct. Raises InputError with the ``remedy`` if it is missing or wrong."""
+    """Return a JSON file as a msgspec struct. Raises InputError with the ``remedy`` if it is missing or no such file."""
     try:
         return msgspec.json.decode(path.read_bytes().removeprefix(codecs.BOM_UTF8), type=kind)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from captioning.cells import CellGrid
 from captioning.data.coco_nouns import long_names
 from captioning.data.records import CaptionIndex, CaptionSource, GroundedObject, Phrase
-from captioning.data.transforms import Preprocessing, View
+from captioning.data.transforms import Framing, Preprocessing
 
 Floats = NDArray[np.float64]
 
@@ -88,7 +88,7 @@ def named_regions(words: Sequence[str], objects: Sequence[ObjectCells]) -> list[
 
 @dataclass
 class RegionsInView:
-    """Objects and phrases of a split's images on the encoder's cells. Regions in the view of evaluation are kept.
+    """Objects and phrases of a split's images on the encoder's cells, which are kept in memory.
 
     Args:
         index: The split's records.
@@ -103,7 +103,7 @@ class RegionsInView:
     cells: Callable[[], CellGrid]
     _cells: CellGrid | None = None
     _objects: dict[int, list[ObjectCells]] = field(default_factory=dict)
-    _phrases: dict[int, list[list[Region]]] = field(default_factory=dict)
+    _phrases: dict[tuple[int, Framing], list[list[Region]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._lookups = self.source.objects(self.split), self.source.phrases(self.split)
@@ -114,20 +114,25 @@ class RegionsInView:
         return self._lookups != (None, None)
 
     def objects(self, row: int) -> list[ObjectCells]:
+        """Return an image's objects in the view of evaluation."""
         self._follow_cells()
         if row not in self._objects:
             self._objects[row] = self._objects_in(row, self.preprocessing.geometry)
         return self._objects[row]
 
-    def phrases(self, row: int) -> list[list[Region]]:
-        """Return the regions of each caption of an image: of the caption's phrases, or of the objects that it names."""
-        self._follow_cells()
-        if row not in self._phrases:
-            self._phrases[row] = self.phrases_in(row, self.preprocessing.geometry)
-        return self._phrases[row]
+    def phrases(self, row: int, framing: Framing | None = None) -> list[list[Region]]:
+        """Return the regions of each caption of an image: of the caption's phrases, or of the objects that it names.
 
-    def phrases_in(self, row: int, view: Callable[[tuple[int, int]], View]) -> list[list[Region]]:
-        """Return ``phrases`` in the view that a function returns for a (width, height). They are not kept."""
+        They lie in the view of evaluation, or in the view of a framing that is used again.
+        """
+        self._follow_cells()
+        key = row, framing or self.preprocessing.geometry
+        if key not in self._phrases:
+            self._phrases[key] = self.phrases_in(*key)
+        return self._phrases[key]
+
+    def phrases_in(self, row: int, framing: Framing) -> list[list[Region]]:
+        """Return ``phrases`` in a view that will not come again, such as a random one; they are not kept."""
         _, lookup = self._lookups
         captions = [] if lookup is None else lookup(int(self.index.image_ids[row]), self.index.references(row))
         covered: dict[int, Floats] = {}  # captions share masks
@@ -135,21 +140,21 @@ class RegionsInView:
         def region(phrase: Phrase) -> Region:
             mask, key = phrase.mask, id(phrase.mask)
             if key not in covered:
-                covered[key] = self.cells().coverage(view(mask.shape[::-1]).mask(mask))
+                covered[key] = self.cells().coverage(framing(mask.shape[::-1]).mask(mask))
             return Region(phrase.start, phrase.start, phrase.end, covered[key])
 
         regions = [[region(phrase) for phrase in phrases] for phrases in captions]
         if any(regions):
-            return [[one for one in caption if 0 < one.covered.mean() <= LARGEST_REGION] for caption in regions]
-        in_view = self.objects(row) if view == self.preprocessing.geometry else self._objects_in(row, view)
+            return [[item for item in caption if 0 < item.covered.mean() <= LARGEST_REGION] for caption in regions]
+        in_view = self.objects(row) if framing == self.preprocessing.geometry else self._objects_in(row, framing)
         return [named_regions(caption.split(), in_view) for caption in self.index.references(row)]
 
     def _follow_cells(self) -> None:
         if self._cells != (cells := self.cells()):
             self._objects, self._phrases, self._cells = {}, {}, cells
 
-    def _objects_in(self, row: int, view: Callable[[tuple[int, int]], View]) -> list[ObjectCells]:
+    def _objects_in(self, row: int, framing: Framing) -> list[ObjectCells]:
         lookup, _ = self._lookups
         objects = [] if lookup is None else lookup(int(self.index.image_ids[row]))
-        seen = [dataclasses.replace(item, mask=view(item.mask.shape[::-1]).mask(item.mask)) for item in objects]
+        seen = [dataclasses.replace(item, mask=framing(item.mask.shape[::-1]).mask(item.mask)) for item in objects]
         return object_cells(seen, self.cells())

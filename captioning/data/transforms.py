@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -36,6 +35,10 @@ class View(NamedTuple):
         return np.asarray(self.image(image, Image.Resampling.NEAREST)) > 127
 
 
+Framing: TypeAlias = Callable[[tuple[int, int]], View]
+"""Returns the view of an image of a size (width, height)."""
+
+
 @dataclass(frozen=True)
 class Preprocessing:
     """Resizes, crops and normalises an image for the encoder. Raises InputError if a value is out of range.
@@ -60,8 +63,8 @@ class Preprocessing:
         check_whole(1, **{"preprocessing: resize": self.resize})
         check_whole(1, self.resize, **{"preprocessing: crop (at most resize)": self.crop})
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
-            given = f"got {self.mean}, {self.std}"
-            raise InputError(f"preprocessing: mean and std need three values, std positive ones, {given}")
+            wanted = "mean and std need three values, std positive ones"
+            raise InputError(f"preprocessing: {wanted}, got {self.mean}, {self.std}")
         if self.interpolation not in _FILTERS:
             raise InputError(f"preprocessing: interpolation {self.interpolation!r} is none of {', '.join(_FILTERS)}")
 
@@ -69,18 +72,6 @@ class Preprocessing:
     def size(self) -> tuple[int, int]:
         """(height, width) of the encoder's input, in pixels."""
         return (self.crop or self.resize,) * 2
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON, which ``from_dict`` reads."""
-        return dataclasses.asdict(self) | {"mean": list(self.mean), "std": list(self.std)}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Preprocessing:
-        """Return the preprocessing of ``to_dict``. Raises InputError if a value is missing, unknown or out of range."""
-        try:
-            return cls(**values)
-        except TypeError as error:
-            raise InputError(f"preprocessing: {error}") from error
 
     def load(self, path: str | Path) -> Image.Image:
         """Read an image file by ``load_image``, at a size that suffices for this preprocessing."""
@@ -117,6 +108,10 @@ class Preprocessing:
         width, height = (self.resize, long) if size[0] <= size[1] else (long, self.resize)
         left, top = round((width - self.crop) / 2), round((height - self.crop) / 2)
         return View((width, height), (left, top, left + self.crop, top + self.crop))
+
+    def mirrored(self, size: tuple[int, int]) -> View:
+        """Return the mirror image of the view of evaluation."""
+        return self.geometry(size)._replace(mirrored=True)
 
 
 @dataclass(frozen=True)

@@ -261,7 +261,7 @@ class Encoder(Component):
             "encoder": config["class_path"],
             **{name: value for name, value in config["init_args"].items() if name not in _NOT_IDENTITY},
             "weights": f"sha256:{digest.hexdigest()}",
-            "preprocessing": self.preprocessing.to_dict(),
+            "preprocessing": dataclasses.asdict(self.preprocessing),
             "grid_size": list(self.grid_size),
             "annotation_dim": self.annotation_dim,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -92,7 +93,7 @@ def test_training_does_not_mirror_by_default():
 
 def test_a_preprocessing_survives_json():
     preprocessing = Preprocessing(20, 14, MEAN, STD, "bicubic")
-    assert Preprocessing.from_dict(json.loads(json.dumps(preprocessing.to_dict()))) == preprocessing
+    assert Preprocessing(**json.loads(json.dumps(dataclasses.asdict(preprocessing)))) == preprocessing
 
 
 @pytest.mark.parametrize(
@@ -103,12 +104,11 @@ def test_a_preprocessing_survives_json():
         ({"std": (1, 0, 1)}, "std positive ones"),
         ({"mean": (1, 0)}, "three values"),
         ({"interpolation": "cubic"}, "'cubic' is none of"),
-        ({"size": 3}, "size"),
     ],
 )
 def test_impossible_values_are_refused_by_name(change, message):
     with pytest.raises(InputError, match=message):
-        Preprocessing.from_dict({"resize": 20, "crop": 14, "mean": MEAN, "std": STD, **change})
+        Preprocessing(**{"resize": 20, "crop": 14, "mean": MEAN, "std": STD, **change})
 
 
 # Files

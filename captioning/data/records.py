@@ -186,7 +186,7 @@ class CaptionSource:
 
 
 def read_annotations(path: Path, kind: type[Content], name: str, remedy: str) -> Content:
-    """Return a JSON file as a msgspec struct. Raises InputError with the ``remedy`` if it is missing or no such file."""
+    """Return a JSON file as a msgspec struct. Raises InputError with the ``remedy`` if it is none."""
     try:
         return msgspec.json.decode(path.read_bytes().removeprefix(codecs.BOM_UTF8), type=kind)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
@@ -30,7 +29,6 @@ _GAP, _ABOVE, _NOTE, _MARGIN = 0.09, 0.27, 0.13, 0.3  # inches between panels, a
 _LINE, _LETTER = 0.2, 0.13  # inches, of the caption
 _PIXELS = 448  # most of a panel's longer side
 _GRAY = "0.35"
-_BARE: dict[str, Any] = {"xticks": [], "yticks": [], "frame_on": False}  # axes with nothing but a picture
 
 Box = tuple[float, float, float, float]
 """(left, top, right, bottom) on a picture, where y grows downwards"""
@@ -44,45 +42,6 @@ class Look(NamedTuple):
     trace: AttentionTrace  # of (T,) steps
     cells: CellGrid  # on the view
     region: Box = WHOLE  # the view's box in the photo, in fractions of the photo's sides (``Preprocessing.region``)
-
-
-class Layout:
-    """Where the photo lies and, for each word, a column of ``rows`` panels, in inches.
-
-    ``aspect`` is the width of a panel divided by its height, ``notes`` the largest number of lines beneath a panel, and
-    ``word`` the least width for a word, whose panel may be narrower.
-    """
-
-    def __init__(self, text: str, words: int, rows: int, *, aspect: float, notes: int, word: float) -> None:
-        # The photo takes the space of two by two panels, unless all words fit beside it.
-        beside = rows == 1 and words < _COLUMNS
-        photo_columns, photo_lines = 1 if beside else 2, 1 if beside or rows > 1 else 2
-        lines = max(photo_lines, -(-(words + photo_columns * photo_lines) // _COLUMNS))
-        columns = max(photo_columns, -(-(words + photo_columns * photo_lines) // lines))
-        grid = ((y, x) for y in range(lines) for x in range(columns) if y >= photo_lines or x >= photo_columns)
-        self.positions = list(itertools.islice(grid, words))  # of the words, (line, column)
-        self._panel = _PANEL * min(1.0, aspect), _PANEL / max(1.0, aspect)
-        self.word, below = max(self._panel[0], word), _GAP + _NOTE * notes
-        self._column, self._row = self.word + _GAP, self._panel[1] + below
-        self._line = _ABOVE + rows * self._row
-        self.width = max(_FIGURE, 2 * _MARGIN + columns * self._column)
-        self.caption = textwrap.fill(text, width=int((self.width - 2 * _MARGIN) / _LETTER))
-        self._left = (self.width - columns * self._column + _GAP) / 2
-        self._above = _MARGIN + _ABOVE + _LINE * self.caption.count("\n")
-        self.height = _MARGIN - _ABOVE + self._above + lines * self._line
-        width = photo_columns * self._column - (_GAP if beside else _MARGIN)
-        self.photo = self._box(0, 0, width, photo_lines * self._line - _ABOVE - below)
-
-    def panel(self, step: int, row: int) -> Box:
-        """Return the box of a word's panel, (left, bottom, width, height) in fractions of the figure."""
-        line, column = self.positions[step]
-        left = column * self._column + (self.word - self._panel[0]) / 2
-        return self._box(left, line * self._line + row * self._row, *self._panel)
-
-    def _box(self, x: float, y: float, width: float, height: float) -> Box:
-        top = self._above + y
-        left, bottom = (self._left + x) / self.width, 1 - (top + height) / self.height
-        return left, bottom, width / self.width, height / self.height
 
 
 def attention_figure(
@@ -110,8 +69,6 @@ def attention_figure(
         heads: Show the attention of each head beneath the heads' mean.
         details: Write beta and the greatest attention beneath each panel, and show the evidence beneath the alphas.
     """
-    from matplotlib.figure import Figure
-
     check_choice(Style, style=style)
     photo, first_look = photo.convert("RGB"), next(iter(looks.values()))
     rows = [row for label, look in looks.items() for row in _rows(label, look, photo, heads=heads, details=details)]
@@ -119,28 +76,64 @@ def attention_figure(
     for row in rows:
         spread = [weights.max() for weights, cell in zip(row.weights, row.chosen, strict=True) if cell is None]
         ends[row.kind] = float(max([ends.get(row.kind, 0.0), *spread]))
-    height, width = rows[0].cells.size
-    notes = max((len(note.splitlines()) for row in rows for note in row.notes), default=0)
-    least, text = _WORD_WITH_DETAILS if details else _WORD, " ".join(words) if text is None else text
-    layout = Layout(text, len(words), len(rows), aspect=width / height, notes=notes, word=least)
-    figure = Figure(figsize=(layout.width, layout.height), dpi=150, facecolor="white")
-    figure.suptitle(layout.caption, y=1 - 0.1 / layout.height, fontsize=12, weight="bold", va="top", parse_math=False)
-    _draw_photo(figure.add_axes(layout.photo, **_BARE), photo, first_look.region)
-    for step, word in enumerate(words):
-        for number, row in enumerate(rows):
-            axes = figure.add_axes(layout.panel(step, number), **_BARE)
+    text = " ".join(words) if text is None else text
+    figure, photo_axes, panels = _empty_figure(text, words, rows, _WORD_WITH_DETAILS if details else _WORD)
+    _draw_photo(photo_axes, photo, first_look.region)
+    for step, column in enumerate(panels):
+        starts_line = step == 0 or column[0].get_position().y0 < panels[step - 1][0].get_position().y0
+        for row, axes in zip(rows, column, strict=True):
             axes.imshow(row.painted(step, ends[row.kind] or 1.0, style), aspect="auto")
             axes.set_xlabel(row.notes[step], fontsize=8, color=_GRAY, labelpad=2)
-            if number == 0:
-                size = 11 * min(1.0, 10 * layout.word / max(1, len(word)))  # 10 letters fit in an inch
-                axes.set_title(word, fontsize=max(5.0, size), pad=4, parse_math=False)
-            if len(rows) > 1 and (step == 0 or layout.positions[step][0] > layout.positions[step - 1][0]):
+            if len(rows) > 1 and starts_line:
                 axes.set_ylabel(row.label, fontsize=8, color=_GRAY)
             if (location := row.chosen[step]) is not None:
                 top, bottom, left, right = row.cells.square(location)
                 _outline(axes, (left, top, right, bottom))
     _draw_scale(figure, ends, style)
     return figure
+
+
+def _empty_figure(
+    text: str, words: Sequence[str], rows: Sequence[_Row], word_width: float
+) -> tuple[Figure, Axes, list[list[Axes]]]:
+    """Return a figure with a caption, the axes of the photo, and for each word a column of axes with the word above.
+
+    The photo takes the space of two by two panels, unless all words fit beside it. A word has at least ``word_width``
+    inches, also above a panel that is narrower.
+    """
+    from matplotlib.figure import Figure
+
+    beside = len(rows) == 1 and len(words) < _COLUMNS
+    photo_columns, photo_lines = 1 if beside else 2, 1 if beside or len(rows) > 1 else 2
+    lines = max(photo_lines, -(-(len(words) + photo_columns * photo_lines) // _COLUMNS))
+    columns = max(photo_columns, -(-(len(words) + photo_columns * photo_lines) // lines))
+    aspect = rows[0].cells.size[1] / rows[0].cells.size[0]
+    panel = _PANEL * min(1.0, aspect), _PANEL / max(1.0, aspect)  # width, height
+    notes = max((len(note.splitlines()) for row in rows for note in row.notes), default=0)
+    word_width, below = max(panel[0], word_width), _GAP + _NOTE * notes
+    column, row_height = word_width + _GAP, panel[1] + below
+    line = _ABOVE + len(rows) * row_height
+    width = max(_FIGURE, 2 * _MARGIN + columns * column)
+    caption = textwrap.fill(text, width=int((width - 2 * _MARGIN) / _LETTER))
+    left, top = (width - columns * column + _GAP) / 2, _MARGIN + _ABOVE + _LINE * caption.count("\n")
+    height = _MARGIN - _ABOVE + top + lines * line
+    figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
+    figure.suptitle(caption, y=1 - 0.1 / height, fontsize=12, weight="bold", va="top", parse_math=False)
+
+    def add_axes(x: float, y: float, axes_width: float, axes_height: float) -> Axes:
+        """Add axes at inches from the upper left corner of the photo."""
+        box = (left + x) / width, 1 - (top + y + axes_height) / height, axes_width / width, axes_height / height
+        return figure.add_axes(box, xticks=[], yticks=[], frame_on=False)
+
+    photo = add_axes(0, 0, photo_columns * column - (_GAP if beside else _MARGIN), photo_lines * line - _ABOVE - below)
+    places = [(y, x) for y in range(lines) for x in range(columns) if y >= photo_lines or x >= photo_columns]
+    panels = []
+    for word, (y, x) in zip(words, places, strict=False):
+        corner = x * column + (word_width - panel[0]) / 2, y * line
+        panels.append([add_axes(corner[0], corner[1] + row * row_height, *panel) for row in range(len(rows))])
+        size = 11 * min(1.0, 10 * word_width / max(1, len(word)))  # 10 letters fit in an inch
+        panels[-1][0].set_title(word, fontsize=max(5.0, size), pad=4, parse_math=False)
+    return figure, photo, panels
 
 
 def save_figure(figure: Figure, target: Path | IO[bytes], **options: Any) -> None:
@@ -188,10 +181,9 @@ def _rows(name: str, look: Look, photo: Image.Image, *, heads: bool, details: bo
     rows = []
     for title, weights in maps.items():
         label = ": ".join(filter(None, (name, title * (len(maps) > 1))))
-        first = weights is trace.alphas
-        chosen = [cell if first else None for cell in trace.chosen()]
-        notes = _notes(weights, chosen, trace.betas if first else None, details)
-        kind = "evidence" if weights is trace.evidence else "attention"
+        is_alphas, kind = weights is trace.alphas, "evidence" if weights is trace.evidence else "attention"
+        chosen = [cell if is_alphas else None for cell in trace.chosen()]
+        notes = _notes(weights, chosen, trace.betas if is_alphas else None, details)
         rows.append(_Row(label, kind, background, look.cells.scaled(background.shape[:2]), weights, chosen, notes))
     return rows
 
@@ -210,10 +202,9 @@ def _notes(weights: NDArray[np.float32], chosen: list[int | None], betas: Any, d
 
 def _background(photo: Image.Image, region: Box) -> NDArray[np.float32]:
     """Return the model's view of the image, (height, width, 3) in 0..1, large enough for smooth maps."""
-    left, top, right, bottom = _in_pixels(region, photo.size)
-    width, height = right - left, bottom - top
-    scale = _PIXELS / max(width, height)
-    size = max(1, round(width * scale)), max(1, round(height * scale))
+    left, top, right, bottom = np.multiply(region, photo.size * 2).tolist()
+    scale = _PIXELS / max(right - left, bottom - top)
+    size = max(1, round((right - left) * scale)), max(1, round((bottom - top) * scale))
     view = photo.resize(size, Image.Resampling.BICUBIC, box=(left, top, right, bottom))
     return np.asarray(view, dtype=np.float32) / np.float32(255)
 
@@ -224,7 +215,7 @@ def _draw_photo(axes: Axes, photo: Image.Image, region: Box) -> None:
     photo.thumbnail((2 * _PIXELS, 2 * _PIXELS), Image.Resampling.LANCZOS)
     pixels = np.asarray(photo)
     if region != WHOLE:
-        left, top, right, bottom = (round(side) for side in _in_pixels(region, photo.size))
+        left, top, right, bottom = map(round, np.multiply(region, photo.size * 2).tolist())
         view, pixels = pixels[top:bottom, left:right], pixels // 2
         pixels[top:bottom, left:right] = view
         _outline(axes, (left, top, right, bottom))
@@ -241,12 +232,6 @@ def _draw_scale(figure: Figure, ends: Mapping[str, float], style: Style) -> None
     axes.set_axis_off()
     text = "; ".join(f"{kind} per location, from 0 to {end or 1:#.2g}" for kind, end in ends.items())
     figure.text((min(1.2, width / 4) + 1.5 * _MARGIN) / width, 0.2 / height, text, size=8, color=_GRAY, va="center")
-
-
-def _in_pixels(box: Box, size: tuple[int, int]) -> Box:
-    """Return a box in fractions of a picture's (width, height) in pixels."""
-    (left, top, right, bottom), (width, height) = box, size
-    return left * width, top * height, right * width, bottom * height
 
 
 def _outline(axes: Axes, box: Box) -> None:

@@ -88,15 +88,15 @@ def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.de
     return SavedModel(str(path), captioner.to(target), vocabulary, settings)
 
 
-def read_members(
-    first: SavedModel, paths: Sequence[str | os.PathLike[str]], device: str | torch.device = "cpu"
-) -> list[SavedModel]:
-    """Return further members of an ensemble; raise InputError if a vocabulary differs from the first member's."""
-    others = [read_model(path, device) for path in paths]
-    for other in others:
-        if other.vocabulary != first.vocabulary:
-            raise InputError(f"{other.path}: has another vocabulary than {first.path}; an ensemble needs one")
-    return others
+def read_models(paths: Sequence[str | os.PathLike[str]], device: str | torch.device = "cpu") -> list[SavedModel]:
+    """Return the members of an ensemble; raise InputError if there is none, or if their vocabularies differ."""
+    if not paths:
+        raise InputError("an ensemble needs at least one checkpoint")
+    models = [read_model(path, device) for path in paths]
+    for model in models:
+        if model.vocabulary != models[0].vocabulary:
+            raise InputError(f"{model.path}: has another vocabulary than {models[0].path}; an ensemble needs one")
+    return models
 
 
 def _download(name: str) -> Path:

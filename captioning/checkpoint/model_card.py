@@ -1,4 +1,4 @@
-"""The model card of an exported captioner: what it is, what it learned from, its metrics, limits and licence."""
+"""The model card of an exported captioner, from the template model_card.md."""
 
 from __future__ import annotations
 
@@ -13,50 +13,6 @@ from captioning.run_folder import RunFolder, is_current
 from captioning.vocabulary import Vocabulary
 
 UNTESTED = "It was not tested."
-
-_TEMPLATE = """# {name}
-
-An image captioner with visual attention (*Show, Attend and Tell*, Xu et al. 2015).
-
-```python
-import captioning
-
-caption = captioning.load("THIS_FOLDER")("photo.jpg")
-print(caption.text)
-caption.save_figure("attention.png")
-```
-
-## Model
-
-| component | description |
-| --- | --- |
-| encoder | {encoder.__class__.__name__}, {encoder_parameters:,} parameters, {pixels} x {pixels} pixels |
-| annotations | {encoder.grid_size[0]} x {encoder.grid_size[1]} locations, {encoder.annotation_dim} channels |
-| attention | {decoder.attention.__class__.__name__} |
-| decoder | {decoder.summary}, {decoder_parameters:,} parameters |
-| vocabulary | {words:,} words; tokens: {tokens} |
-
-## Training
-
-{training}
-
-All settings are in `config.json`.
-
-## Metrics
-
-{metrics}
-
-## Limits
-
-- It describes images like those it was trained on; for other images its captions are fluent and wrong.
-- It knows {words:,} words, those of its training captions, and no others.
-- Attention shows which locations the words were computed from. It does not prove why a word was chosen.
-- It learned from what people wrote about the training images, their prejudices included.
-
-## Licence
-
-{license}. Training data have licences of their own.
-"""
 
 
 def card(
@@ -79,18 +35,23 @@ def card(
             appended. Text before the first section replaces the card's beginning.
     """
     encoder, decoder = captioner.encoder, captioner.decoder
-    text = _TEMPLATE.format(
-        name=name,
-        encoder=encoder,
-        encoder_parameters=sum(parameter.numel() for parameter in encoder.parameters()),
-        pixels=encoder.preprocessing.size[0],
-        decoder=decoder,
-        decoder_parameters=sum(parameter.numel() for parameter in decoder.parameters()),
-        words=len(vocabulary.words),
-        tokens=vocabulary.tokenizer.description,
-        training=_training(settings),
-        metrics=_metrics(checkpoint),
-        license=license or "Of the weights: not stated; ask whoever gave you this folder",
+    text = (
+        Path(__file__)
+        .with_suffix(".md")
+        .read_text(encoding="utf-8")
+        .format(
+            name=name,
+            encoder=encoder,
+            encoder_parameters=sum(parameter.numel() for parameter in encoder.parameters()),
+            pixels=encoder.preprocessing.size[0],
+            decoder=decoder,
+            decoder_parameters=sum(parameter.numel() for parameter in decoder.parameters()),
+            words=len(vocabulary.words),
+            tokens=vocabulary.tokenizer.description,
+            training=_training(settings),
+            metrics=_metrics(checkpoint),
+            license=license or "Of the weights: not stated; ask whoever gave you this folder",
+        )
     )
     head = "---\nlibrary_name: captioning\npipeline_tag: image-to-text\ntags: [image-captioning, visual-attention]\n"
     head += f"license: {license}\n---" if license else "---"

@@ -76,7 +76,7 @@ def extract(
         device=target,
         batch_size=batch_size,
         num_workers=num_workers,
-        flipped=["train"] if flipped else [],
+        flipped=flipped,
     )
     more = " --data.augmentation.flip 0.5" * flipped + (f" --init_from {shlex.quote(init_from)}" if init_from else "")
     features = shlex.quote(str(output))

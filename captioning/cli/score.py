@@ -89,7 +89,7 @@ def score(
     announce(task)
     import torch
 
-    from captioning.checkpoint.load import check_device, read_members, read_model
+    from captioning.checkpoint.load import check_device, read_models
     from captioning.evaluation.evaluator import evaluate
     from captioning.evaluation.records import write_predictions
     from captioning.model import Ensemble
@@ -97,13 +97,13 @@ def score(
 
     run, path = _find_model(ckpt_path, runs / name)
     target = check_device(device)
-    saved = read_model(path, target)
+    saved, *members = read_models([path, *(ensemble or ())], target)
     settings = [read_config(file, "--config") for file in config or ([run.config] if run else [])]
     _refuse_unknown_data(config or (), settings)
     data, search = _data_and_search(saved, settings, overrides)
     seeds = [1, *(one["seed_everything"] for one in settings if type(one.get("seed_everything")) is int)]
     seed = seeds[-1] if seed_everything is None else seed_everything
-    others = [member.captioner for member in read_members(saved, ensemble or (), target)]
+    others = [member.captioner for member in members]
 
     attention = saved.captioner.decoder.attention
     folder = run.path if run else runs / "scored" / Path(saved.path.rpartition("/")[2] or "model").stem

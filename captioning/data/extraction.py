@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,17 +35,17 @@ def extract_features(
     device: torch.device,
     batch_size: int,
     num_workers: int,
-    flipped: Collection[str] = (),
+    flipped: bool = False,
 ) -> None:
     """Write the features of every image; resumes where an earlier call stopped, and prints its progress.
 
-    The encoder is frozen, in evaluation mode and on the device. Splits in ``flipped`` are also written mirrored. Raises
-    InputError if an image cannot be read, the disk is too small, a value does not fit into fp16, or the folder holds
-    other features.
+    The encoder is frozen, in evaluation mode and on the device. With ``flipped``, the training images are also written
+    mirrored. Raises InputError if an image cannot be read, the disk is too small, a value does not fit into fp16, or
+    the folder holds other features.
     """
     for index in indices.values():
         index.check_images()
-    for split, mirrored in [(split, False) for split in indices] + [(split, True) for split in flipped]:
+    for split, mirrored in [(split, False) for split in indices] + [("train", True)] * flipped:
         index = indices[split]
         name, fingerprint = features_key(split, encoder.fingerprint(), flipped=mirrored)
         about, rows, content = _opened(encoder, index, output / name, fingerprint)

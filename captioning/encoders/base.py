@@ -78,9 +78,8 @@ class Encoder(Component):
         self.learning_rate = learning_rate
         self.preprocessing = preprocessing
         if (weight := next(network.parameters(), None)) is None:
-            raise InputError(
-                f"{type(self).__name__}: no layer with weights comes before its output; choose a later layer"
-            )
+            reason = "no layer with weights comes before its output; choose a later layer"
+            raise InputError(f"{type(self).__name__}: {reason}")
         self.network.eval()
         with torch.no_grad():  # one run, which is free on the meta device
             _, *grid, D = self._grid(torch.zeros(1, 3, *preprocessing.size, device=weight.device)).shape
@@ -132,9 +131,8 @@ class Encoder(Component):
                 side = math.isqrt(maps.shape[1] - first)
                 if side * side == maps.shape[1] - first > 0:
                     return maps[:, first:].unflatten(1, (side, side))
-        raise InputError(
-            f"{type(self).__name__}: the output {tuple(maps.shape)} is no grid of vectors; choose an earlier layer"
-        )
+        reason = f"the output {tuple(maps.shape)} is no grid of vectors; choose an earlier layer"
+        raise InputError(f"{type(self).__name__}: {reason}")
 
     @property
     def cells(self) -> CellGrid:
@@ -143,15 +141,13 @@ class Encoder(Component):
         They are measured at the first use, and again after the weights have changed. That takes many seconds for a
         large network, so a saved model keeps them.
         """
-        if (known := self.known_cells) is None:
+        if (cells := self.known_cells) is None:
             self.network.eval()
             device = next(self.network.parameters()).device
-            try:
-                with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
-                    known = self.cells = self._measured_cells(device)
-            finally:
-                self.train(self.training)
-        return known
+            with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
+                cells = self.cells = self._measured_cells(device)
+            self.train(self.training)
+        return cells
 
     @cells.setter
     def cells(self, value: CellGrid) -> None:
@@ -160,7 +156,7 @@ class Encoder(Component):
 
     @property
     def known_cells(self) -> CellGrid | None:
-        """``cells`` if they were measured with the present weights."""
+        """The cells that were measured or set with the present weights, if any."""
         return self._cells[1] if self._cells is not None and self._cells[0] == self._weights_version() else None
 
     def _measured_cells(self, device: torch.device) -> CellGrid:
@@ -225,9 +221,8 @@ class Encoder(Component):
     def _tuned(self, named: Iterable[tuple[str, Any]]) -> list[Any]:
         """Return the parameters or modules from the stage ``trainable_from`` to the end."""
         stage = f"{self.trainable_from}."
-        if tuned := [
-            value for _, value in itertools.dropwhile(lambda item: not f"{item[0]}.".startswith(stage), named)
-        ]:
+        from_stage = itertools.dropwhile(lambda item: not f"{item[0]}.".startswith(stage), named)
+        if tuned := [value for _, value in from_stage]:
             return tuned
         coarse = (name for name, part in self.network.named_modules() if name.count(".") < 2 and [*part.parameters()])
         raise InputError(

@@ -85,13 +85,15 @@ class Caption:
         """(height, width) of the grid; its height x width = L locations are numbered row by row."""
         return self.cells.grid_size
 
+    def _whole(self) -> Photo:
+        """Return the whole image with the region that the model saw; without the image, the view."""
+        return (self.photo and self.photo()) or (self.view, (0.0, 0.0, 1.0, 1.0))
+
     def seen(self) -> Image.Image:
         """Return the part of the image that the model saw, undistorted; without the image, the view."""
-        if (whole := self.photo and self.photo()) is None:
-            return self.view
-        photo, (left, top, right, bottom) = whole
-        (width, height) = photo.size
-        return photo.crop((round(left * width), round(top * height), round(right * width), round(bottom * height)))
+        photo, region = self._whole()
+        left, top, right, bottom = map(round, np.multiply(region, photo.size * 2).tolist())
+        return photo.crop((left, top, right, bottom))
 
     def figure(self, style: Style = "color", *, heads: bool = False, details: bool = False) -> Figure:
         """Return the paper's figure: the image, then the attention at each word.
@@ -103,17 +105,17 @@ class Caption:
             heads: Also show each head of multi-head attention.
             details: Also write beta and the greatest attention of each word, and show the evidence below the alphas.
         """
-        from captioning.views.overlays import WHOLE, Look, attention_figure  # imports matplotlib
+        from captioning.views.overlays import Look, attention_figure  # imports matplotlib
 
         if heads and self.trace.heads is None:
             raise InputError("heads: this model's attention has none; leave it out")
         if heads and self.beside:
             raise InputError("heads: several models are drawn as one row each; leave it out")
         captions = {self.model: self, **self.beside}
-        photos = {name: (one.photo and one.photo()) or (one.view, WHOLE) for name, one in captions.items()}
-        looks = {name: Look(one.trace, one.cells, photos[name][1]) for name, one in captions.items()}
-        photo, _ = photos[self.model]
-        return attention_figure(photo, self.words, looks, style=style, text=self.text, heads=heads, details=details)
+        photos = {name: caption._whole() for name, caption in captions.items()}
+        looks = {name: Look(caption.trace, caption.cells, photos[name][1]) for name, caption in captions.items()}
+        options: dict[str, Any] = {"style": style, "text": self.text, "heads": heads, "details": details}
+        return attention_figure(photos[self.model][0], self.words, looks, **options)
 
     def save_figure(self, path: str | Path, style: Style = "color", **options: bool) -> None:
         """Write ``figure`` with these options to a .png, .pdf or .svg file. Raises InputError for another suffix."""

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from captioning.checkpoint.export import StoredType, write_export
-from captioning.checkpoint.load import PRETRAINED, read_members, read_model
+from captioning.checkpoint.load import PRETRAINED, read_models
 from captioning.decoding import BeamOptions, DecodingOptions, Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_whole
@@ -39,11 +39,7 @@ def load(path: _Place | Sequence[_Place] = PRETRAINED, device: str | torch.devic
             model gives views, settings and default options.
         device: "cpu", "cuda", "cuda:1" ...
     """
-    paths = [path] if isinstance(path, (str, os.PathLike)) else path
-    if not paths:
-        raise InputError("an ensemble needs at least one checkpoint")
-    first = read_model(paths[0], device)
-    others = read_members(first, paths[1:], device)
+    first, *others = read_models([path] if isinstance(path, (str, os.PathLike)) else path, device)
     model = Ensemble([first.captioner, *(other.captioner for other in others)]) if others else first.captioner
     return ImageCaptioner(model, first.vocabulary, first.settings)
 
@@ -94,11 +90,10 @@ class ImageCaptioner(Generic[Model]):
             options: Fields of ``DecodingOptions`` such as ``beam_size=5``. ``self.options`` has the value of an option
                 that is None or left out.
         """
-        given = {name: value for name, value in options.items() if value is not None}
-        one = is_single(images)
-        merged = dataclasses.replace(self.options, **given)
-        captions = list(self.stream([images] if one else images, merged, batch_size=batch_size))
-        return captions[0] if one else captions
+        single, changes = is_single(images), {name: value for name, value in options.items() if value is not None}
+        merged = dataclasses.replace(self.options, **changes)
+        captions = list(self.stream([images] if single else images, merged, batch_size=batch_size))
+        return captions[0] if single else captions
 
     __call__ = caption
 
@@ -182,9 +177,9 @@ class ImageCaptioner(Generic[Model]):
         images: Sequence[tuple[ImageSource, _Views]],
         options: DecodingOptions,
         number: int,
-        given: list[list[int]] | None = None,
+        forced: list[list[int]] | None = None,
     ) -> list[list[Caption]]:
-        """Return the captions that a search finds for a batch, or with ``given`` word ids the captions of these words.
+        """Return the captions that a search finds for a batch, or the ones of the ``forced`` word ids.
 
         Each image has one view for each preprocessing of the models. The batch's ``number`` is added to the seed.
         """
@@ -198,11 +193,10 @@ class ImageCaptioner(Generic[Model]):
                 torch.manual_seed(options.seed + number)  # a different stream for every batch
             preprocessed = zip(self.model.preprocessings, columns, strict=True)
             memory = self.model.encode_views([steps.normalize_all(views, device) for steps, views in preprocessed])
-            if given is None:
-                decoded = self.model.search(memory, options, self.vocabulary)
-                decoded = self.model.with_evidence(memory, decoded)
+            if forced is None:
+                decoded = self.model.with_evidence(memory, self.model.search(memory, options, self.vocabulary))
             else:
-                decoded = [[hypothesis] for hypothesis in self.model.score_captions(memory, given)]
+                decoded = [[hypothesis] for hypothesis in self.model.score_captions(memory, forced)]
         return [
             [self._to_caption(source, views[0], photo, hypothesis) for hypothesis in hypotheses]
             for (source, (views, photo)), hypotheses in zip(images, decoded, strict=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from captioning.cells import CellGrid
 from captioning.data.records import GroundedObject
-from captioning.data.regions import object_cells
+from captioning.data.regions import named_regions, object_cells
 from captioning.data.transforms import Preprocessing
 from captioning.encoders import ConvEncoder, Encoder, TimmEncoder, TorchvisionEncoder
 from captioning.evaluation.grounding import centre_attention, noun_hits
@@ -159,7 +159,7 @@ def test_attention_is_judged_where_the_cells_lie():
     dog = GroundedObject("dog", frozenset(), frozenset(), mask)
     alphas = np.full((1, 12), 0.05)
     alphas[0, 5] = 0.45
-    (hit,) = noun_hits(["dog"], alphas, object_cells([dog], SHIFTED))
+    (hit,) = noun_hits(["dog"], alphas, named_regions(["dog"], object_cells([dog], SHIFTED)), SHIFTED)
     assert hit.hit and hit.chance == 1 / 12
     assert hit.correctness == pytest.approx(0.45 * 48 / 80)
     assert hit.centre_hit == 1  # the middle is (15, 16): row 1 at 12, columns 1 and 2 at 15 and 23
@@ -167,5 +167,6 @@ def test_attention_is_judged_where_the_cells_lie():
     assert hit.centre == pytest.approx(weights[1, 1] * 48 / 80)
     rows = np.exp(-0.5 * ((np.array([2, 12, 22]) / 30 - 0.5) / 0.25) ** 2)
     np.testing.assert_allclose(weights.sum(axis=1), rows / rows.sum())
-    (elsewhere,) = noun_hits(["dog"], alphas, object_cells([dog], CellGrid.regular((3, 4), (30, 32))))
+    regular = CellGrid.regular((3, 4), (30, 32))
+    (elsewhere,) = noun_hits(["dog"], alphas, named_regions(["dog"], object_cells([dog], regular)), regular)
     assert elsewhere.chance == 4 / 12

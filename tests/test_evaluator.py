@@ -12,7 +12,7 @@ import torch
 from captioning.attention import AdditiveScore, Attention, HardAttention, SoftAttention
 from captioning.data.batch import CaptionBatch
 from captioning.data.loading import CaptionDataset
-from captioning.data.regions import RegionsInView
+from captioning.data.regions import RegionsInView, named_regions
 from captioning.data.shapes import ShapesSource
 from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
@@ -134,7 +134,8 @@ def test_the_evidence_is_judged_beside_the_alphas(source, tmp_path, output):
     for number, image_index in enumerate(batch.image_index.tolist()):
         words = split.vocabulary.decode(batch.captions[number, 1 : batch.lengths[number]].tolist())
         for by_evidence, weights in ((False, trace.alphas), (True, trace.evidence)):
-            judged[by_evidence] += noun_hits(words, weights[number].numpy(), split.regions.objects(image_index))
+            regions = named_regions(words, split.regions.objects(image_index))
+            judged[by_evidence] += noun_hits(words, weights[number].numpy(), regions, split.captioner.encoder.cells)
     looked, came_from = (
         grounding_metrics([CaptionedImage(image_id=0, caption="", references=[], hits=judged[key])])
         for key in (False, True)
@@ -154,7 +155,7 @@ def test_processes_that_share_a_split_find_what_one_finds(split):
     expected = split.evaluator(first, second, third).finish()
     shared = split.evaluator()
     for part in (split.evaluator(third), split.evaluator(), split.evaluator(first, second), split.evaluator(third)):
-        shared.add(part.images, part.sums)  # the third batch counts once
+        shared.images |= part.images  # the third batch counts once
     assert shared.finish() == expected
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from captioning.cells import CellGrid
 from captioning.data.records import GroundedObject
-from captioning.data.regions import object_cells
+from captioning.data.regions import named_regions, object_cells
 from captioning.evaluation import grounding
 from captioning.evaluation.grounding import centre_attention, grounding_metrics
 from captioning.evaluation.records import CaptionedImage, NounHit
@@ -27,8 +27,8 @@ def thing(noun: str, mask: np.ndarray, attributes: str = "", synonyms: str = "")
     return GroundedObject(noun, frozenset(synonyms.split()), frozenset(attributes.split()), mask)
 
 
-def noun_hits(words, alphas, objects) -> list[NounHit]:
-    return grounding.noun_hits(words, alphas, object_cells(objects, CELLS))
+def noun_hits(words, alphas, objects, cells=CELLS) -> list[NounHit]:
+    return grounding.noun_hits(words, alphas, named_regions(words, object_cells(objects, cells)), cells)
 
 
 def looking_at(*cells: tuple[int, int]) -> np.ndarray:
@@ -160,7 +160,7 @@ def test_a_central_location_is_one_of_those_nearest_to_the_middle(grid_size, mid
     cells = CellGrid.regular(grid_size, (24, 30))
     star = thing("star", box(11, 12, 14, 15, size=(24, 30)))  # one pixel up and left of the middle
     alphas = np.full((1, grid_size[0] * grid_size[1]), 0.1)
-    (hit,) = grounding.noun_hits(["star"], alphas, object_cells([star], cells))
+    (hit,) = noun_hits(["star"], alphas, [star], cells)
     assert hit.centre_hit == 1 / middle
 
 

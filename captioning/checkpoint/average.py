@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from captioning.checkpoint.format import without
-from captioning.checkpoint.io import read_checkpoint
+from captioning.checkpoint.format import read_checkpoint, without
 from captioning.checkpoint.load import SavedModel, read_model
 from captioning.errors import InputError
 

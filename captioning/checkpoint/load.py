@@ -11,8 +11,7 @@ import torch
 
 from captioning.cells import CellGrid
 from captioning.checkpoint.export import CONFIG, VOCABULARY, WEIGHTS, is_export, read_export
-from captioning.checkpoint.format import rebuild
-from captioning.checkpoint.io import read_checkpoint
+from captioning.checkpoint.format import read_checkpoint, rebuild
 from captioning.errors import InputError, one_line
 from captioning.files import read_json
 from captioning.model.captioner import Captioner
@@ -133,8 +132,8 @@ def check_device(name: str | torch.device) -> torch.device:
 def check_tokenizer(checkpoint: Tokenizer, data: Tokenizer) -> None:
     """Raise InputError if the data's tokenizer differs from the checkpoint's."""
     if checkpoint != data:
-        trained, given = type(checkpoint).__name__, type(data).__name__
-        problem = f"{given}, the checkpoint's words are those of {trained}; set {trained}"
+        name = type(checkpoint).__name__
+        problem = f"{type(data).__name__}, the checkpoint's words are those of {name}; set {name}"
         raise InputError(f"data.vocabulary.tokenizer: {problem}")
 
 

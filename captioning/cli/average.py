@@ -27,7 +27,7 @@ def average(*, model: list[Path], output: Path, fraction: list[float] | None = N
     refuse_inputs(output, model, "--output")
     announce("average")
     from captioning.checkpoint.average import average_checkpoints
-    from captioning.checkpoint.io import write_checkpoint
+    from captioning.checkpoint.format import write_checkpoint
 
     checkpoint = average_checkpoints(model, fraction)
     write_checkpoint(checkpoint, output)

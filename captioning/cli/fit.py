@@ -23,7 +23,7 @@ from pytorch_lightning import callbacks
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
-from captioning.checkpoint.io import read_checkpoint
+from captioning.checkpoint.format import read_checkpoint
 from captioning.checkpoint.load import SavedModel, read_model
 from captioning.cli import IMPORTED
 from captioning.cli.build import restrict_imports

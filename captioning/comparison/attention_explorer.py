@@ -118,13 +118,12 @@ def _image_files(
             problem = str(error)
             continue
         rows = {int(image_id): row for row, image_id in enumerate(index.image_ids)}
-        known = {i: set(image.references) for i, image in (run.captions or {}).items()}
-        same = [i for i in ids if i in rows and known.get(i, set()) & set(index.references(rows[i]))]
-        if rows and not same:
-            problem = f"{index.origin} has other references under the numbers of these images"
+        tested = {i: set(image.references) for i, image in (run.captions or {}).items()}
+        same = [i for i in ids if i in rows and tested.get(i, set()) & set(index.references(rows[i]))]
         files = {i: index.image_path(rows[i]) for i in same}
         if existing := {i: path for i, path in files.items() if path.is_file()}:
             return existing, ""
+        problem = f"{index.origin} has other references under the numbers of these images"
         if files:
             problem = f"{next(iter(files.values()))} is not there"
     return {}, problem

@@ -7,10 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from captioning.comparison.conditions import condition_tables, group_by_seed, ordered_curves
-from captioning.comparison.measures import Captions, Measure, caption_measures, grounding_measures
 from captioning.comparison.result import Comparison, Disagreement, Table, by_name
 from captioning.comparison.runs import Run
-from captioning.comparison.scores import score_runs, score_variants, with_scores
+from captioning.comparison.scores import (
+    Captions,
+    Measure,
+    caption_measures,
+    grounding_measures,
+    score_runs,
+    score_variants,
+    with_scores,
+)
 from captioning.errors import InputError, check_choice
 from captioning.metrics.table import TITLES, few_images_warning
 
@@ -139,11 +146,11 @@ def _disagreements(
     assert measure.image_values is not None
     column = measure.keys.index(metric)
     scores = np.stack([measure.image_values(measure.counts[run])[:, column] for run in tested])  # (runs, images)
-    spread, found = np.round(np.ptp(scores, axis=0), 9), []
+    spread, disagreements = np.round(np.ptp(scores, axis=0), 9), []
     for i in np.argsort(-spread, kind="stable").tolist():
         images = {name: run[common[i]] for name, run in tested.items()}
         captions = {name: image.caption for name, image in images.items()}
         if len(set(captions.values())) > 1:
-            run_scores = dict(zip(tested, scores[:, i].tolist(), strict=True))
-            found.append(Disagreement(common[i], captions, run_scores, next(iter(images.values())).references))
-    return found
+            run_scores, (first, *_) = dict(zip(tested, scores[:, i].tolist(), strict=True)), images.values()
+            disagreements.append(Disagreement(common[i], captions, run_scores, first.references))
+    return disagreements

@@ -68,8 +68,8 @@ def _settings_table(runs: Sequence[Run], names: list[str]) -> Table:
     """Return the settings that differ among the runs whose settings are known."""
     settings = {run.name: settings_of(run) for run in runs if run.settings}
     rows = []
-    for key in sorted({key for of_run in settings.values() for key in of_run}):
-        values = [of_run.get(key) for of_run in settings.values()]
+    for key in sorted({key for run_settings in settings.values() for key in run_settings}):
+        values = [run_settings.get(key) for run_settings in settings.values()]
         if any(value != values[0] for value in values):
             shown = [settings.get(run.name, {}).get(key, "") for run in runs]
             rows.append(Row(key, [Cell(str(v).lower() if v is None or isinstance(v, bool) else str(v)) for v in shown]))
@@ -93,8 +93,7 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
                 break
         else:
             variants.append({seed: run})
-    taken = {run.name for run in runs}
-    groups = []
+    taken, groups = {run.name for run in runs}, []
     for variant in variants:
         names, seeds = [run.name for run in variant.values()], list(variant)
         name = names[0]
@@ -115,11 +114,11 @@ def _seed_of(run: Run) -> str:
 
 
 def _differ_in_seed_alone(run: Run, other: Run) -> bool:
-    known = bool(run.settings and other.settings and _seed_of(run))
+    have_settings = bool(run.settings and other.settings and _seed_of(run))
     same_search = not run.captions or not other.captions or _search(run) == _search(other)
     # Both started from the same weights, or each from those of a run with its own seed.
-    starred = (_without_seed(run, starred) == _without_seed(other, starred) for starred in (False, True))
-    return known and same_search and any(starred)
+    same_start = (_without_seed(run, starred) == _without_seed(other, starred) for starred in (False, True))
+    return have_settings and same_search and any(same_start)
 
 
 def _search(run: Run) -> dict[str, Any]:

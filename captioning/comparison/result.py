@@ -28,7 +28,8 @@ class Cell(NamedTuple):
 
     @classmethod
     def plain(cls, value: Any, shape: str = "{}") -> Cell:
-        if value is None or (isinstance(value, float) and math.isnan(value)):
+        """Return a cell without details, an empty one for None and nan."""
+        if value is None or value != value:
             return cls()
         return cls(shape.format(value), value=float(value) if isinstance(value, (int, float)) else None)
 
@@ -156,7 +157,9 @@ class Comparison:
             "images": self.images,
             "verdicts": list(self.verdicts.values()),
             "notices": self.notices,
-            "intervals": {run: {name: vars(of) for name, of in scores.items()} for run, scores in self.scores.items()},
+            "intervals": {
+                run: {name: vars(score) for name, score in scores.items()} for run, scores in self.scores.items()
+            },
             "differences": {run: _plain(tests) for run, tests in self.tests.items()},
             "groups": {group.name: group.to_dict() for group in self.groups},
             "group_differences": {group: _plain(tests) for group, tests in self.group_tests.items()},
@@ -190,8 +193,8 @@ def _difference(test: Difference) -> str:
 
 def _on_run(result: Comparison, name: str, test: Difference) -> str:
     after, before = (f"{run} {result.scores[run][result.metric].value:.1f}" for run in (name, result.runs[0]))
-    on = f"on these {result.images} images {_difference(test)}"
-    return f"{TITLES[result.metric]}: {after}, {before} {on}; {ONE_SEED}."
+    measured = f"on these {result.images} images {_difference(test)}"
+    return f"{TITLES[result.metric]}: {after}, {before} {measured}; {ONE_SEED}."
 
 
 def _on_variant(result: Comparison, name: str, test: Difference) -> str:

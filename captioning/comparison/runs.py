@@ -82,9 +82,9 @@ def read_run(folder: Path) -> Run:
         run.scores, run.search = read_metrics(scores)
     tested = layout.checkpoints / Path(str(run.search.get("checkpoint"))).name
     run.checkpoint = next((path for path in (tested, layout.checkpoint("best")) if path.is_file()), None)
-    others = ((mode, folder / mode / scores.name) for mode in ("expected", "argmax", "sample"))
-    contexts = {mode: read_metrics(path) for mode, path in others if path.is_file()}
-    run.contexts = {mode: of for mode, (of, search) in contexts.items() if is_current(search, run.checkpoint)}
+    files = ((mode, folder / mode / scores.name) for mode in ("expected", "argmax", "sample"))
+    contexts = {mode: read_metrics(path) for mode, path in files if path.is_file()}
+    run.contexts = {mode: metrics for mode, (metrics, search) in contexts.items() if is_current(search, run.checkpoint)}
     if not is_current(run.search, run.checkpoint):
         run.scores, run.search, run.outdated = {}, {}, True
     elif captions.is_file():

@@ -44,8 +44,8 @@ class Entities:
         """Return each caption's sentence with marked phrases, "" for a caption that Entities lacks."""
         with suppress(FileNotFoundError):
             lines = (self.folder / "Sentences" / f"{_number(path)}.txt").read_text("utf-8").splitlines()
-            known = {_letters(_PHRASE.sub(r"\2", line)): line for line in lines}
-            return [known.get(_letters(caption), "") for caption in captions]
+            by_letters = {_letters(_PHRASE.sub(r"\2", line)): line for line in lines}
+            return [by_letters.get(_letters(caption), "") for caption in captions]
         return [""] * len(captions)
 
     def _masks(self, number: str, path: Path) -> dict[str, np.ndarray]:

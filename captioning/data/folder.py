@@ -127,9 +127,8 @@ class FolderSource(CaptionSource):
 def _captions_of(folder: Path) -> list[Path]:
     """Return the captions file of a folder, [] if none has a usual name."""
     inside = sorted(os.listdir(folder)) if folder.is_dir() else []
-    own, foreign = ([name for name in inside if name.lower() in names] for names in (_OWN, _FOREIGN))
-    names = own or foreign
-    if len(names) > 1:
+    ours, others = ([name for name in inside if name.lower() in names] for names in (_OWN, _FOREIGN))
+    if len(names := ours or others) > 1:
         raise InputError(f"{folder}: has {' and '.join(names)}; give captions, one of them")
     return [folder / name for name in names]
 

@@ -28,8 +28,8 @@ def formats() -> list[str]:
 
 def suffixes() -> list[str]:
     """Return the suffixes of image files that ``load_image`` reads, in lower case."""
-    known = {*formats(), "MPO"}  # Pillow's JPEG plug-in opens MPO
-    return sorted(suffix for suffix, name in Image.registered_extensions().items() if name in known)
+    readable = {*formats(), "MPO"}  # Pillow's JPEG plug-in opens MPO
+    return sorted(suffix for suffix, name in Image.registered_extensions().items() if name in readable)
 
 
 def unreadable(error: Exception, source: str | Path | bytes) -> str:

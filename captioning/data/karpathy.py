@@ -76,9 +76,9 @@ class KarpathySource(CaptionSource):
             return None
         index, entities = self.index(split), Entities(self.entities)
         paths = _paths(index)
-        known = [entities.sentences(index.image_path(row), index.references(row)) for row in range(len(index))]
-        found = sum(bool(sentence) for sentences in known for sentence in sentences)
-        logger.info("%s: has %d of %d captions of the %s split", self.entities, found, len(index.captions), split)
+        sentences = (entities.sentences(index.image_path(row), index.references(row)) for row in range(len(index)))
+        count = sum(bool(sentence) for image_sentences in sentences for sentence in image_sentences)
+        logger.info("%s: has %d of %d captions of the %s split", self.entities, count, len(index.captions), split)
         return lambda image_id, captions: entities.phrases(paths[image_id], captions)
 
     def _entry(self, image: _Image) -> ImageEntry:

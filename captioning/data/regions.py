@@ -40,7 +40,6 @@ class ObjectCells:
     names: frozenset[str]  # the noun and its synonyms
     attributes: frozenset[str]
     covered: Floats  # as in ``Region``
-    cells: CellGrid
 
 
 def object_cells(objects: Sequence[GroundedObject], cells: CellGrid) -> list[ObjectCells]:
@@ -52,7 +51,7 @@ def object_cells(objects: Sequence[GroundedObject], cells: CellGrid) -> list[Obj
     for (noun, attributes), items in alike.items():
         covered = cells.coverage(np.logical_or.reduce([item.mask for item in items]))
         names = frozenset({noun}).union(*(item.synonyms for item in items))
-        on_cells.append(ObjectCells(names, attributes, covered, cells))
+        on_cells.append(ObjectCells(names, attributes, covered))
     return on_cells
 
 

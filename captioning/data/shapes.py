@@ -72,9 +72,9 @@ class ShapesSource(CocoSource):
             path = self.root / "shapes.json"
             stored = read_json(path, "choose another root or delete the folder")
             if different := [key for key in wanted if stored.get(key) != wanted[key]]:
-                made = ", ".join(f"{key} {stored.get(key)} instead of {wanted[key]}" for key in different)
+                values = ", ".join(f"{key} {stored.get(key)} instead of {wanted[key]}" for key in different)
                 remedy = "use those values, choose another root, or delete the folder"
-                raise InputError(f"{path}: these shapes were made with {made}; {remedy}")
+                raise InputError(f"{path}: these shapes were made with {values}; {remedy}")
             return
         root = self.root.resolve()  # it may be a link to another disk
         root.parent.mkdir(parents=True, exist_ok=True)

@@ -134,7 +134,3 @@ class TrainingTransform:
             left, top = (int(torch.randint(side - crop + 1, (), generator=random)) for side in view.size)
             view = view._replace(box=(left, top, left + crop, top + crop))
         return view._replace(mirrored=self.flip > 0 and float(torch.rand((), generator=random)) < self.flip)
-
-    def __call__(self, image: Image.Image, random: torch.Generator | None = None) -> Tensor:
-        """Return the training input, (3, height, width) float32: a view that is drawn."""
-        return self.preprocessing(image, self.draw(image.size, random))

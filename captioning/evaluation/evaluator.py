@@ -13,11 +13,11 @@ import torch
 from captioning.data.batch import CaptionBatch
 from captioning.data.loading import SplitData, batch_loader, load_images
 from captioning.data.records import CaptionSource
-from captioning.data.regions import RegionsInView
+from captioning.data.regions import RegionsInView, named_regions
 from captioning.data.sampler import image_batches
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.errors import InputError, check_range
-from captioning.evaluation.grounding import grounding_metrics, noun_hits, region_hits
+from captioning.evaluation.grounding import grounding_metrics, noun_hits
 from captioning.evaluation.records import CaptionedImage, NounHit
 from captioning.metrics.table import caption_metrics
 from captioning.model.captioner import Captioner, CaptionModel
@@ -48,16 +48,12 @@ class Evaluator:
     images: dict[int, CaptionedImage] = field(default_factory=dict)  # by row of the split
     sums: dict[int, dict[str, float]] = field(default_factory=dict)
     """Sums of each batch, by the row of its first image: log-probabilities of its references in nats, and their number
-    of "words". ``finish`` adds them in the order of the split, which keeps a sum's last digits."""
+    of "words". ``finish`` adds them in the order of the split, which keeps a sum's last digits. If another process's
+    images and sums are merged into these, a batch that both evaluated counts once."""
 
     def __post_init__(self) -> None:
         if self.references and not self.regions.index.captions:
             raise InputError(f"{self.regions.index.origin}: has no captions to compare with; use captioning predict")
-
-    def add(self, images: dict[int, CaptionedImage], sums: dict[int, dict[str, float]]) -> None:
-        """Add the images and the sums of another process. A batch that several processes evaluated counts once."""
-        self.images |= images
-        self.sums |= sums
 
     @property
     def records(self) -> list[CaptionedImage]:
@@ -98,6 +94,7 @@ class Evaluator:
         ):
             words, (alphas, evidence) = self.vocabulary.decode(best.ids), (best.trace.alphas, best.trace.evidence)
             caption, written = " ".join(words), self.vocabulary.tokenizer.join(words)
+            judged = named_regions(words, in_view), self.captioner.encoder.cells
             image = CaptionedImage(
                 image_id=image_id,
                 file=str(self.regions.index.image_path(row)),
@@ -106,8 +103,8 @@ class Evaluator:
                 log_prob=best.log_prob,
                 finished=best.finished,
                 references=self.regions.index.references(row),
-                hits=noun_hits(words, alphas.numpy(), in_view),
-                evidence_hits=[] if evidence is None else noun_hits(words, evidence.numpy(), in_view),
+                hits=noun_hits(words, alphas.numpy(), *judged),
+                evidence_hits=[] if evidence is None else noun_hits(words, evidence.numpy(), *judged),
                 **hits,
             )
             self.images[row] = image
@@ -131,7 +128,7 @@ class Evaluator:
         for caption, image in enumerate(batch.image_index.tolist()):
             reference, regions = next(references[image])
             for name, caption_weights in weights.items():
-                hits[image][name] += region_hits(reference.split(), caption_weights[caption], regions, cells)
+                hits[image][name] += noun_hits(reference.split(), caption_weights[caption], regions, cells)
         return hits
 
 

@@ -9,17 +9,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from captioning.cells import CellGrid
-from captioning.data.regions import ObjectCells, Region, named_regions
+from captioning.data.regions import Region
 from captioning.evaluation.records import CaptionedImage, NounHit
 from captioning.metrics.resampling import Floats
 from captioning.metrics.table import NOUN_METRICS
 
 
-def noun_hits(words: Sequence[str], alphas: ArrayLike, objects: Sequence[ObjectCells]) -> list[NounHit]:
-    """Judge every noun of a caption that names an object, in caption order.
+def noun_hits(words: Sequence[str], alphas: ArrayLike, regions: Sequence[Region], cells: CellGrid) -> list[NounHit]:
+    """Judge every noun or phrase of a caption that has a region, in caption order.
 
-    A location is a hit if its cell touches the object, that is, if the mask dilated by half a cell contains the cell's
-    centre. ``named_regions`` says which objects a noun names; a noun without an object in view is not counted.
+    A location is a hit if its cell touches the region, that is, if the mask dilated by half a cell contains the cell's
+    centre.
 
     Correctness is the attention correctness of Liu et al. ("Attention correctness in neural image captioning", AAAI
     2017): the sum of attention over the region that the word names. Differs from the paper: a location's weight is
@@ -30,13 +30,9 @@ def noun_hits(words: Sequence[str], alphas: ArrayLike, objects: Sequence[ObjectC
     Args:
         alphas: (T, L) attention weights; step t belongs to ``words[t]``, further steps (<end>) are ignored. The first
             of equally strong locations counts.
-        objects: The objects from ``object_cells``, on the grid of L locations.
+        regions: The regions that the caption names, from ``named_regions`` or from annotated phrases.
+        cells: The grid of L locations.
     """
-    return region_hits(words, alphas, named_regions(words, objects), objects[0].cells) if objects else []
-
-
-def region_hits(words: Sequence[str], alphas: ArrayLike, regions: Sequence[Region], cells: CellGrid) -> list[NounHit]:
-    """Judge every phrase of a caption that has a region, as ``noun_hits`` does."""
     alphas = np.asarray(alphas).reshape(-1, *cells.grid_size)
     centre = centre_attention(cells)
     hits = []

@@ -74,8 +74,8 @@ def write_evaluation(
     """
     content = {f"{stage}/{name}": value for name, value in metrics.items()}
     write_json(folder / f"{stage}_metrics.json", content | {name: fact for name, fact in facts.items() if fact})
-    known = [{name: fact for name, fact in dataclasses.asdict(image).items() if fact is not None} for image in images]
-    write_json(folder / f"{stage}_captions.json", known)
+    entries = [{name: v for name, v in dataclasses.asdict(image).items() if v is not None} for image in images]
+    write_json(folder / f"{stage}_captions.json", entries)
     write_results(folder / f"{stage}_results.json", [(image.image_id, image.text) for image in images])
 
 

@@ -5,6 +5,7 @@ Every metric takes captions as word lists, which hold no special token.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import chain
 
@@ -56,11 +57,8 @@ class ReferenceNGrams:
 
         Columns from K on belong to n-grams that no reference has.
         """
-        known, new = self._words, dict[str, int]()
-        words = chain.from_iterable(sentences)
-        numbers = np.array(
-            [known[word] if word in known else new.setdefault(word, len(known) + len(new)) for word in words], np.int64
-        )
+        number_of = defaultdict(lambda: len(number_of), self._words)  # a new word gets the next number
+        numbers = np.array([number_of[word] for word in chain.from_iterable(sentences)], dtype=np.int64)
         lengths = np.array([len(sentence) for sentence in sentences], dtype=np.int64)
         sentence = np.repeat(np.arange(len(sentences)), lengths)
         remaining = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(numbers))  # words up to the sentence's end

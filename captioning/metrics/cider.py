@@ -39,13 +39,13 @@ class CiderD:
         """
         numbers, hypothesis, reference = self.index.pairs(hypotheses, images)
         similarity = np.zeros(len(hypothesis))
-        for counts, known, reference_values in zip(
-            self.index.count(hypotheses), self._weights, self._values, strict=True
-        ):
-            unseen = np.full(counts.shape[1] - len(known), self._log_documents)
-            values = (counts * np.append(known, unseen)).tocsr()
-            shared, other = values[:, : len(known)][hypothesis], reference_values[reference]
-            similarity += ratio((shared.minimum(other) * other).sum(axis=1), _norms(values)[hypothesis] * _norms(other))
+        ngrams = zip(self.index.count(hypotheses), self._weights, self._values, strict=True)  # of n = 1 .. 4
+        for counts, weights, reference_values in ngrams:
+            weights_of_unseen = np.full(counts.shape[1] - len(weights), self._log_documents)
+            values = (counts * np.append(weights, weights_of_unseen)).tocsr()
+            first, second = values[:, : len(weights)][hypothesis], reference_values[reference]
+            products = (first.minimum(second) * second).sum(axis=1)
+            similarity += ratio(products, _norms(values)[hypothesis] * _norms(second))
         # The toolkit measures length in bigrams, so no word and one word are equally long.
         lengths = np.array([max(len(words) - 1, 0) for words in hypotheses], dtype=np.int64)
         difference = lengths[hypothesis] - np.maximum(self.index.lengths[reference] - 1, 0)

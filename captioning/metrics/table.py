@@ -77,12 +77,6 @@ NOUN_METRICS = {name: metric for name, metric in METRICS.items() if metric.hits}
 TITLES = {name: metric.title for name, metric in METRICS.items()}
 
 
-def better(key: str) -> Literal["max", "min"] | None:
-    """Return ``Metric.better`` of a log key such as "val/nll"; None if it is no metric."""
-    metric = METRICS.get(key.partition("/")[2])
-    return metric and metric.better
-
-
 def log_key(stage: str, name: str) -> str:
     """Return the key of a metric in loggers, such as "val/bleu4", or "val_controls/pointing_chance"."""
     return f"{stage}{'_controls' * (METRICS[name].better is None)}/{name}"

@@ -248,7 +248,8 @@ class CaptioningModule(pl.LightningModule):
             parts: list[Any] = [None] * self.trainer.world_size
             torch.distributed.all_gather_object(parts, (self.evaluator.images, self.evaluator.sums))
             for images, sums in parts:
-                self.evaluator.add(images, sums)
+                self.evaluator.images |= images
+                self.evaluator.sums |= sums
         metrics, _ = self.evaluator.finish()  # without METEOR, which takes seconds
         # Monitored grounding metrics need a value (NaN) even if only references name objects.
         metrics = {name.removeprefix("reference_"): math.nan for name in metrics} | metrics

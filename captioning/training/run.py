@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from captioning.errors import InputError, check_range, did_you_mean
-from captioning.metrics.table import METRICS, better, log_key
+from captioning.metrics.table import METRICS, log_key
 from captioning.run_folder import RunFolder
 from captioning.settings import flatten
 from captioning.training.loggers import is_wandb_sweep, logger_settings
@@ -82,7 +82,8 @@ def monitor_mode(option: str, monitor: str | None, mode: str | None) -> str:
     keys = [log_key("val", name) for name, metric in METRICS.items() if metric.in_validation]
     if monitor.startswith("val") and monitor not in keys:
         raise InputError(f"{option}.monitor {monitor}: no validation logs that{did_you_mean(monitor, keys)}")
-    metric_mode = better(monitor)
+    metric = METRICS.get(monitor.partition("/")[2])
+    metric_mode = metric and metric.better
     if mode is None and metric_mode is None:
         raise InputError(f"{option}.mode: give min or max for {monitor}")
     if metric_mode not in (None, mode or metric_mode):

@@ -51,10 +51,9 @@ def _weights(n: int, offset: float, stride: float, pixels: int, sigma: float) ->
     to less, because mirroring would move the maximum out of its cell.
     """
     edges = (offset + stride * (np.arange(n + 1) - 0.5)).clip(0, pixels)
-    at = (np.arange(pixels) + 0.5)[:, None]
-    reached = True, edges[0] < 1e-6, edges[-1] > pixels - 1e-6
-    mirrored = (pixel for pixel, one in zip((at, -at, 2 * pixels - at), reached, strict=True) if one)
-    distances = ((edges - pixel) / (sigma * math.sqrt(2)) for pixel in mirrored)
+    centers = (np.arange(pixels) + 0.5)[:, None]
+    mirrored = [-centers] * (edges[0] < 1e-6) + [2 * pixels - centers] * (edges[-1] > pixels - 1e-6)
+    distances = ((edges - center) / (sigma * math.sqrt(2)) for center in [centers, *mirrored])
     return np.sum([np.diff(np.vectorize(math.erf)(distance)) / 2 for distance in distances], 0).astype(np.float32)
 
 

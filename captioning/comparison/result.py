@@ -158,7 +158,7 @@ class Comparison:
             "verdicts": list(self.verdicts.values()),
             "notices": self.notices,
             "intervals": {
-                run: {name: vars(score) for name, score in scores.items()} for run, scores in self.scores.items()
+                run: {key: vars(score) for key, score in by_key.items()} for run, by_key in self.scores.items()
             },
             "differences": {run: _plain(tests) for run, tests in self.tests.items()},
             "groups": {group.name: group.to_dict() for group in self.groups},

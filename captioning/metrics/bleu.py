@@ -57,7 +57,7 @@ class ReferenceNGrams:
 
         Columns from K on belong to n-grams that no reference has.
         """
-        number_of = defaultdict(lambda: len(number_of), self._words)  # a new word gets the next number
+        number_of: dict[str, int] = defaultdict(lambda: len(number_of), self._words)  # a new word gets the next number
         numbers = np.array([number_of[word] for word in chain.from_iterable(sentences)], dtype=np.int64)
         lengths = np.array([len(sentence) for sentence in sentences], dtype=np.int64)
         sentence = np.repeat(np.arange(len(sentences)), lengths)

@@ -10,14 +10,12 @@ import contextlib
 import importlib
 import inspect
 from abc import ABCMeta
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, ClassVar, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from captioning.errors import InputError, check_range
-from captioning.kernels.linear import linear
 
 _RENAMED = {"normaliser": "normalizer", "inference": "context_mode"}  # arguments of version 0.2
 
@@ -35,30 +33,6 @@ def check_shape(owner: object, what: str, value: Any, *shape: int) -> None:
     if getattr(value, "shape", None) != shape:
         got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise InputError(f"{type(owner).__name__}: {what} must have the shape {shape}, got {got}")
-
-
-class Linear(nn.Linear):
-    """``nn.Linear``, faster for the few rows of a search and in a recurrence.
-
-    Attributes:
-        step_weight: Returns the weight of all steps of a recurrence, during it (``kernels.recurrence``).
-    """
-
-    step_weight: Callable[[], Tensor] | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return (..., out) for x (..., in)."""
-        return linear(x, self.weight if self.step_weight is None else self.step_weight(), self.bias)
-
-    def precise(self, x: Tensor) -> Tensor:
-        """Return (..., out) in at least float32, also under autocast, for logits that a search ranks.
-
-        bfloat16 has 8 significant bits: the best two of thousands of logits are often equal, and their order in a
-        search would be arbitrary.
-        """
-        wide = torch.promote_types(x.dtype, torch.float32)
-        with torch.autocast(x.device.type, enabled=False):
-            return linear(x.to(wide), self.weight.to(wide), self.bias.to(wide))
 
 
 class _RecordsInitArgs(ABCMeta):

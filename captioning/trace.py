@@ -12,7 +12,7 @@ State: TypeAlias = "tuple[Tensor, ...]"
 """What a decoder, an attention or a search carries from step to step. The number of tensors does not change."""
 
 NO_LOCATION = -1
-"""In place of a location: the context is the expectation over all locations."""
+"""In place of a location: the context is an expectation over locations."""
 
 
 R = TypeVar("R", bound=tuple)
@@ -31,8 +31,8 @@ class AttentionTrace(NamedTuple):
     Attributes:
         alphas: (.., L), the probabilities of the locations.
         betas: (..), beta of Sec. 4.2.1 in [0, 1]; None if the decoder has no such gate.
-        locations: (..) integers, the location that the context was taken from; ``NO_LOCATION`` where the context is the
-            expectation over the alphas.
+        locations: (..) integers, the location whose annotation the context is; ``NO_LOCATION`` where the context is an
+            expectation.
         evidence: (.., L), where the word came from: the fractions of locations in what the image says for the word
             (``Output.evidence``). None for a decoder without it, in training, and during a search.
         heads: (.., h, L), the alphas of each head, whose mean is ``alphas``; None in training, and where attention has
@@ -50,5 +50,5 @@ class AttentionTrace(NamedTuple):
         return map_fields(self, function)
 
     def chosen(self) -> list[int | None]:
-        """Return the T locations of a caption, None where the context is the expectation."""
+        """Return the T locations of a caption, None where the context is an expectation."""
         return [None if location == NO_LOCATION else location for location in self.locations.tolist()]

@@ -21,7 +21,7 @@ from captioning.encoders import ConvEncoder
 from captioning.model import AttentionDecoder, DecoderOutput
 from captioning.model.captioner import Captioner
 from captioning.objective import Likelihood, reductions
-from captioning.objective.bounds import sampled_bounds
+from captioning.objective.bounds import likelihood_bounds
 from captioning.objective.estimators import Estimator, LeaveOneOut, MovingAverage, Signal
 
 L, D, A, E, H, V = 3, 2, 3, 4, 5, 8
@@ -80,8 +80,8 @@ def penalties(output: DecoderOutput) -> Tensor:
     return ((1 - output.trace.alphas.sum(dim=1)) ** 2).mean(dim=1)
 
 
-def exact_gradient(captioner: Captioner, *, sampled: float = 1.0, entropy: float = 0.0, penalty: float = 0.0) -> Tensor:
-    """Differentiate -L_s per word (Eq. 10) as a sum over paths; an image is the expectation with 1 - ``sampled``.
+def exact_gradient(captioner: Captioner, *, drawn: float = 1.0, entropy: float = 0.0, penalty: float = 0.0) -> Tensor:
+    """Differentiate -L_s per word (Eq. 10) as a sum over paths; an image is the expectation with 1 - ``drawn``.
 
     Entropy and penalty are differentiated path by path, with the paths' probabilities held fixed: the learning rule's
     d H[s] (below Eq. 12).
@@ -94,9 +94,9 @@ def exact_gradient(captioner: Captioner, *, sampled: float = 1.0, entropy: float
         entropies = reductions.step_entropy(output.trace.alphas).sum(dim=1)
         soft, soft_log_caption = expectation(captioner, image)
         soft_entropy = reductions.step_entropy(soft.trace.alphas).sum()
-        loss = loss - (sampled * bound + (1 - sampled) * soft_log_caption) / WORDS
-        entropy_mean = sampled * (path.detach() * entropies).sum() + (1 - sampled) * soft_entropy
-        penalty_mean = sampled * (path.detach() * penalties(output)).sum() + (1 - sampled) * penalties(soft).sum()
+        loss = loss - (drawn * bound + (1 - drawn) * soft_log_caption) / WORDS
+        entropy_mean = drawn * (path.detach() * entropies).sum() + (1 - drawn) * soft_entropy
+        penalty_mean = drawn * (path.detach() * penalties(output)).sum() + (1 - drawn) * penalties(soft).sum()
         loss = loss - entropy * entropy_mean / WORDS + penalty * penalty_mean / 2
     return gradient(captioner, loss)
 
@@ -109,7 +109,7 @@ def gradient(captioner: Captioner, loss: Tensor) -> Tensor:
     )
 
 
-def sampled_gradients(captioner: Captioner, estimator: Estimator, **weights: float) -> Tensor:
+def estimated_gradients(captioner: Captioner, estimator: Estimator, **weights: float) -> Tensor:
     """Return the gradient of each batch, (BATCHES, parameters)."""
     objective = make_objective(captioner, estimator, **weights)
     batch = make_batch(DRAWS // BATCHES // estimator.samples)
@@ -151,7 +151,7 @@ def assert_agrees(gradients: Tensor, exact: Tensor) -> None:
 
 def test_no_baseline_gradient_matches_enumeration():
     captioner = make_captioner()
-    assert_agrees(sampled_gradients(captioner, Estimator()), exact_gradient(captioner))
+    assert_agrees(estimated_gradients(captioner, Estimator()), exact_gradient(captioner))
 
 
 FORMS = {"per step": {}, "per step, whole caption": {"to_go": False}, "paper": {"per_step": False, "to_go": False}}
@@ -160,7 +160,7 @@ FORMS = {"per step": {}, "per step, whole caption": {"to_go": False}, "paper": {
 @pytest.mark.parametrize("form", FORMS)
 def test_moving_average_gradient_matches_enumeration(form):
     captioner = make_captioner()
-    assert_agrees(sampled_gradients(captioner, MovingAverage(**FORMS[form])), exact_gradient(captioner))
+    assert_agrees(estimated_gradients(captioner, MovingAverage(**FORMS[form])), exact_gradient(captioner))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -190,14 +190,14 @@ def test_expected_gradient_over_the_support_of_sparse_alphas_is_exact(monkeypatc
 @pytest.mark.parametrize("to_go", [False, True])
 def test_leave_one_out_gradient_matches_enumeration(to_go):
     captioner = make_captioner()
-    assert_agrees(sampled_gradients(captioner, LeaveOneOut(2, to_go=to_go)), exact_gradient(captioner))
+    assert_agrees(estimated_gradients(captioner, LeaveOneOut(2, to_go=to_go)), exact_gradient(captioner))
 
 
 def test_the_estimator_is_told_whose_contexts_were_drawn():
     class Told(Estimator):
-        def forward(self, rewards: Tensor, mask: Tensor, sampled: Tensor) -> Signal:
-            told.append(sampled)
-            return super().forward(rewards, mask, sampled)
+        def forward(self, rewards: Tensor, mask: Tensor, drawn: Tensor) -> Signal:
+            told.append(drawn)
+            return super().forward(rewards, mask, drawn)
 
     told: list[Tensor] = []
     captioner, batch = make_captioner(sample_probability=0.4), make_batch()
@@ -210,26 +210,26 @@ def test_the_estimator_is_told_whose_contexts_were_drawn():
 @pytest.mark.parametrize("form", FORMS)
 def test_semi_sampling_gradient_matches_enumeration(form):
     captioner = make_captioner(sample_probability=0.4)
-    assert_agrees(sampled_gradients(captioner, MovingAverage(**FORMS[form])), exact_gradient(captioner, sampled=0.4))
+    assert_agrees(estimated_gradients(captioner, MovingAverage(**FORMS[form])), exact_gradient(captioner, drawn=0.4))
 
 
 @pytest.mark.parametrize("estimator", [MovingAverage(), LeaveOneOut(2)])
 def test_gradient_of_captions_that_share_an_image_matches_enumeration(estimator, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "OWNERS", (0, 0))
     captioner = make_captioner(sample_probability=0.4)
-    assert_agrees(sampled_gradients(captioner, estimator), exact_gradient(captioner, sampled=0.4))
+    assert_agrees(estimated_gradients(captioner, estimator), exact_gradient(captioner, drawn=0.4))
 
 
 def test_entropy_gradient_matches_enumeration():
     captioner = make_captioner(sample_probability=0.6)
-    gradients = sampled_gradients(captioner, MovingAverage(), entropy_weight=0.7)
-    assert_agrees(gradients, exact_gradient(captioner, sampled=0.6, entropy=0.7))
+    gradients = estimated_gradients(captioner, MovingAverage(), entropy_weight=0.7)
+    assert_agrees(gradients, exact_gradient(captioner, drawn=0.6, entropy=0.7))
 
 
 def test_penalty_gradient_matches_enumeration():
     captioner = make_captioner(sample_probability=0.6)
-    gradients = sampled_gradients(captioner, LeaveOneOut(2), attention_penalty=0.9)
-    assert_agrees(gradients, exact_gradient(captioner, sampled=0.6, penalty=0.9))
+    gradients = estimated_gradients(captioner, LeaveOneOut(2), attention_penalty=0.9)
+    assert_agrees(gradients, exact_gradient(captioner, drawn=0.6, penalty=0.9))
 
 
 @pytest.mark.parametrize(
@@ -239,12 +239,12 @@ def test_penalty_gradient_matches_enumeration():
 def test_a_wrong_reward_is_noticed(wrong, weights):
     captioner = make_captioner()
     with pytest.raises(AssertionError, match=r"z-scores|not close"):
-        assert_agrees(sampled_gradients(captioner, LeaveOneOut(2), **weights), exact_gradient(captioner))
+        assert_agrees(estimated_gradients(captioner, LeaveOneOut(2), **weights), exact_gradient(captioner))
 
 
 def test_a_wrong_entropy_weight_is_noticed():
     captioner = make_captioner()
-    gradients = sampled_gradients(captioner, LeaveOneOut(2), entropy_weight=0.3)
+    gradients = estimated_gradients(captioner, LeaveOneOut(2), entropy_weight=0.3)
     with pytest.raises(AssertionError, match="z-scores"):
         assert_agrees(gradients, exact_gradient(captioner, entropy=0.1))
 
@@ -280,7 +280,7 @@ def test_bounds_by_sampling_match_enumeration_and_are_in_order():
     copies = 4000
     batch = make_batch(copies)
     with torch.no_grad():
-        estimated, weighted = sampled_bounds(captioner, batch, captioner.encode(annotations=batch.annotations), 2)
+        estimated, weighted = likelihood_bounds(captioner, batch, captioner.encode(annotations=batch.annotations), 2)
         exact = [every_path(captioner, image)[1:] for image in range(2)]
     bound = sum(float((path.exp() * caption).sum()) for path, caption in exact)
     pairs = sum(

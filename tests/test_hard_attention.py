@@ -185,11 +185,11 @@ def test_ramp_moves_the_probability_linearly_between_fractions_of_training(ramp,
     with pytest.raises(ValueError, match="set training_batches, the number of all its batches"):
         attention.begin_batch()
     attention.training_batches = len(probabilities)
-    assert not attention.draws and attention.prepare(torch.randn(50, L, D)).use_expectation.all()
+    assert not attention.may_draw and not attention.prepare(torch.randn(50, L, D)).drawn.any()
     values = after_batches(attention, len(probabilities))
     assert [value["sample_probability"] for value in values] == pytest.approx(probabilities)
-    expected = attention.prepare(torch.randn(50, L, D)).use_expectation
-    assert attention.draws == (probabilities[-1] > 0) and bool(expected.all()) != attention.draws
+    drawn = attention.prepare(torch.randn(50, L, D)).drawn
+    assert attention.may_draw == (probabilities[-1] > 0) == bool(drawn.any())
     assert int(attention.batches) == len(probabilities)
 
 

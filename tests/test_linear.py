@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from captioning.component import Linear
+from captioning.linear import Linear
 
 IN, OUT = 20, 37
 

@@ -146,8 +146,8 @@ def test_gradient_is_expected_to_be_that_of_the_expected_reward(case, options, m
     exact = gradient(captioner, -(p * torch.tensor(list(REWARDS.values()), dtype=torch.double)).sum())
     expected = torch.zeros_like(exact)
     for chosen in itertools.product(range(len(EVERY)), repeat=options["samples"]):
-        drawn = [hypothesis(*EVERY[number]) for number in chosen]
-        monkeypatch.setattr(decoding, "sample", lambda *_, drawn=drawn, **__: drawn)
+        sampled = [hypothesis(*EVERY[number]) for number in chosen]
+        monkeypatch.setattr(decoding, "sample", lambda *_, sampled=sampled, **__: sampled)
         loss = objective(captioner, batch)[0]
         expected += p.detach()[list(chosen)].prod() * gradient(captioner, loss)
         assert all(module.training for module in captioner.decoder.modules())
@@ -156,18 +156,18 @@ def test_gradient_is_expected_to_be_that_of_the_expected_reward(case, options, m
 
 
 @pytest.mark.parametrize("case", ["soft", "hard, argmax", "summed"])
-def test_captions_are_drawn_with_the_probability_that_is_differentiated(case):
+def test_captions_are_sampled_with_the_probability_that_is_differentiated(case):
     captioner, batch = make_captioner(case), make_batch()
-    draws = 6000
-    objective = begun(SelfCriticalTraining(samples=draws))
+    samples = 6000
+    objective = begun(SelfCriticalTraining(samples=samples))
     captioner.eval()
-    drawn, rewards, baseline = objective.draw(captioner, captioner.encode(annotations=batch.annotations), [0])
+    sampled, rewards, baseline = objective.sample(captioner, captioner.encode(annotations=batch.annotations), [0])
     p = probabilities(captioner, batch).detach()
     numbers = {tuple(ids): number for number, (ids, _) in enumerate(EVERY)}
-    counts = torch.bincount(torch.tensor([numbers[tuple(c.ids)] for c in drawn]), minlength=len(EVERY))
-    deviation = (draws * p * (1 - p)).sqrt()
-    assert ((counts - draws * p).abs() < 4.5 * deviation + 1).all()
-    torch.testing.assert_close(baseline, (rewards.sum() - rewards) / (draws - 1))
+    counts = torch.bincount(torch.tensor([numbers[tuple(c.ids)] for c in sampled]), minlength=len(EVERY))
+    deviation = (samples * p * (1 - p)).sqrt()
+    assert ((counts - samples * p).abs() < 4.5 * deviation + 1).all()
+    torch.testing.assert_close(baseline, (rewards.sum() - rewards) / (samples - 1))
 
 
 @pytest.mark.parametrize("case", ["soft", "hard, argmax", "gumbel", "read first", "summed", "transformer"])
@@ -190,8 +190,8 @@ def test_dropout_drops_units_and_changes_nothing_else(case, monkeypatch):
             torch.testing.assert_close(buffer, buffers[name], rtol=0, atol=0)
         return both
 
-    drawn = [hypothesis(*EVERY[number]) for number in (0, 5, 9, 3)]
-    monkeypatch.setattr(decoding, "sample", lambda *_, **__: drawn)
+    sampled = [hypothesis(*EVERY[number]) for number in (0, 5, 9, 3)]
+    monkeypatch.setattr(decoding, "sample", lambda *_, **__: sampled)
     torch.manual_seed(0)
     fixed = torch.get_rng_state()
 
@@ -209,10 +209,10 @@ def test_dropout_drops_units_and_changes_nothing_else(case, monkeypatch):
 
 def test_logged_values_are_means_over_captions(monkeypatch):
     captioner, batch = make_captioner(), make_batch(images=2)
-    drawn = [hypothesis(*EVERY[number]) for number in (0, 3, 8, 2)]
-    monkeypatch.setattr(decoding, "sample", lambda *_, **__: drawn)
+    sampled = [hypothesis(*EVERY[number]) for number in (0, 3, 8, 2)]
+    monkeypatch.setattr(decoding, "sample", lambda *_, **__: sampled)
     _, terms, output = begun(SelfCriticalTraining(samples=2))(captioner, batch)
-    rewards = [float(r) for r in reward([0, 0, 1, 1], drawn)]
+    rewards = [float(r) for r in reward([0, 0, 1, 1], sampled)]
     others = [rewards[1], rewards[0], rewards[3], rewards[2]]
     differences = [a - b for a, b in zip(rewards, others, strict=True)]
     assert {name: float(value) for name, value in terms.items()} == pytest.approx(
@@ -221,10 +221,10 @@ def test_logged_values_are_means_over_captions(monkeypatch):
             "reward": sum(rewards) / 4,
             "baseline": sum(others) / 4,
             "advantage_std": math.sqrt(sum(d**2 for d in differences) / 4),
-            "caption_length": sum(len(c.ids) for c in drawn) / 4,
+            "caption_length": sum(len(c.ids) for c in sampled) / 4,
         }
     )
-    assert output.mask.sum(1).tolist() == [len(c.ids) + c.finished for c in drawn]
+    assert output.mask.sum(1).tolist() == [len(c.ids) + c.finished for c in sampled]
     assert not {PAD, START, UNK} & set(output.targets.tolist())
 
 
@@ -245,11 +245,11 @@ def run_process(rank: int, folder: str) -> None:
 def gradient_of(images: slice) -> tuple[Tensor, dict[str, Tensor]]:
     torch.manual_seed(4)
     captioner, whole = make_captioner(), make_batch(images=3)
-    drawn = THREE[2 * images.start : 2 * images.stop]
+    sampled = THREE[2 * images.start : 2 * images.stop]
     one_each = {name: value[images] for name, value in vars(whole).items() if value is not None}
     one_each["image_index"] = torch.arange(len(one_each["rows"]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoding, "sample", lambda *_, **__: drawn)
+        patch.setattr(decoding, "sample", lambda *_, **__: sampled)
         objective = begun(SelfCriticalTraining(samples=2))
         loss, terms, _ = objective(captioner, CaptionBatch(**one_each))
     return gradient(captioner, loss), terms

@@ -10,8 +10,8 @@ import torch
 
 from captioning.kernels import summed
 from captioning.kernels.summed import (
+    location_exponentials,
     plain_summed_log_probs,
-    search_factors,
     summed_log_probs,
     summed_posterior,
     summed_step,
@@ -154,11 +154,11 @@ def test_logits_that_underflow_are_summed_in_logarithms(chunks):
 
 def test_steps_of_a_search_have_the_distribution_of_teacher_forcing(chunks):
     S, A, W, log_w = inputs(steps=2 * B)
-    factors = search_factors(A, W)
-    step = summed_step(S, factors, log_w)
+    exp_G = location_exponentials(A, W)
+    step = summed_step(S, A, W, log_w, exp_G)
     torch.testing.assert_close(step, summed_log_probs(S, A, W, log_w, torch.arange(B).repeat_interleave(2)))
-    rows = torch.tensor([4, 5, 0, 1])
-    torch.testing.assert_close(summed_step(S[rows], factors.select(torch.tensor([2, 0])), log_w[rows]), step[rows])
+    rows, images = torch.tensor([4, 5, 0, 1]), torch.tensor([2, 0])
+    torch.testing.assert_close(summed_step(S[rows], A[images], W, log_w[rows], exp_G[images]), step[rows])
 
 
 def test_largest_tensor_kept_is_that_of_all_locations_and_words():

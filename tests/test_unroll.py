@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from captioning.component import Linear
 from captioning.kernels.attention import image_product
-from captioning.kernels.linear import linear
 from captioning.kernels.recurrence import deferring_weight_gradients
 from captioning.kernels.unroll import deferred, deferred_uses
+from captioning.linear import Linear, linear
 
 T, N, IN, OUT = 4, 3, 5, 7
 B, R, L = 2, 3, 6

@@ -24,10 +24,10 @@ class AttentionOutput(NamedTuple):
     Attributes:
         context: (.., D), the paper's z-hat.
         alphas: (.., L), the normalised logits, at least float32: probabilities, exactly 0 at masked locations.
-        locations: (..) int64, the location that the context was taken from; ``trace.NO_LOCATION`` where it is the
-            expectation. A selection that only takes expectations may leave it None.
-        log_prob: (..), log-probability in nats of the location that the context was taken from, 0 where it is the
-            expectation; None for attention that never draws.
+        locations: (..) int64, the location whose annotation the context is; ``trace.NO_LOCATION`` where the context is
+            an expectation. A selection that only takes expectations may leave it None.
+        log_prob: (..), log-probability in nats of that location, 0 where the context is an expectation; None for
+            attention that never draws.
         heads: (.., h, L), the alphas of h heads, ``alphas`` being their mean; None without heads, and in training.
     """
 
@@ -50,8 +50,8 @@ class Attention(Component):
 
     Attributes:
         context_mode: How the context is formed in eval mode: "expected", the expectation over locations; "argmax", the
-            most probable location; "sample", a location that is drawn. It may be set at any time. Attention that
-            never draws supports only "expected".
+            annotation of the most probable location; "sample", that of a drawn location. It may be set at any time.
+            Attention that never draws has only "expected".
         weighs_annotations: Whether the context is a weighted sum of the annotations or one of them, and not projected.
         needs_estimator: Whether drawing blocks the gradient to the alphas, so that training needs an estimator.
     """
@@ -78,7 +78,7 @@ class Attention(Component):
         self._context_mode = mode
 
     @property
-    def draws(self) -> bool:
+    def may_draw(self) -> bool:
         """Whether locations may be drawn in this training batch; the same on every process."""
         return False
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,22 +19,22 @@ from captioning.trace import NO_LOCATION
 
 
 class StochasticAttention(Attention):
-    """s_t ~ Multinoulli(alpha_t), Eq. 8. Subclasses define how a drawn location becomes the context in training.
+    """s_t ~ Multinoulli(alpha_t), Eq. 8. Subclasses define how a draw becomes the context in training.
 
     Draws come from torch's global generator.
 
     Args:
         score: Gives the logits.
         normalizer: Turns the logits into alphas; None for ``Softmax()``.
-        sample_probability: Probability that the contexts of an image are drawn in training. Otherwise they are the
-            expectation; the paper sets the location to its expected value with probability 0.5 (Sec. 4.1).
+        sample_probability: Probability that the contexts of an image are drawn in training; otherwise they are
+            expectations. The paper has 0.5 (Sec. 4.1).
         ramp: Fractions of training, 0 to 1, between which that probability changes. With two, it rises linearly from
             0 between them; with four, it also falls back to 0 between the last two. Empty for a constant probability,
             as in the paper. Early alphas are uninformative, and draws from them teach the decoder to ignore its
-            context. Falling back at the end trains the decoder on the expected context that evaluation uses.
+            context. Falling back at the end trains the decoder on the expectation that evaluation uses.
         per_batch: Whether all images of a batch share one decision, as in the authors' code.
-        dropout: Probability of dropping a weight of an expected context in training, as in ``SoftAttention``. A drawn
-            location is never dropped: that would leave a zero context, which ``log_prob`` does not describe.
+        dropout: Probability of dropping a weight of an expectation in training, as in ``SoftAttention``. A draw is
+            never dropped: that would leave a zero context, which ``log_prob`` does not describe.
         context_mode: "expected", "argmax" or "sample"; see ``Attention.context_mode``.
 
     Attributes:
@@ -83,11 +82,6 @@ class StochasticAttention(Attention):
         self.batches.fill_(self._batches)
 
     @property
-    def batch(self) -> int:
-        """The number of this training batch, counted from 0."""
-        return max(self._batches - 1, 0)
-
-    @property
     def scheduled(self) -> bool:
         """Whether a quantity changes over training, so that ``training_batches`` must be set."""
         return bool(self.ramp)
@@ -95,28 +89,28 @@ class StochasticAttention(Attention):
     @property
     def progress(self) -> float:
         """The fraction of training, 0 to 1, that lies before this batch; 0 if ``training_batches`` is not set."""
-        return self.batch / (self.training_batches or math.inf)
+        return max(self._batches - 1, 0) / (self.training_batches or math.inf)
 
     @property
-    def has_drawn(self) -> bool:
-        """Whether training has come to a batch whose locations may be drawn."""
+    def has_begun_to_draw(self) -> bool:
+        """Whether training has come to a batch in which locations may be drawn."""
         return self.largest_sample_probability > 0 and (not self.ramp or self.progress > self.ramp[0])
 
     @property
     def sample_probability(self) -> float:
-        """Probability that an image of this training batch has its contexts drawn."""
+        """Probability that the contexts of an image are drawn in this training batch."""
         if not self.ramp:
             return self.largest_sample_probability
         fraction = np.interp(self.progress, self.ramp, (0.0, 1.0, 1.0, 0.0)[: len(self.ramp)])
         return self.largest_sample_probability * float(fraction)
 
     @property
-    def draws(self) -> bool:
+    def may_draw(self) -> bool:
         return self.sample_probability > 0
 
     @property
     def deterministic(self) -> bool:
-        return self.training and not self.draws and self.score.deterministic and not self.dropout.p
+        return self.training and not self.may_draw and self.score.deterministic and not self.dropout.p
 
     def schedule(self) -> dict[str, float]:
         return {"sample_probability": self.sample_probability}
@@ -124,23 +118,41 @@ class StochasticAttention(Attention):
     def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
         memory = super().prepare(annotations, mask)
         if not self.training or self.sample_probability == 1:
-            return memory  # every image is drawn, or we evaluate; hard draws then need no sum over locations
+            return memory  # the contexts of all images are drawn, or this is evaluation
         B = len(annotations)
         uniform = torch.rand(1 if self.per_batch else B, device=annotations.device).expand(B)
-        return replace(memory, use_expectation=uniform >= self.sample_probability)
+        return replace(memory, drawn=uniform < self.sample_probability)
 
     def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
         if self.training:
             return self.train_select(alphas, log_alphas, memory)
         if self.context_mode == "expected":
-            context, nothing_drawn = expected_context(alphas, memory.annotations), torch.zeros_like(alphas[..., 0])
-            return AttentionOutput(context, alphas, log_prob=nothing_drawn)
-        locations = alphas.argmax(-1) if self.context_mode == "argmax" else draw(alphas)
+            expectation = expected_context(alphas, memory.annotations)
+            return AttentionOutput(expectation, alphas, log_prob=torch.zeros_like(alphas[..., 0]))
+        locations = alphas.argmax(-1) if self.context_mode == "argmax" else draw(alphas)  # (B, R)
         return at_locations(alphas, log_alphas, locations, memory)
 
     @abstractmethod
     def train_select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
         """Return what ``select`` returns, in training."""
+
+    def draws_and_expectations(
+        self, alphas: Tensor, log_alphas: Tensor, locations: Tensor, one_hot: Tensor, memory: Memory
+    ) -> AttentionOutput:
+        """Take the contexts of ``memory.drawn`` images from their ``locations`` (B, R), and expectations for others.
+
+        Args:
+            one_hot: (B, R, L), the weights of the annotations in a drawn context: 1 at its location, 0 elsewhere.
+        """
+        drawn = torch.ones_like(locations[:, 0]).bool() if memory.drawn is None else memory.drawn
+        drawn = drawn.unsqueeze(1)  # (B, 1)
+        weights = torch.where(drawn.unsqueeze(2), one_hot, self.dropout(log_alphas.exp()))  # (B, R, L)
+        return AttentionOutput(
+            expected_context(weights, memory.annotations),
+            alphas,
+            locations.masked_fill(~drawn, NO_LOCATION),
+            _log_prob(log_alphas, locations).masked_fill(~drawn, 0.0),
+        )
 
 
 class HardAttention(StochasticAttention):
@@ -153,24 +165,23 @@ class HardAttention(StochasticAttention):
     needs_estimator = True
 
     def train_select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
-        locations = draw(alphas.detach())  # (B, R)
-        if memory.use_expectation is None:
+        locations = draw(alphas.detach())  # (B, R), Eq. 8
+        if memory.drawn is None:  # without expectations, nothing is summed over L
             return at_locations(alphas, log_alphas, locations, memory)
-        expectation = self.dropout(log_alphas.exp())
-        return mixed(alphas, log_alphas, locations, one_hot(locations, alphas.detach()), expectation, memory)
+        return self.draws_and_expectations(alphas, log_alphas, locations, one_hot(locations, alphas), memory)
 
 
 class GumbelAttention(StochasticAttention):
     """Straight-through Gumbel-softmax (Jang et al. 2017; Maddison et al. 2017), the control without REINFORCE.
 
-    The context is the annotation of one drawn location, as in ``HardAttention``. The backward pass differentiates the
-    relaxed sample softmax((log alpha + g) / temperature) with Gumbel noise g instead. The gradient is biased: the bias
-    falls and the variance grows as the temperature falls.
+    The context is the annotation of a drawn location, as in ``HardAttention``. The backward pass differentiates the
+    relaxed draw softmax((log alpha + g) / temperature) with Gumbel noise g instead. The gradient is biased: as the
+    temperature falls, the bias falls and the variance grows.
 
     Args:
         score: Gives the logits, whose softmax are the alphas.
         temperature: Temperature at the beginning of training; by its end it has fallen to half along an exponential.
-        sample_probability, ramp, per_batch, dropout, context_mode: As in ``StochasticAttention``, but every image is
+        sample_probability, ramp, per_batch, dropout, context_mode: As in ``StochasticAttention``, but all contexts are
             drawn by default.
     """
 
@@ -185,8 +196,14 @@ class GumbelAttention(StochasticAttention):
         dropout: float = 0.0,
         context_mode: str = "expected",
     ) -> None:
-        drawing: dict[str, Any] = {"sample_probability": sample_probability, "ramp": ramp, "per_batch": per_batch}
-        super().__init__(score, dropout=dropout, context_mode=context_mode, **drawing)
+        super().__init__(
+            score,
+            sample_probability=sample_probability,
+            ramp=ramp,
+            per_batch=per_batch,
+            dropout=dropout,
+            context_mode=context_mode,
+        )
         if not 0 < temperature < math.inf:
             raise InputError(f"temperature must be positive, got {temperature}; hard draws are the limit 0")
         self.first_temperature = temperature
@@ -207,8 +224,8 @@ class GumbelAttention(StochasticAttention):
         gumbel = -torch.empty_like(alphas).exponential_().log()
         relaxed = torch.softmax((log_alphas + gumbel) / self.temperature, dim=-1)  # (B, R, L)
         locations = relaxed.argmax(dim=-1)  # (B, R)
-        weights = one_hot(locations, alphas.detach()) + (relaxed - relaxed.detach())  # value one-hot, gradient relaxed
-        return mixed(alphas, log_alphas, locations, weights, self.dropout(log_alphas.exp()), memory)
+        straight_through = one_hot(locations, alphas) + (relaxed - relaxed.detach())  # gradient of the relaxed draw
+        return self.draws_and_expectations(alphas, log_alphas, locations, straight_through, memory)
 
 
 def draw(alphas: Tensor) -> Tensor:
@@ -220,35 +237,13 @@ def draw(alphas: Tensor) -> Tensor:
 
 def one_hot(locations: Tensor, alphas: Tensor) -> Tensor:
     """Return 1 at the locations (B, R) and 0 elsewhere, (B, R, L)."""
-    return torch.zeros_like(alphas).scatter_(-1, locations.unsqueeze(-1), 1.0)
+    return torch.zeros_like(alphas.detach()).scatter_(-1, locations.unsqueeze(-1), 1.0)
 
 
 def at_locations(alphas: Tensor, log_alphas: Tensor, locations: Tensor, memory: Memory) -> AttentionOutput:
     """Take each row's context from its location, ``locations`` (B, R); nothing is summed over L."""
     images = torch.arange(locations.shape[0], device=locations.device).unsqueeze(1)
     return AttentionOutput(memory.annotations[images, locations], alphas, locations, _log_prob(log_alphas, locations))
-
-
-def mixed(
-    alphas: Tensor, log_alphas: Tensor, locations: Tensor, sample_weights: Tensor, expectation: Tensor, memory: Memory
-) -> AttentionOutput:
-    """Weight annotations by ``expectation`` for images whose memory says so, by ``sample_weights`` for others.
-
-    Args:
-        alphas, log_alphas, sample_weights, expectation: (B, R, L).
-        locations: (B, R), the locations that were drawn.
-    """
-    use_expectation = memory.use_expectation
-    if use_expectation is None:
-        use_expectation = torch.zeros(len(log_alphas), dtype=torch.bool, device=log_alphas.device)
-    use_expectation = use_expectation.unsqueeze(1)  # (B, 1)
-    weights = torch.where(use_expectation.unsqueeze(2), expectation, sample_weights)  # (B, R, L)
-    return AttentionOutput(
-        expected_context(weights, memory.annotations),
-        alphas,
-        locations.masked_fill(use_expectation, NO_LOCATION),
-        _log_prob(log_alphas, locations).masked_fill(use_expectation, 0.0),
-    )
 
 
 def _log_prob(log_alphas: Tensor, locations: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from captioning.attention.scores import Score
-from captioning.component import Linear
 from captioning.errors import InputError
+from captioning.linear import Linear
 from captioning.trace import State
 
 _OUTSIDE = -1e3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,14 +25,14 @@ class Memory:
         projected: The score's projection of the annotations, usually (B, L, A) or (B, A, L). Attention with h heads
             has (B * h, ..), the heads of an image adjacent.
         mask: (B, L) bool, True where a location exists; None when all do.
-        use_expectation: (B,) bool, True for images whose context is the expectation in this batch (semi-sampling,
-            Sec. 4.1); None if no such choice was made.
+        drawn: (B,) bool, True for images whose contexts are drawn in this batch, False where they are expectations
+            (semi-sampling, Sec. 4.1); None if no such choice was made.
     """
 
     annotations: Tensor
     projected: Tensor
     mask: Tensor | None = None
-    use_expectation: Tensor | None = None
+    drawn: Tensor | None = None
 
     @property
     def exists(self) -> Tensor:
@@ -53,9 +53,14 @@ class Memory:
         return self.map(lambda field: field.unflatten(0, (B, -1)).index_select(0, images).flatten(0, 1))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """Return a copy with ``function`` applied to every tensor; a memory within a subclass's stays as it is."""
-        fields = vars(self).items()
-        return type(self)(**{name: function(field) if isinstance(field, Tensor) else field for name, field in fields})
+        """Return a copy with ``function`` applied to every tensor, also to those of memories within it."""
+
+        def mapped(field: Any) -> Any:
+            if isinstance(field, tuple):
+                return tuple(memory.map(function) for memory in field)
+            return None if field is None else function(field)
+
+        return type(self)(**{name: mapped(field) for name, field in vars(self).items()})
 
 
 def expected_context(weights: Tensor, annotations: Tensor) -> Tensor:

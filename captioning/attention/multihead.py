@@ -10,8 +10,9 @@ from captioning.attention.base import AttentionOutput, check_mask
 from captioning.attention.memory import Memory, repeat_rows
 from captioning.attention.scores import Score
 from captioning.attention.soft import SoftAttention
-from captioning.component import Linear, check_size
+from captioning.component import check_size
 from captioning.errors import InputError
+from captioning.linear import Linear
 from captioning.trace import State, map_fields
 
 

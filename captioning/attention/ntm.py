@@ -13,7 +13,7 @@ from captioning.attention.memory import Memory, repeat_rows
 from captioning.attention.normalizers import masked_log_softmax
 from captioning.attention.scores import CosineScore, Score, dot
 from captioning.attention.soft import SoftAttention
-from captioning.component import Linear
+from captioning.linear import Linear
 from captioning.precision import at_least_float32
 from captioning.trace import State
 

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioning.component import Component, Linear, check_size
+from captioning.component import Component, check_size
 from captioning.errors import InputError
 from captioning.kernels.attention import additive_logits, image_product, plain_additive_logits
+from captioning.linear import Linear
 from captioning.trace import State
 
 

@@ -19,7 +19,7 @@ from captioning.vocabulary import Vocabulary
 def decode(
     step: StepFunction, state: State, options: BeamOptions, vocabulary: Vocabulary | None = None
 ) -> list[list[Hypothesis]]:
-    """Return the captions of every image of ``state``, (B, ..) each: best first, or in the order of drawing.
+    """Return the captions of every image of ``state``, (B, ..) each: best first, or in the order of sampling.
 
     Args:
         vocabulary: The model's, which ``prefix`` and ``no_repeat_content`` need.
@@ -38,8 +38,8 @@ def decode(
         beams = beam_search(step, state, beam_size=width, length_normalization=exponent, **limits)
         return [beam[: options.samples] for beam in beams]
     states = tuple(tensor.repeat_interleave(S, dim=0) for tensor in state)
-    drawn = sample(step, states, temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, **limits)
-    return [drawn[first : first + S] for first in range(0, len(drawn), S)]
+    sampled = sample(step, states, temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, **limits)
+    return [sampled[first : first + S] for first in range(0, len(sampled), S)]
 
 
 def beam_search(
@@ -128,15 +128,15 @@ def sample(
     max_length: int = 30,
     constraints: Constraints = Constraints(),  # noqa: B008 - frozen
 ) -> list[Hypothesis]:
-    """Return one caption per row of ``state``, each word drawn from the model's distribution.
+    """Return one caption per row of ``state``, each word sampled from the model's distribution.
 
-    Log-probabilities are the model's own, not those of the tempered, cut and masked distribution. A step draws one
+    Log-probabilities are the model's own, not those of the tempered, cut and masked distribution. A step takes one
     number per row from torch's global generator, also for rows that have ended, so no caption depends on the others.
 
     Args:
         temperature: Positive divisor of the log-probabilities.
-        top_k: Number of the most probable words to draw from; None for all.
-        top_p: Draw from the smallest set of most probable words whose probability reaches this (nucleus sampling).
+        top_k: Number of the most probable words to sample from; None for all.
+        top_p: Sample from the smallest set of most probable words whose probability reaches this (nucleus sampling).
         max_length, constraints: As in ``beam_search``, which raises the same InputError.
     """
     device, B = state[0].device, step.images
@@ -144,7 +144,7 @@ def sample(
 
     def choose(log_probs: Tensor, total: Tensor, left: Tensor, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         uniform = torch.rand(B, R, 1, dtype=torch.float64, device=device)[images]
-        word = draw_words(_likely(log_probs.flatten(0, 1) / temperature, top_k, top_p), uniform.flatten(0, 1))
+        word = sample_words(_likely(log_probs.flatten(0, 1) / temperature, top_k, top_p), uniform.flatten(0, 1))
         log_prob = log_probs.gather(2, word.view(-1, R, 1)).squeeze(2)
         return total + log_prob, torch.arange(R, device=device).expand_as(total), word.view_as(total), log_prob
 
@@ -165,11 +165,11 @@ def _likely(log_probs: Tensor, top_k: int | None, top_p: float | None) -> Tensor
     return log_probs
 
 
-def draw_words(log_probs: Tensor, uniform: Tensor) -> Tensor:
-    """Return one word (N,) drawn from each of N distributions, with log_probs (N, V) that need not be normalised.
+def sample_words(log_probs: Tensor, uniform: Tensor) -> Tensor:
+    """Return one word (N,) sampled from each of N distributions, with log_probs (N, V) that need not be normalised.
 
     Args:
-        uniform: (N, 1) float64, drawn uniformly from [0, 1).
+        uniform: (N, 1) float64, uniformly distributed in [0, 1).
     """
     reached = log_probs.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
     return torch.searchsorted(reached, uniform * reached[:, -1:], right=True).squeeze(-1)  # the first that lies beyond

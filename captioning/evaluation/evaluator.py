@@ -22,7 +22,7 @@ from captioning.evaluation.records import CaptionedImage, NounHit
 from captioning.metrics.table import caption_metrics
 from captioning.model.captioner import Captioner, CaptionModel
 from captioning.model.ensemble import Ensemble
-from captioning.objective.bounds import sampled_bounds
+from captioning.objective.bounds import likelihood_bounds
 from captioning.objective.reductions import step_nll
 from captioning.progress import Progress
 from captioning.vocabulary import Vocabulary
@@ -119,7 +119,7 @@ class Evaluator:
         sums = self.sums[int(batch.rows[0])] = {"words": len(output.targets), "nll": nll}
         model = self.captioner
         if self.bound_samples and isinstance(model, Captioner) and "sample" in model.decoder.attention.context_modes:
-            sums["bound"], sums["iwae_bound"] = sampled_bounds(model, batch, memory, self.bound_samples)
+            sums["bound"], sums["iwae_bound"] = likelihood_bounds(model, batch, memory, self.bound_samples)
         traces = {"reference_hits": output.trace.alphas, "reference_evidence_hits": output.trace.evidence}
         weights = {name: trace.float().cpu().numpy() for name, trace in traces.items() if trace is not None}
         rows, cells = batch.rows.tolist(), self.captioner.encoder.cells

@@ -1,6 +1,6 @@
 """All steps of a recurrence behind one call. Weight gradients are deferred, and captions have different lengths.
 
-The result is that of ``for x in inputs: state, out = step(x, state, memory)`` at the steps that exist.
+At the steps that exist, the result is that of ``for x in inputs: state, out = step(x, state, memory)``.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ def run_recurrence(
 ) -> Out:
     """Run all steps and return their outputs stacked to (N, T, ..); None stays None.
 
-    On a CPU, if that saves a tenth of the steps, an image leaves the batch when all of its rows have ended. Outputs of
+    On a CPU, an image leaves the batch when all of its rows have ended, if that saves a tenth of the steps. Outputs of
     steps that do not exist are unspecified.
 
     Args:
         step: ``step(x, state, memory)`` returns the new state and a named tuple of tensors (N, ..) or None.
         module: The module whose ``Linear`` layers defer their weight gradients.
-        inputs: (N, T, ..), one entry per step; N = images * R, the rows of an image adjacent.
+        inputs: (N, T, ..), x of every step; N = images * R, the rows of an image adjacent.
         state: The state before the first step, tensors of N rows.
         memory: The memory of the images, which all steps read: an ``attention.Memory``.
         images: Number of images.
         lengths: (N,) int64, the steps of each row, T at most.
     """
-    R, rows, steps = len(inputs) // images, None, inputs.unbind(1)
+    R, rows, steps = len(inputs) // images, None, inputs.unbind(1)  # T of (N, ..)
     if inputs.is_cpu and (leaving := _leaving(lengths, images, len(steps))) is not None:
         order, present = leaving
-        rows, memory = torch.arange(len(inputs)).view(images, R)[order].flatten(), memory.select(order)
+        rows, memory = torch.arange(len(inputs)).view(images, R)[order].flatten(), memory.select(order)  # (N,)
         state = tuple(tensor[rows] for tensor in state)
         steps = tuple(x[: count * R] for x, count in zip(inputs[rows].unbind(1), present, strict=True))
     outputs: list[Any] = []
@@ -61,10 +61,10 @@ def run_recurrence(
                 remaining = memory.map(lambda field, left=left: leading(field, len(field) // images * left))
             state, out = step(x, state, remaining)
             outputs.append(out)
-    stacked = [_stacked(tensors) for tensors in zip(*outputs, strict=True)]
+    stacked = [_stacked(tensors) for tensors in zip(*outputs, strict=True)]  # (N, T, ..) or None each
     if rows is not None:
-        back = rows.argsort()
-        stacked = [None if x is None else x[back] for x in stacked]
+        in_order = rows.argsort()
+        stacked = [None if x is None else x[in_order] for x in stacked]
     return type(outputs[0])(*stacked)
 
 
@@ -74,19 +74,15 @@ def deferring_weight_gradients(module: nn.Module) -> Iterator[None]:
     layers: list[Any] = [layer for layer in module.modules() if hasattr(layer, "step_weight")]
     try:
         for layer in layers:
-            layer.step_weight = functools.cache(functools.partial(_step_weight, layer))
+            layer.step_weight = functools.cache(lambda layer=layer: deferred(to_autocast(layer.weight)))
         yield
     finally:
         for layer in layers:
             layer.step_weight = None
 
 
-def _step_weight(layer: nn.Linear) -> Tensor:
-    return deferred(to_autocast(layer.weight))
-
-
 def _leaving(lengths: Tensor, images: int, T: int) -> tuple[Tensor, list[int]] | None:
-    """Return the images' order, the last to leave first, and how many are there at each step; None if too few leave."""
+    """Return the order of the images, the last to leave first, and their number at each step; None if few leave."""
     ends = lengths.view(images, -1).amax(dim=1)
     present = (ends > torch.arange(T).unsqueeze(1)).sum(dim=1).clamp(min=1).tolist()
     return (ends.argsort(descending=True, stable=True), present) if sum(present) < FEW_ENOUGH * images * T else None

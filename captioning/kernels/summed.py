@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -121,37 +121,27 @@ def _on_support(A: Tensor, log_w: Tensor, image_index: Tensor) -> tuple[Tensor, 
     return A.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, (B, K)), log_w.gather(1, columns), columns
 
 
-class SearchFactors(NamedTuple):
-    """The factors of B images in a search: A (B, L, r), W (V, r), and exp(G) (B, L, V) divided by its sums over V."""
-
-    A: Tensor
-    W: Tensor
-    exp_G: Tensor
-
-    def select(self, images: Tensor) -> SearchFactors:
-        """Return the factors of the given images, (B',) indices."""
-        return SearchFactors(self.A[images], self.W, self.exp_G[images])
-
-
 @torch.no_grad()
-def search_factors(A: Tensor, W: Tensor) -> SearchFactors:
-    """Return the factors of images with A (B, L, r), for W (V, r)."""
+def location_exponentials(A: Tensor, W: Tensor) -> Tensor:
+    """Return exp(G) divided by its sum over the words, (B, L, V), which all steps of a search share."""
     A, W = _as_autocast(A, W)
     with torch.autocast(A.device.type, enabled=False):
-        return SearchFactors(A, W, torch.cat([_exponentials(A[chunk], W) for chunk in _chunks(A, W)]))
+        return torch.cat([_exponentials(A[chunk], W) for chunk in _chunks(A, W)])
 
 
 @torch.no_grad()
-def summed_step(S: Tensor, factors: SearchFactors, log_w: Tensor) -> Tensor:
-    """Return log p of the next word in nats, (N, V), at least float32, for S (N, V) and log_w (N, L + 1).
+def summed_step(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, exp_G: Tensor) -> Tensor:
+    """Return log p of the next word in nats, (N, V), at least float32, with two products per image.
 
-    N = B * R, the rows of an image adjacent. It takes two products per image.
+    Args:
+        S, log_w: (N, V) and (N, L + 1); N = B * R, the rows of an image adjacent.
+        A, W: As in ``summed_log_probs``.
+        exp_G: ``location_exponentials`` of A and W.
     """
-    A, W, exp_G = factors
-    S, log_w = S.unflatten(0, (len(A), -1)), log_w.unflatten(0, (len(A), -1))
+    A, (S, log_w) = A.to(exp_G.dtype), (x.unflatten(0, (len(A), -1)) for x in (S, log_w))  # (B, R, ..)
     with torch.autocast(A.device.type, enabled=False):
         log_p, unreliable, _ = _sum_locations(S, A, W, log_w, exp_G)
-    return _in_logarithms(log_p, unreliable, S, A, W, log_w).flatten(0, 1)
+        return _in_logarithms(log_p, unreliable, S, A, W, log_w).flatten(0, 1)
 
 
 def _by_image(image_index: Tensor, images: int) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
@@ -228,7 +218,7 @@ def _sum_locations(
 def _in_logarithms(log_p: Tensor, unreliable: Tensor, S: Tensor, A: Tensor, W: Tensor, log_w: Tensor) -> Tensor:
     """Return ``log_p`` (B, T, V), its unreliable steps replaced by the plain formula, one by one."""
     positions = unreliable.nonzero()
-    steps = [plain_summed_log_probs(S[b, t], A[b] @ W.t(), log_w[b, t]) for b, t in positions.tolist()]
+    steps = [plain_summed_log_probs(S[b, t], A[b] @ W.t().to(A.dtype), log_w[b, t]) for b, t in positions.tolist()]
     return log_p.index_put(tuple(positions.t()), torch.stack(steps).to(log_p.dtype)) if steps else log_p
 
 

@@ -26,8 +26,8 @@ class DecoderOutput:
         mask: (N, T) bool, True where a step exists; ``mask.nonzero()`` gives the rows of ``logits``.
         trace: Trace of all (N, T) steps; at steps that do not exist, alphas, betas and heads are 0 and locations
             ``NO_LOCATION``. In evaluation it has the evidence of the targets if the decoder has it.
-        log_prob: (N, T), log-probability in nats of the location that was drawn; 0 where the context is the
-            expectation and at steps that do not exist. None for attention that never draws.
+        log_prob: (N, T), log-probability in nats of the trace's locations; 0 where the context is an expectation and at
+            steps that do not exist. None for attention that never draws.
     """
 
     logits: Tensor

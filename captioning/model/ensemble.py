@@ -163,8 +163,8 @@ def mean_log_probs(log_probs: Sequence[Tensor]) -> Tensor:
 def mean_trace(traces: Sequence[AttentionTrace]) -> AttentionTrace:
     """Return the mean alphas and betas of models that look at the same locations; one trace is returned unchanged.
 
-    The mean is an expectation even if every model took its context from a single location. It has betas if all models
-    have a gate.
+    The mean has no locations, even if the context of every model is one annotation. It has betas if all models have a
+    gate.
     """
     first, *others = traces
     if not others:

@@ -24,9 +24,10 @@ from torch import Tensor, nn
 
 from captioning.attention import AnnotationLayer, Attention, Memory
 from captioning.attention.memory import repeat_rows
-from captioning.component import Linear, check_size
+from captioning.component import check_size
 from captioning.errors import check_range
 from captioning.kernels.recurrence import run_recurrence
+from captioning.linear import Linear
 from captioning.model.decoder import Decoder, DecoderOutput, Packed
 from captioning.model.output import DeepOutput, LSTMStep, Output
 from captioning.trace import AttentionTrace, State, map_fields
@@ -123,42 +124,41 @@ class AttentionDecoder(Decoder):
         h, c = self.init_h(mean), self.init_c(mean).to(self.embedding.weight.dtype)
         return (h, c, *self.attention.init_state(memory))
 
-    def _read(self, word: Tensor) -> Tensor:
-        """Return what a step adds for the previous word, given the word's embedding (.., E). All steps share one call.
+    def _word_terms(self, word: Tensor) -> Tensor:
+        """Return what the previous word, embedded as ``word`` (.., E), adds to gates and query: (.., 4H) or (.., 5H).
 
-        The first 4H entries are added to i, f, o and g before their nonlinearities. If the query reads the word, H
-        more entries are added to the query.
+        The first 4H entries are terms of i, f, o and g; the last H, if the query reads the word, a term of the query.
         """
         gates = self.word_to_gates(word)
         return gates if self.word_to_query is None else torch.cat([gates, self.word_to_query(word)], dim=-1)
 
-    def _recur(self, word: Tensor, state: State, memory: Memory) -> tuple[State, LSTMStep]:
-        """Take one step of Eq. 1-6. ``word`` is what ``_read`` returns."""
-        h, c, *carried = state
-        word_gates, word_query = word.tensor_split([4 * self.hidden_dim], dim=-1)  # (N, 4H), (N, H) or (N, 0)
+    def _recur(self, word_terms: Tensor, state: State, memory: Memory) -> tuple[State, LSTMStep]:
+        """Take one step of Eq. 1-6."""
+        h, c, *attention_state = state
+        word_gates, word_query = word_terms.tensor_split([4 * self.hidden_dim], dim=-1)  # (N, 4H), (N, H) or (N, 0)
         query = h if self.word_to_query is None else h + word_query  # (N, H)
-        attended, carried_on = self.attention(query, memory, tuple(carried))  # context (N, D), alphas (N, L), Eq. 4-6
+        attended, attention_state = self.attention(query, memory, tuple(attention_state))  # context (N, D), Eq. 4-6
         z, beta_logit = self.gate(h, attended.context)  # (N, D), (N,), Sec. 4.2.1
         gates = word_gates + self.hidden_to_gates(h) + self.context_to_gates(z)  # (N, 4H); T is linear
         i, f, o, g = gates.to(c.dtype).chunk(4, dim=-1)  # (N, H) each
         i, f, o, g = torch.sigmoid(i), torch.sigmoid(f), torch.sigmoid(o), torch.tanh(g)  # Eq. 1
         c = f * c + i * g  # Eq. 2
         h = (o * torch.tanh(c)).to(gates.dtype)  # Eq. 3
-        _, alphas, locations, log_prob, heads = attended
-        return (h, c, *carried_on), LSTMStep(h, z, alphas, locations, log_prob, heads, beta_logit)
+        return (h, c, *attention_state), LSTMStep(h, z, beta_logit, *attended[1:])
 
     def step(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionTrace]:
         word = self.embedding(tokens)  # (N, E)
-        state, lstm = self._recur(self._read(word), state, memory)  # h (N, H), context (N, D)
+        state, lstm = self._recur(self._word_terms(word), state, memory)
         return self.output.step(word, lstm, memory), state, lstm.trace()  # logits (N, V), Eq. 7
 
     def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, samples: int = 1) -> DecoderOutput:
-        B, packed = len(memory.annotations), Packed(repeat_rows(captions, samples), repeat_rows(lengths, samples))
-        word = self.embedding(captions[:, :-1])  # (N, T, E), for all steps at once, as are its gates and Eq. 7
-        lstm = self._all_steps(self._read(word), memory, B, lengths, samples)  # (N * S, T, ..)
-        word, packed_steps = packed.pack(repeat_rows(word, samples)), map_fields(lstm, packed.pack)  # (M, ..)
-        logits, posterior = self.output(word, packed_steps, memory, packed.images(B), packed.targets)
-        evidence = None if posterior is None else packed.unpack(posterior)
+        packed = Packed(repeat_rows(captions, samples), repeat_rows(lengths, samples))
+        word = self.embedding(captions[:, :-1])  # (N, T, E); embedding, word terms and Eq. 7 take all steps at once
+        lstm = self._all_steps(self._word_terms(word), memory, lengths, samples)  # (N * S, T, ..)
+        word, packed_lstm = packed.pack(repeat_rows(word, samples)), map_fields(lstm, packed.pack)  # (M, ..)
+        image_index = packed.images(len(memory.annotations))  # (M,)
+        logits, posterior = self.output(word, packed_lstm, memory, image_index, packed.targets)  # (M, V), (M, L)
+        evidence = None if posterior is None else packed.unpack(posterior)  # (N * S, T, L)
         if not self.training and posterior is None:
             evidence = self._evidence_without_steps(repeat_rows(captions, samples), memory)
         return packed.output(logits, lstm.trace()._replace(evidence=evidence), lstm.log_prob)
@@ -171,13 +171,13 @@ class AttentionDecoder(Decoder):
         """Return the evidence (N, T, L) of the words of captions (N, T+1) if it does not depend on their steps."""
         return self.output.evidence(captions[:, 1:], memory) if self.attention.weighs_annotations else None
 
-    def _all_steps(self, words: Tensor, memory: Memory, B: int, lengths: Tensor, samples: int) -> LSTMStep:
-        """Run the recurrence over all steps of words (N, T, ..) that were read; returns fields (N * S, T, ..)."""
+    def _all_steps(self, word_terms: Tensor, memory: Memory, lengths: Tensor, samples: int) -> LSTMStep:
+        """Run the recurrence over word_terms (N, T, ..), ``samples`` times; returns fields (N * S, T, ..)."""
         # Attention without randomness leads all samples of a caption through the same states: run them once.
-        repeats = 1 if self.attention.deterministic else samples
-        words, lengths = repeat_rows(words, repeats), repeat_rows(lengths, repeats)
-        state = tuple(repeat_rows(tensor, len(words) // B) for tensor in self.init_state(memory))
-        lstm = run_recurrence(self._recur, self, words, state, memory, B, lengths)
+        repeats, B = 1 if self.attention.deterministic else samples, len(memory.annotations)
+        word_terms, lengths = repeat_rows(word_terms, repeats), repeat_rows(lengths, repeats)
+        state = tuple(repeat_rows(tensor, len(lengths) // B) for tensor in self.init_state(memory))
+        lstm = run_recurrence(self._recur, self, word_terms, state, memory, B, lengths)
         return map_fields(lstm, lambda field: repeat_rows(field, samples // repeats))
 
     def prepare_search(self, memory: Memory) -> Memory:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from captioning.attention import Attention, Memory
 from captioning.attention.memory import repeat_rows
-from captioning.component import Component, Linear
+from captioning.component import Component
+from captioning.linear import Linear
 from captioning.precision import at_least_float32, to_autocast
 from captioning.trace import AttentionTrace
 
@@ -21,17 +22,17 @@ class LSTMStep(NamedTuple):
     Attributes:
         h: (.., H), the new h_t.
         context: (.., D), beta_t z_t.
-        alphas, locations, log_prob, heads: As in ``AttentionOutput``.
         beta_logit: (..), f_beta(h_{t-1}) of Sec. 4.2.1; None without a gate.
+        alphas, locations, log_prob, heads: As in ``AttentionOutput``.
     """
 
     h: Tensor
     context: Tensor
+    beta_logit: Tensor | None
     alphas: Tensor
     locations: Tensor | None
     log_prob: Tensor | None
     heads: Tensor | None
-    beta_logit: Tensor | None
 
     def trace(self) -> AttentionTrace:
         """Return the attention trace of these steps."""

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from captioning.attention import Attention, Memory, SoftAttention
 from captioning.errors import InputError
-from captioning.kernels.summed import SearchFactors, search_factors, summed_log_probs, summed_posterior, summed_step
+from captioning.kernels.summed import location_exponentials, summed_log_probs, summed_posterior, summed_step
 from captioning.model.output import LSTMStep, Output
 
 
 @dataclass(frozen=True)
 class SearchMemory(Memory):
-    """A memory with each location's contribution to the logits, computed once per image of a search."""
+    """A memory with what the steps of a search share.
 
-    factors: SearchFactors = field(kw_only=True)
+    Attributes:
+        A: (B, L, E), L_z a_i.
+        exp_G: (B, L, V), ``kernels.summed.location_exponentials``.
+    """
 
-    def select(self, images: Tensor) -> SearchMemory:
-        return replace(super().select(images), factors=self.factors.select(images))
+    A: Tensor = field(kw_only=True)
+    exp_G: Tensor = field(kw_only=True)
 
 
 class SummedOutput(Output):
@@ -45,7 +48,8 @@ class SummedOutput(Output):
     def prepare_search(self, memory: Memory) -> SearchMemory:
         if isinstance(memory, SearchMemory):
             return memory
-        return SearchMemory(**vars(memory), factors=search_factors(*self._factors(memory)))
+        A, W = self._factors(memory)
+        return SearchMemory(**vars(memory), A=A, exp_G=location_exponentials(A, W))
 
     def forward(
         self, word: Tensor, lstm: LSTMStep, memory: Memory, image_index: Tensor, targets: Tensor | None = None
@@ -60,9 +64,8 @@ class SummedOutput(Output):
         return log_probs, _given_a_look(posterior, lstm.alphas)
 
     def step(self, word: Tensor, lstm: LSTMStep, memory: Memory) -> Tensor:
-        factors = memory.factors if isinstance(memory, SearchMemory) else search_factors(*self._factors(memory))
-        S = self.L_o.precise(self._hidden(word, lstm))
-        return summed_step(S, factors, self._log_weights(lstm))
+        memory, S = self.prepare_search(memory), self.L_o.precise(self._hidden(word, lstm))  # (N, V)
+        return summed_step(S, memory.A, self.L_o.weight, self._log_weights(lstm), memory.exp_G)
 
     def evidence(self, words: Tensor, memory: Memory) -> None:
         """Return None: the evidence is the posterior, which depends on the step's state."""

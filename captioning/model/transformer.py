@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from captioning.attention import AnnotationLayer, Attention, AttentionOutput, Memory
 from captioning.attention.layers import sinusoids
 from captioning.attention.memory import repeat_rows
-from captioning.component import Linear, check_size
+from captioning.component import check_size
 from captioning.errors import InputError, check_range
+from captioning.linear import Linear
 from captioning.model.decoder import Decoder, DecoderOutput, Packed
 from captioning.trace import AttentionTrace, State, map_fields
 from captioning.vocabulary import PAD

@@ -13,7 +13,7 @@ from captioning.objective.reductions import step_log_probs
 
 
 @torch.no_grad()
-def sampled_bounds(captioner: Captioner, batch: CaptionBatch, memory: Memory, samples: int) -> tuple[float, float]:
+def likelihood_bounds(captioner: Captioner, batch: CaptionBatch, memory: Memory, samples: int) -> tuple[float, float]:
     """Return two lower bounds on log p(y | a) in nats, summed over captions, by S draws of every caption's locations.
 
     The first is L_s = E_s[log p(y | s, a)], Eq. 10. The second, E[log 1/S sum_k p(y | s_k, a)] (Burda et al. 2016), is

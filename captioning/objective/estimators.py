@@ -1,4 +1,4 @@
-"""Estimators of the gradient that reaches the alphas of drawn locations (Eq. 11-12), one small class each.
+"""Estimators of the gradient that draws give the alphas (Eq. 11-12), one small class each.
 
 REINFORCE: the gradient of E_s[log p(y | s, a)] with respect to the alphas is the mean over draws of
 
@@ -32,7 +32,7 @@ class Signal(NamedTuple):
         returns: R_t.
         baseline: b_t.
         advantages: R_t - b_t, 0 where a step does not exist or its location was not drawn.
-        drawn: bool, True where a step exists and its location was drawn.
+        drawn: bool, True where a step exists and its location was drawn; False where the context is the expectation.
     """
 
     returns: Tensor
@@ -41,7 +41,7 @@ class Signal(NamedTuple):
     drawn: Tensor
 
     def means(self) -> dict[str, Tensor]:
-        """Return means over the drawn steps of all processes; nan if nothing was drawn. "reward" is the return."""
+        """Return means over the draws of all processes; nan if there was none. "reward" is the mean return."""
         count = self.drawn.sum()
         sums = [(values * self.drawn).sum() for values in (self.returns, self.baseline, self.advantages)]
         *totals, count = sum_over_processes(torch.stack([*sums, count]))
@@ -61,15 +61,15 @@ class Estimator(Component):
     samples: int = 1
     to_go = False
 
-    def forward(self, rewards: Tensor, mask: Tensor, sampled: Tensor) -> Signal:
+    def forward(self, rewards: Tensor, mask: Tensor, drawn: Tensor) -> Signal:
         """Return the learning signal of one training batch.
 
         Args:
             rewards: (N, T), log p(y_t | s, a) of the true words in nats; 0 at steps that do not exist.
             mask: (N, T) bool, True where a step exists.
-            sampled: (N,) bool, False for captions whose context is the expectation.
+            drawn: (N,) bool, True for captions whose locations are drawn, False where contexts are expectations.
         """
-        drawn = mask & sampled.unsqueeze(1)
+        drawn = mask & drawn.unsqueeze(1)  # (N, T)
         rewards = rewards.detach() * mask
         returns = self.returns(rewards, mask)
         baseline = self.baseline(returns, rewards, mask, drawn)
@@ -100,7 +100,7 @@ class MovingAverage(Estimator):
         initial: b_0. By default the first batch has the baseline 0, because its own mean depends on its draws, and the
             averages start with that mean.
         per_word: Whether R_t is divided by the number of the caption's words, as in the authors' code.
-        all_captions: Whether captions with an expected context count too, as in the authors' code.
+        all_captions: Whether captions whose contexts are expectations count too, as in the authors' code.
 
     Raises:
         InputError: An option is out of its range, or ``to_go`` has ``per_step=False``: one average

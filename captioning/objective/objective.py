@@ -153,10 +153,9 @@ class Likelihood(Objective):
             logged[term.name] = average.over_steps(term(captioner.decoder, batch, per_caption, output), mask)
             loss = loss + term.weight * logged[term.name]
         logged["loss"] = loss
-        if self.estimator is not None and log_prob is not None and captioner.decoder.attention.draws:
-            expected = memory.use_expectation  # (B,) bool, None if every image's contexts are drawn
-            sampled = torch.ones_like(mask[:, 0]) if expected is None else ~expected[image_index]  # (N,)
-            signal = self.estimator(step_log_probs(output.logits, output.targets, mask), mask, sampled)
+        if self.estimator is not None and log_prob is not None and captioner.decoder.attention.may_draw:
+            drawn = torch.ones_like(mask[:, 0]) if memory.drawn is None else memory.drawn[image_index]  # (N,) bool
+            signal = self.estimator(step_log_probs(output.logits, output.targets, mask), mask, drawn)
             credit = average.over_steps(signal.advantages * log_prob, mask)  # (log p(y | s, a) - b) log p(s | a)
             loss = loss - self.reward_weight * credit  # only its gradient has a meaning: that of Eq. 11-12
             logged |= signal.means()

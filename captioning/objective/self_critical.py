@@ -1,13 +1,13 @@
 """Self-critical sequence training (Rennie et al. 2017): a second stage that raises a metric of its own captions.
 
-The objective is E_w[r(w)], the expected reward of a caption w ~ p(w | a). Captions are drawn from the model as it is
-evaluated: without dropout, with fixed statistics, contexts as ``Attention.context_mode`` says, and lengths as the
-search limits them. Words may be repeated, also where the search forbids it. The gradient (REINFORCE) is the mean over
-drawn captions of
+The objective is E_w[r(w)], the expected reward of a caption w ~ p(w | a). Captions are sampled word by word from the
+model as it is evaluated: without dropout, with fixed statistics, contexts as ``Attention.context_mode`` says, and
+lengths as the search limits them. Words may be repeated, also where the search forbids it. The gradient (REINFORCE) is
+the mean over sampled captions of
 
     (r(w) - b) * d log p(w | a)
 
-with any b that does not depend on w. Words are drawn here; ``estimators`` are about drawn locations.
+with any b that does not depend on w.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ if TYPE_CHECKING:
 
 
 class SelfCriticalTraining(Objective):
-    """Minus the expected reward of drawn captions. The reward is cider_d * CIDEr-D + bleu4 * BLEU-4.
+    """Minus the expected reward of sampled captions. The reward is cider_d * CIDEr-D + bleu4 * BLEU-4.
 
     Args:
-        samples: Captions drawn of every image.
+        samples: Number of captions that are sampled of every image.
         baseline: b of a caption: "leave_one_out", the mean reward of the image's other captions (Luo 2020), or
-            "greedy", that of the image's greedy caption (Rennie et al. 2017), which costs another search.
+            "greedy", the reward of the image's greedy caption (Rennie et al. 2017), which costs another search.
         cider_d: Weight of CIDEr-D on the toolkit's scale, 0 to 10; logged metrics are 100 times that scale.
         bleu4: Weight of smoothed sentence BLEU-4, 0 to 1.
-        dropout: Whether to differentiate log p(w | a) with the decoder's dropout. Captions are still drawn without, so
-            that the gradient is only approximately that of the expected reward. On a few thousand images dropout keeps
-            the model from overfitting the rewards of the training images.
+        dropout: Whether to differentiate log p(w | a) with the decoder's dropout. Captions are still sampled without,
+            so that the gradient is only approximately that of the expected reward. On a few thousand images dropout
+            keeps the model from overfitting the rewards of the training images.
         likelihood: The likelihood of the batch's own captions, with its guidance, that is minimised as well. The reward
             alone moves the alphas away from what they were taught.
         likelihood_weight: Weight of that likelihood.
@@ -95,7 +95,7 @@ class SelfCriticalTraining(Objective):
         self.search = BeamOptions()
 
     def bind(self, decoder: Decoder) -> Self:
-        if decoder.attention.context_mode == "sample":  # the gradient would ignore the draws of locations
+        if decoder.attention.context_mode == "sample":  # the gradient would ignore the draws
             raise InputError("objective: captions are drawn with the attention's context_mode expected or argmax")
         if self.likelihood is not None:
             self.likelihood.bind(decoder)
@@ -118,29 +118,29 @@ class SelfCriticalTraining(Objective):
         captioner.eval()
         try:
             memory = captioner.encode_batch(batch)
-            captions, rewards, baseline = self.draw(captioner, memory, batch.rows.tolist())  # N, (N,), (N,)
+            captions, rewards, baseline = self.sample(captioner, memory, batch.rows.tolist())  # N, (N,), (N,)
             with _dropout(captioner.decoder) if self.dropout else nullcontext():
-                surrogate, output = self.surrogate(captioner, batch, memory, captions, rewards - baseline)
+                log_probs, output = self.log_probs(captioner, batch, memory, captions)  # (N,)
         finally:
             captioner.train(training)
-        drawn, words = sum_over_processes(rewards.new_tensor([len(captions), sum(len(c.ids) for c in captions)]))
-        every = torch.ones_like(rewards, dtype=torch.bool)  # (N,)
-        logged = Signal(rewards, baseline, rewards - baseline, every).means()
-        logged |= {"loss": -logged["reward"], "caption_length": words / drawn}
-        loss = -surrogate.sum() / drawn * process_count()
+        advantages, all_captions = rewards - baseline, torch.ones_like(rewards, dtype=torch.bool)  # (N,)
+        count, words = sum_over_processes(rewards.new_tensor([len(captions), sum(len(c.ids) for c in captions)]))
+        logged = Signal(rewards, baseline, advantages, all_captions).means()
+        logged |= {"loss": -logged["reward"], "caption_length": words / count}
+        loss = -(advantages * log_probs).sum() / count * process_count()
         if self.likelihood is not None:
             term = self.likelihood(captioner, batch)
             loss, logged = loss + self.likelihood_weight * term.loss, term.logged | logged
         return Loss(loss, logged, output)
 
     @torch.no_grad()
-    def draw(
+    def sample(
         self, captioner: Captioner, memory: Memory, records: Sequence[int]
     ) -> tuple[list[Hypothesis], Tensor, Tensor]:
-        """Draw captions of the B images of ``memory``; N = B * samples, those of an image adjacent.
+        """Sample captions of the B images of ``memory``, which are ``records`` of the training split.
 
         Returns:
-            The captions, their rewards (N,) and baselines (N,).
+            N = B * samples captions, those of an image adjacent; their rewards (N,) and baselines (N,).
         """
         assert self.reward is not None
         step, state = captioner.step_function(memory), captioner.decoder.init_state(memory)
@@ -153,33 +153,21 @@ class SelfCriticalTraining(Objective):
             return captions, rewards, leave_one_out(rewards, self.samples)
         greedy = decoding.greedy(step, state, max_length=max_length, constraints=constraints)
         rewards = self.reward([*record_of_caption, *records], [*captions, *greedy]).to(state[0].device)
-        rewards, of_greedy = rewards[: len(captions)], rewards[len(captions) :]
-        return captions, rewards, repeat_rows(of_greedy, self.samples)
+        rewards, baseline = rewards.split([len(captions), len(greedy)])  # (N,), (B,)
+        return captions, rewards, repeat_rows(baseline, self.samples)
 
-    def surrogate(
-        self,
-        captioner: Captioner,
-        batch: CaptionBatch,
-        memory: Memory,
-        captions: Sequence[Hypothesis],
-        advantages: Tensor,
+    def log_probs(
+        self, captioner: Captioner, batch: CaptionBatch, memory: Memory, captions: Sequence[Hypothesis]
     ) -> tuple[Tensor, DecoderOutput]:
-        """Return (r(w) - b) log p(w | a) of every caption (N,), and the decoder's output for them.
-
-        Args:
-            batch: The batch of the B images of ``memory``.
-            captions: N = B * R captions, those of an image adjacent.
-            advantages: (N,), r(w) - b.
-        """
-        device, images = advantages.device, len(batch.rows)
+        """Return log p(w | a) of N sampled captions (N,) in nats, and the decoder's output for them."""
+        device, B = memory.annotations.device, len(batch.rows)
         ids, lengths = pad_captions([caption.ids for caption in captions])
         lengths = lengths - torch.tensor([not caption.finished for caption in captions]).long()  # cut off: no <end>
-        image_index = repeat_rows(torch.arange(images, device=device), len(captions) // images)
-        drawn = replace(batch, captions=ids.to(device), lengths=lengths.to(device), image_index=image_index)
-        output = captioner.teacher_force(drawn, memory)
+        image_index = repeat_rows(torch.arange(B, device=device), len(captions) // B)  # (N,)
+        sampled = replace(batch, captions=ids.to(device), lengths=lengths.to(device), image_index=image_index)
+        output = captioner.teacher_force(sampled, memory)
         logits = _of_allowed_words(output, self.search.min_length)
-        log_probs = step_log_probs(logits, output.targets, output.mask).sum(dim=1)
-        return advantages * log_probs, output
+        return step_log_probs(logits, output.targets, output.mask).sum(dim=1), output
 
 
 @contextmanager
@@ -197,7 +185,7 @@ def _dropout(decoder: Decoder) -> Iterator[None]:
 
 
 def _of_allowed_words(output: DecoderOutput, min_length: int) -> Tensor:
-    """Return the logits (M, V), at least float32, without the words that are never drawn."""
+    """Return the logits (M, V), at least float32; those of words that are never sampled are far below the others."""
     logits = at_least_float32(output.logits)
     never = -1e30  # far below any logit, and finite when a kernel sums a row: infinities times 0 are NaN
     logits = logits.index_fill(-1, torch.tensor(NEVER, device=logits.device), never)

@@ -171,7 +171,7 @@ class CaptioningModule(pl.LightningModule):
             rank_zero_warn(f"attention has collapsed: {cause}")
 
     def on_train_end(self) -> None:
-        if isinstance(self.attention, StochasticAttention) and not self.attention.has_drawn:
+        if isinstance(self.attention, StochasticAttention) and not self.attention.has_begun_to_draw:
             values = f"sample_probability {self.attention.largest_sample_probability}, ramp {list(self.attention.ramp)}"
             where = f"training ended at {self.attention.progress:.0%} of its length"
             rank_zero_info(f"{type(self.attention).__name__} has drawn no location: {where}, with {values}")

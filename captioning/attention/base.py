@@ -123,8 +123,7 @@ class Attention(Component):
         self.score.build(annotation_dim, query_dim, grid_size)
 
     def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
-        """Return the memory of annotations (B, L, D) with an optional bool mask (B, L), as ``check_mask`` takes it."""
-        check_mask(annotations, mask)
+        """Return the memory of annotations (B, L, D); a mask (B, L) bool is True where a location exists."""
         return Memory(annotations, self.score.project(annotations), mask)
 
     def init_state(self, memory: Memory) -> State:
@@ -153,12 +152,3 @@ class Attention(Component):
     @abstractmethod
     def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
         """Form contexts from alphas and log_alphas (B, R, L): 0 and -inf where masked and outside the support."""
-
-
-def check_mask(annotations: Tensor, mask: Tensor | None) -> None:
-    """Raise a ValueError if a mask has not the shape (B, L) of annotations (B, L, D), or hides a whole image."""
-    if mask is not None:
-        if mask.shape != annotations.shape[:2]:
-            raise ValueError(f"annotation mask must be {tuple(annotations.shape[:2])}, got {tuple(mask.shape)}")
-        if not mask.any(dim=1).all():
-            raise ValueError("every image needs at least one location that is not masked")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from captioning.attention.base import AttentionOutput, check_mask
+from captioning.attention.base import AttentionOutput
 from captioning.attention.memory import Memory, repeat_rows
 from captioning.attention.scores import Score
 from captioning.attention.soft import SoftAttention
@@ -72,7 +72,6 @@ class MultiHeadAttention(SoftAttention):
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2).flatten(0, 1)
 
     def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> MultiHeadMemory:
-        check_mask(annotations, mask)
         projected = self.score.project(self._split(self.key_projection(annotations)))  # (B * h, ..)
         values = self._split(self.value_projection(annotations))  # (B * h, L, d / h)
         return MultiHeadMemory(annotations, projected, mask, values=values)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioning.attention.base import AttentionOutput, check_mask
+from captioning.attention.base import AttentionOutput
 from captioning.attention.memory import Memory, repeat_rows
 from captioning.attention.normalizers import masked_log_softmax
 from captioning.attention.scores import CosineScore, Score, dot
@@ -110,7 +110,6 @@ class NTMAttention(SoftAttention):
         nn.init.zeros_(self.add.bias)
 
     def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
-        check_mask(annotations, mask)
         return Memory(annotations, annotations, mask)  # a step projects what has been written
 
     def init_state(self, memory: Memory) -> State:

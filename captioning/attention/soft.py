@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from captioning.attention.base import Attention, AttentionOutput
 from captioning.attention.memory import Memory, expected_context
 from captioning.attention.normalizers import Normalizer
-from captioning.attention.scores import Score
+from captioning.attention.scores import LocationScore, Score
 from captioning.errors import check_range
 
 
@@ -42,16 +42,11 @@ class UniformAttention(SoftAttention):
         super().__init__(_UniformScore())
 
 
-class _UniformScore(Score):
+class _UniformScore(LocationScore):
     """e_ti = 0."""
-
-    deterministic = True
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
         pass
-
-    def project(self, annotations: Tensor) -> Tensor:
-        return annotations
 
     def forward(self, query: Tensor, projected: Tensor) -> Tensor:
         return query.new_zeros(*query.shape[:2], projected.shape[1])

@@ -52,9 +52,9 @@ class Constraints:
         if self.no_repeat_ngram is not None:
             masked = masked.masked_fill(_repeats(words, self.no_repeat_ngram, log_probs.shape[1]), float("-inf"))
         if self.repeatable is not None:
-            said = torch.zeros_like(masked, dtype=torch.bool).scatter_(1, words, True)
-            said[:, list(self.repeatable)] = False
-            masked = masked.masked_fill(said, float("-inf"))
+            used = torch.zeros_like(masked, dtype=torch.bool).scatter_(1, words, True)  # (N, V)
+            used[:, list(self.repeatable)] = False
+            masked = masked.masked_fill(used, float("-inf"))
         stuck = ~masked.isfinite().any(dim=1)
         masked[:, END] = torch.where(stuck, log_probs[:, END], masked[:, END])
         return masked

@@ -30,9 +30,9 @@ def decode(
     if not isinstance(options, DecodingOptions):
         options = DecodingOptions(**vars(options))
     limits: dict[str, Any] = {"max_length": options.max_length, "constraints": options.constraints(vocabulary)}
+    S = options.samples or 1
     if options.method == "greedy":
         return [[hypothesis] for hypothesis in greedy(step, state, **limits)]
-    S = options.samples or 1
     if options.method == "beam":
         width, exponent = max(options.beam_size, S), options.length_normalization
         beams = beam_search(step, state, beam_size=width, length_normalization=exponent, **limits)
@@ -96,14 +96,12 @@ def _best(log_probs: Tensor, total: Tensor, size: int) -> tuple[Tensor, Tensor, 
     """
     # The best of each row hold the best of the image.
     log_prob, word = log_probs.topk(min(size, log_probs.shape[2]), dim=2)
-    choices = log_prob.shape[2]  # per beam
-    candidates, log_prob, word = (log_prob + total.unsqueeze(2)).flatten(1), log_prob.flatten(1), word.flatten(1)
-    least = candidates.shape[1]
-    if least < size:  # a beam wider than the vocabulary
-        candidates = torch.nn.functional.pad(candidates, (0, size - least), value=float("-inf"))
-    total, best = candidates.topk(size, dim=1)
-    best = best.clamp(max=least - 1)  # changes padding only
-    return total, best // choices, word.gather(1, best), log_prob.gather(1, best)
+    words_per_beam = log_prob.shape[2]
+    totals, log_prob, word = (log_prob + total.unsqueeze(2)).flatten(1), log_prob.flatten(1), word.flatten(1)
+    missing = max(0, size - totals.shape[1])  # of a beam wider than the vocabulary
+    total, best = torch.nn.functional.pad(totals, (0, missing), value=float("-inf")).topk(size, dim=1)
+    best = best.clamp(max=totals.shape[1] - 1)  # changes padding only
+    return total, best // words_per_beam, word.gather(1, best), log_prob.gather(1, best)
 
 
 def greedy(

@@ -11,8 +11,6 @@ from captioning.decoding.constraints import Constraints, check_lengths
 from captioning.errors import InputError, check_range, check_whole
 from captioning.vocabulary import FUNCTION_WORDS, Vocabulary
 
-_OF_SAMPLING = ("temperature", "top_k", "top_p", "seed")  # options without an effect on other methods
-
 
 @dataclass(frozen=True)
 class BeamOptions:
@@ -47,8 +45,8 @@ class BeamOptions:
     def of_settings(cls, settings: Mapping[str, Any]) -> BeamOptions:
         """Return the options of the validations in the configuration of a training; defaults where it has none."""
         search = (settings.get("model") or {}).get("search") or {}
-        names = [field.name for field in dataclasses.fields(BeamOptions)]
-        return BeamOptions(**{name: search[name] for name in names if search.get(name) is not None})
+        names = {field.name for field in dataclasses.fields(BeamOptions)}
+        return BeamOptions(**{name: value for name, value in search.items() if name in names and value is not None})
 
 
 @dataclass(frozen=True)
@@ -91,9 +89,9 @@ class DecodingOptions(BeamOptions):
         check_whole(1, top_k=self.top_k)
         if self.method not in ("beam", "greedy", "sample"):
             raise InputError(f"method must be beam, greedy or sample, got {self.method!r}")
-        for name in _OF_SAMPLING if self.method != "sample" else ():
-            value, draws_contexts = getattr(self, name), name == "seed" and self.context_mode == "sample"
-            if value != getattr(DecodingOptions, name) and not draws_contexts:
+        unused = [] if self.method == "sample" else ["temperature", "top_k", "top_p", "seed"]
+        for name in unused[:-1] if self.context_mode == "sample" else unused:  # draws of locations need the seed
+            if (value := getattr(self, name)) != getattr(DecodingOptions, name):
                 raise InputError(f"{name}={value} has an effect only when sampling, not with {self.method}")
         if self.method == "greedy" and self.samples not in (None, 1):
             raise InputError(f"samples={self.samples}: greedy decoding has one caption; use beam or sample")

@@ -104,17 +104,10 @@ class CaptionModel(nn.Module, metaclass=ABCMeta):
         output = self.teacher_force(batch, memory)
         log_probs = torch.log_softmax(output.logits.float(), dim=-1).gather(1, output.targets.unsqueeze(1)).squeeze(1)
         trace = output.trace.map(Tensor.cpu)
+        of_captions = zip(captions, log_probs.cpu().split(lengths.tolist()), strict=True)
         return [
-            Hypothesis(
-                words,
-                word_log_probs.tolist(),
-                float(word_log_probs.sum()),
-                finished=True,
-                trace=trace.map(itemgetter((row, slice(len(words))))),
-            )
-            for row, (words, word_log_probs) in enumerate(
-                zip(captions, log_probs.cpu().split(lengths.tolist()), strict=True)
-            )
+            Hypothesis(ids, terms.tolist(), float(terms.sum()), True, trace.map(itemgetter((row, slice(len(ids))))))
+            for row, (ids, terms) in enumerate(of_captions)
         ]
 
 
@@ -175,9 +168,9 @@ class Captioner(CaptionModel):
     def encode_views(self, views: Sequence[Tensor]) -> Memory:
         return self.encode(views[0])
 
-    def forward(self, batch: CaptionBatch, samples: int = 1) -> DecoderOutput:
-        """Encode the batch's images and teacher-force its captions; see ``teacher_force``."""
-        return self.teacher_force(batch, self.encode_batch(batch), samples)
+    def forward(self, batch: CaptionBatch) -> DecoderOutput:
+        """Encode the batch's images and teacher-force its captions."""
+        return self.teacher_force(batch, self.encode_batch(batch))
 
     def teacher_force(self, batch: CaptionBatch, memory: Memory, samples: int = 1) -> DecoderOutput:
         """Return the words and traces of every caption in the batch, over the memory of its images.
@@ -199,18 +192,14 @@ class Captioner(CaptionModel):
     @torch.inference_mode()
     def with_evidence(self, memory: Memory, hypotheses: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
         captions, lengths = pad_captions([hypothesis.ids for image in hypotheses for hypothesis in image])
-        counts = torch.tensor([len(image) for image in hypotheses])
-        device = memory.annotations.device
-        image_index = torch.arange(len(hypotheses)).repeat_interleave(counts).to(device)
-        evidence = self.decoder.evidence(captions.to(device), lengths.to(device), memory.select(image_index))
+        image_index = torch.tensor([number for number, image in enumerate(hypotheses) for _ in image])
+        captions, lengths, image_index = (x.to(memory.annotations.device) for x in (captions, lengths, image_index))
+        evidence = self.decoder.evidence(captions, lengths, memory.select(image_index))
         if evidence is None:
             return hypotheses
         of_captions = iter(evidence.float().cpu())
         return [
-            [
-                replace(hypothesis, trace=hypothesis.trace._replace(evidence=next(of_captions)[: len(hypothesis.ids)]))
-                for hypothesis in image
-            ]
+            [replace(h, trace=h.trace._replace(evidence=next(of_captions)[: len(h.ids)])) for h in image]
             for image in hypotheses
         ]
 

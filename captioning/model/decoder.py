@@ -148,7 +148,14 @@ class Decoder(Component):
         Args:
             annotations: (B, L, D), any float type.
             mask: (B, L) bool, True where a location exists.
+
+        Raises:
+            ValueError: The mask has another shape, or hides a whole image.
         """
+        if mask is not None and mask.shape != annotations.shape[:2]:
+            raise ValueError(f"annotation mask must be {tuple(annotations.shape[:2])}, got {tuple(mask.shape)}")
+        if mask is not None and not mask.any(dim=1).all():
+            raise ValueError("every image needs at least one location that is not masked")
         annotations = annotations.to(self.embedding.weight.dtype)
         if self.feature_norm is not None:
             annotations = self._standardized(annotations, mask)

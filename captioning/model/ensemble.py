@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -45,16 +46,15 @@ class Ensemble(CaptionModel):
         self.members: Sequence[Captioner] = torch.nn.ModuleList(members)  # type: ignore[assignment]
         self.traced = [n for n, member in enumerate(members) if _same_view(member.encoder, self.encoder)]
         identities = [member.encoder.identity() for member in members]
-        self._encoded_by = [identities.index(identity) for identity in identities]
-        """The number of the first member that has the same encoder, for every member."""
+        self._first_with_encoder = [identities.index(identity) for identity in identities]
 
     @property
     def preprocessings(self) -> list[Preprocessing]:
         return list(dict.fromkeys(member.encoder.preprocessing for member in self.members))
 
     def encode_views(self, views: Sequence[Tensor]) -> Memories:
-        view_of = dict(zip(self.preprocessings, views, strict=True))
-        return self._encode(lambda encoder: encoder(view_of[encoder.preprocessing]))
+        views_by_preprocessing = dict(zip(self.preprocessings, views, strict=True))
+        return self._encode(lambda encoder: encoder(views_by_preprocessing[encoder.preprocessing]))
 
     def encode_batch(self, batch: CaptionBatch) -> Memories:
         """Return the memories of a batch's images.
@@ -75,29 +75,26 @@ class Ensemble(CaptionModel):
 
     def _encode(self, annotations_of: Callable[[Encoder], Tensor], mask: Tensor | None = None) -> Memories:
         """Return the members' memories. Every encoder runs once; ``mask`` belongs to the first one's annotations."""
-        annotations = {n: annotations_of(self.members[n].encoder) for n in dict.fromkeys(self._encoded_by)}
+        annotations = {n: annotations_of(self.members[n].encoder) for n in dict.fromkeys(self._first_with_encoder)}
         return tuple(
             member.encode(annotations=annotations[n], mask=mask if n == 0 else None)
-            for member, n in zip(self.members, self._encoded_by, strict=True)
+            for member, n in zip(self.members, self._first_with_encoder, strict=True)
         )
 
     def teacher_force(self, batch: CaptionBatch, memory: Memories) -> DecoderOutput:
         """``logits`` are the logarithms of the mean distribution."""
-        outputs = [
-            member.teacher_force(batch, its_memory) for member, its_memory in zip(self.members, memory, strict=True)
-        ]
+        outputs = [member.teacher_force(batch, memory[n]) for n, member in enumerate(self.members)]
         logits = mean_log_probs([torch.log_softmax(output.logits.float(), dim=-1) for output in outputs])
         trace = mean_trace([outputs[n].trace for n in self.traced])._replace(evidence=None)
         return replace(outputs[0], logits=logits, trace=trace, log_prob=None)
 
     def step_function(self, memory: Memories) -> StepFunction:
-        members = list(zip(self.members, memory, strict=True))
-        sizes = [len(member.init_state(its_memory)) for member, its_memory in members]
-        return MeanStep([member.step_function(its_memory) for member, its_memory in members], sizes, traced=self.traced)
+        steps = [member.step_function(memory[n]) for n, member in enumerate(self.members)]
+        sizes = [len(member.init_state(memory[n])) for n, member in enumerate(self.members)]
+        return MeanStep(steps, sizes, traced=self.traced)
 
     def init_state(self, memory: Memories) -> State:
-        states = (member.init_state(its_memory) for member, its_memory in zip(self.members, memory, strict=True))
-        return tuple(tensor for state in states for tensor in state)
+        return tuple(tensor for n, member in enumerate(self.members) for tensor in member.init_state(memory[n]))
 
     @contextmanager
     def in_context_mode(self, mode: str | None) -> Iterator[None]:
@@ -111,10 +108,10 @@ class Ensemble(CaptionModel):
             yield
 
 
-def _same_view(one: Encoder, other: Encoder) -> bool:
+def _same_view(first: Encoder, second: Encoder) -> bool:
     """Return whether the cells of two encoders cover the same parts of the same view, up to small differences."""
-    a, b = one.preprocessing, other.preprocessing
-    return (a.resize, a.crop) == (b.resize, b.crop) and one.cells.near(other.cells)
+    views = [(encoder.preprocessing.resize, encoder.preprocessing.crop) for encoder in (first, second)]
+    return views[0] == views[1] and first.cells.near(second.cells)
 
 
 class MeanStep:
@@ -129,15 +126,13 @@ class MeanStep:
     """
 
     def __init__(self, steps: Sequence[StepFunction], state_sizes: Sequence[int], *, traced: Sequence[int]) -> None:
-        self.steps = list(steps)
-        self.state_sizes = list(state_sizes)
-        self.traced = traced
+        self.steps, self.state_sizes, self.traced = steps, state_sizes, traced
         self.images = steps[0].images
 
     def __call__(self, tokens: Tensor, state: State) -> Step:
         tensors = iter(state)
         states = [tuple(itertools.islice(tensors, size)) for size in self.state_sizes]
-        outputs = [step(tokens, its_state) for step, its_state in zip(self.steps, states, strict=True)]
+        outputs = [step(tokens, own_state) for step, own_state in zip(self.steps, states, strict=True)]
         return Step(
             mean_log_probs([output.log_probs for output in outputs]),
             tuple(tensor for output in outputs for tensor in output.state),
@@ -154,10 +149,7 @@ def mean_log_probs(log_probs: Sequence[Tensor]) -> Tensor:
     Probabilities are averaged, not their logarithms: the models are equally likely. The result sums to one,
     and no model can veto a word that the others are sure of.
     """
-    total = log_probs[0]
-    for summand in log_probs[1:]:
-        total = torch.logaddexp(total, summand)
-    return total - math.log(len(log_probs)) if len(log_probs) > 1 else total
+    return functools.reduce(torch.logaddexp, log_probs) - math.log(len(log_probs))
 
 
 def mean_trace(traces: Sequence[AttentionTrace]) -> AttentionTrace:

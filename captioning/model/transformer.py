@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -26,11 +26,6 @@ class LayeredMemory(Memory):
     """The annotations (B, L, d), and the memory of each layer's attention."""
 
     layers: tuple[Memory, ...] = field(kw_only=True)
-
-    def select(self, images: Tensor) -> LayeredMemory:
-        selected = super().select(images)
-        assert isinstance(selected, LayeredMemory)
-        return replace(selected, layers=tuple(layer.select(images) for layer in self.layers))
 
 
 class TransformerDecoder(Decoder):
@@ -98,10 +93,7 @@ class TransformerDecoder(Decoder):
 
     def attentions(self) -> Iterator[Attention]:
         """Yield the attention of every layer over the annotations."""
-        for attention in self.earlier_attentions:
-            assert isinstance(attention, Attention)
-            yield attention
-        yield self.attention
+        yield from (*self.earlier_attentions, self.attention)  # type: ignore[misc]
 
     def build(self, vocabulary_size: int, annotation_dim: int, grid_size: tuple[int, int] | None = None) -> None:
         d, p = self.dim, self.dropout_probability
@@ -109,7 +101,13 @@ class TransformerDecoder(Decoder):
         self.annotation_projection = nn.Linear(D, d)
         for attention in self.attentions():
             attention.build(d, d, grid_size)
-            self._refuse_state(attention, grid_size)
+        height, width = grid_size or (1, 1)
+        zeros = torch.zeros(1, height * width, 1)
+        if self.attention.init_state(Memory(zeros, zeros)):
+            raise InputError(
+                f"TransformerDecoder: {type(self.attention).__name__} with {type(self.attention.score).__name__} "
+                "carries a state from word to word, and training computes all words at once; use another score"
+            )
         self.embedding = nn.Embedding(vocabulary_size, d, padding_idx=PAD)
         self.dropout = nn.Dropout(p)
         self.layers = nn.ModuleList(
@@ -119,20 +117,10 @@ class TransformerDecoder(Decoder):
         self.to_words = Linear(d, vocabulary_size)
         if self.tie_embeddings:
             self.to_words.weight = self.embedding.weight
-        nn.init.normal_(self.embedding.weight, std=d**-0.5)  # units of size 1 after the factor sqrt(d) in _read
+        nn.init.normal_(self.embedding.weight, std=d**-0.5)  # units of size 1 after the factor sqrt(d) in _all_layers
         with torch.no_grad():
             self.embedding.weight[PAD].zero_()
         nn.init.zeros_(self.to_words.bias)
-
-    @staticmethod
-    def _refuse_state(attention: Attention, grid_size: tuple[int, int] | None) -> None:
-        height, width = grid_size or (1, 1)
-        nothing = torch.zeros(1, height * width, 1)
-        if attention.init_state(Memory(nothing, nothing)):
-            raise InputError(
-                f"TransformerDecoder: {type(attention).__name__} with {type(attention.score).__name__} carries a state "
-                "from word to word, and training computes all words at once; use another score"
-            )
 
     def prepare_memory(self, annotations: Tensor, mask: Tensor | None) -> LayeredMemory:
         projected = self.annotation_projection(annotations)
@@ -145,36 +133,31 @@ class TransformerDecoder(Decoder):
         return (empty,) * (2 * self.layer_count)
 
     def step(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionTrace]:
-        hidden, state, attended = self._read(tokens.unsqueeze(1), state, memory)
+        hidden, state, attended = self._all_layers(tokens.unsqueeze(1), state, memory)  # (N, 1, d)
         trace = attended.trace().map(lambda field: field.squeeze(1))
         return self.to_words.precise(hidden.squeeze(1)), state, trace
 
     def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, samples: int = 1) -> DecoderOutput:
         packed = Packed(repeat_rows(captions, samples), repeat_rows(lengths, samples))
-        hidden, _, attended = self._read(repeat_rows(captions[:, :-1], samples), None, memory)  # (N, T, d)
+        hidden, _, attended = self._all_layers(repeat_rows(captions[:, :-1], samples), (), memory)  # (N * S, T, d)
         return packed.output(self.to_words(packed.pack(hidden)), attended.trace())
 
-    def _read(self, tokens: Tensor, state: State | None, memory: Memory) -> tuple[Tensor, State, AttentionOutput]:
-        """Read words (N, T) that follow the words of ``state``; T is 1 if there is a state.
+    def _all_layers(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionOutput]:
+        """Run the layers on words (N, T) that follow the words of ``state``; T is 1 if there is a state.
 
         Returns:
             The input of the output layer (N, T, d), the new state, and what the last layer saw at (N, T) steps.
         """
         assert isinstance(memory, LayeredMemory)
-        before = 0 if state is None else state[0].shape[1]
+        before = state[0].shape[1] if state else 0
         embedded = math.sqrt(self.dim) * self.embedding(tokens)  # (N, T, d), Sec. 3.4
         positions = sinusoids(torch.arange(before, before + tokens.shape[1], device=embedded.device), self.dim)
         x = self.dropout(embedded + positions.to(embedded.dtype))  # (N, T, d)
-        new_state: list[Tensor] = []
+        new_state: State = ()
         for number, (layer, attention) in enumerate(zip(self.layers, self.attentions(), strict=True)):
-            words = None if state is None else (state[2 * number], state[2 * number + 1])
-            x, keys_and_values, attended = layer(x, words, attention, memory.layers[number])
-            new_state += keys_and_values
-        return self.norm(x), tuple(new_state), map_fields(attended, lambda field: field.unflatten(0, tokens.shape))
-
-
-KeysAndValues = tuple[Tensor, Tensor]
-"""Keys and values of the words so far, (N, t, d) each."""
+            x, words, attended = layer(x, state[2 * number : 2 * number + 2], attention, memory.layers[number])
+            new_state += words
+        return self.norm(x), new_state, map_fields(attended, lambda field: field.unflatten(0, tokens.shape))
 
 
 class TransformerLayer(nn.Module):
@@ -203,15 +186,12 @@ class TransformerLayer(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(
-        self, x: Tensor, before: KeysAndValues | None, attention: Attention, memory: Memory
-    ) -> tuple[Tensor, KeysAndValues, AttentionOutput]:
-        """Return the layer's output for x (N, T, d).
+        self, x: Tensor, before: State, attention: Attention, memory: Memory
+    ) -> tuple[Tensor, State, AttentionOutput]:
+        """Return the layer's output for x (N, T, d), the keys and values of all words, and what N * T rows see.
 
         Args:
-            before: Keys and values of the words before x, which is then one word; None if x begins the caption.
-
-        Returns:
-            The layer's output, the keys and values of all words, and what N * T rows see of the image.
+            before: Keys and values (N, t, d) of the words before x, which is then one word; () if x begins the caption.
         """
         self_attended, words = self._attend_words(self.before_words(x), before)
         x = x + self.dropout(self_attended)
@@ -219,12 +199,12 @@ class TransformerLayer(nn.Module):
         x = x + self.dropout(attended.context.unflatten(0, x.shape[:2]))
         return x + self.dropout(self.feedforward(self.before_feedforward(x))), words, attended
 
-    def _attend_words(self, x: Tensor, before: KeysAndValues | None) -> tuple[Tensor, KeysAndValues]:
+    def _attend_words(self, x: Tensor, before: State) -> tuple[Tensor, State]:
         """Return the causal self-attention of x (N, T, d), and the keys and values of all words so far."""
         query, key, value = self.word_projection(x).chunk(3, dim=-1)  # (N, T, d) each
-        if before is not None:
+        if before:
             key, value = (torch.cat([old.to(new.dtype), new], 1) for old, new in zip(before, (key, value), strict=True))
         q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (query, key, value))
         dropout = self.dropout.p if self.training else 0.0
-        attended = nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=before is None)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=not before)
         return self.word_output(attended.transpose(1, 2).flatten(2)), (key, value)

@@ -45,7 +45,10 @@ class PennTreebank(Tokenizer):
     english = True
 
     def tokenize(self, text: str) -> list[str]:
-        return tokenize(text)
+        text = html.unescape(text) if "&" in text and ";" in text else text
+        text = text.lower().translate(_PLAIN).replace("''", " ").replace("--", " ")
+        # No rule crosses a space, so pieces between spaces are cached: nltk's rules take minutes for 592,000 captions.
+        return [word for piece in _WHOLE.sub(r" \g<0> ", text).split() for word in _tokenize_piece(piece)]
 
 
 class Whitespace(Tokenizer):
@@ -95,14 +98,6 @@ def _treebank():  # type: ignore[no-untyped-def]
     from nltk.tokenize import TreebankWordTokenizer  # slow to import, and rarely needed
 
     return TreebankWordTokenizer()
-
-
-def tokenize(text: str) -> list[str]:
-    """Return the words of ``text``: Penn Treebank rules, lower case, punctuation dropped."""
-    text = html.unescape(text) if "&" in text and ";" in text else text
-    text = text.lower().translate(_PLAIN).replace("''", " ").replace("--", " ")
-    # No rule crosses a space, so pieces between spaces are cached: nltk's rules take minutes for 592,000 captions.
-    return [word for piece in _WHOLE.sub(r" \g<0> ", text).split() for word in _tokenize_piece(piece)]
 
 
 @functools.lru_cache(maxsize=1 << 16)

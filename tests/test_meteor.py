@@ -13,7 +13,7 @@ import pytest
 
 from captioning.metrics.meteor import JavaError, meteor_counts, meteor_from_counts
 from captioning.metrics.table import caption_metrics
-from captioning.tokenizers import tokenize
+from captioning.tokenizers import PennTreebank
 
 SENTENCES = """a dog runs over the green grass
 two dogs are running in the grass
@@ -105,7 +105,9 @@ def test_words_are_those_of_the_toolkits_program(capfd):
         texts += [f"{before} {mark} {after}", f"{before}{mark} {after}"]
         texts += [f"{before} {mark}{after}"] * (mark != "’" or after[0] not in "dm")  # noqa: RUF001
     theirs = tokenizer.tokenize({i: [{"caption": text}] for i, text in enumerate(texts)})
-    assert {text: tokenize(text) for text in texts} == {text: theirs[i][0].split() for i, text in enumerate(texts)}
+    assert {text: PennTreebank().tokenize(text) for text in texts} == {
+        text: theirs[i][0].split() for i, text in enumerate(texts)
+    }
 
 
 @pytest.fixture

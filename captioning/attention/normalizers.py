@@ -68,8 +68,8 @@ class SparseNormalizer(Normalizer):
 
     @staticmethod
     @abstractmethod
-    def thresholds(ranked: Tensor) -> Tensor:
-        """Return for k = 1 .. L the tau of a support that is the k largest entries of (a - 1) e, (.., L).
+    def thresholds(ranked: Tensor, k: Tensor) -> Tensor:
+        """Return the tau of a support that is the k largest entries of (a - 1) e, (.., L), for k (L,) = 1 .. L.
 
         ``ranked`` has the entries from the largest on. The right k is the last whose tau lies below entry k.
         """
@@ -81,8 +81,8 @@ class Sparsemax(SparseNormalizer):
     a = 2.0
 
     @staticmethod
-    def thresholds(ranked: Tensor) -> Tensor:
-        return (ranked.cumsum(-1) - 1) / _counts(ranked)  # Algorithm 1, Martins & Astudillo 2016
+    def thresholds(ranked: Tensor, k: Tensor) -> Tensor:
+        return (ranked.cumsum(-1) - 1) / k  # Algorithm 1, Martins & Astudillo 2016
 
 
 class Entmax15(SparseNormalizer):
@@ -91,21 +91,21 @@ class Entmax15(SparseNormalizer):
     a = 1.5
 
     @staticmethod
-    def thresholds(ranked: Tensor) -> Tensor:
+    def thresholds(ranked: Tensor, k: Tensor) -> Tensor:
         # Peters et al. 2019: the smaller root of sum_{i <= k} (x_i - tau)^2 = 1
-        counts = _counts(ranked)
-        mean = ranked.cumsum(-1) / counts
-        spread = ranked.square().cumsum(-1) - counts * mean.square()
-        return mean - ((1 - spread) / counts).clamp(min=0).sqrt()
+        mean = ranked.cumsum(-1) / k
+        spread = ranked.square().cumsum(-1) - k * mean.square()
+        return mean - ((1 - spread) / k).clamp(min=0).sqrt()
 
 
 class _Entmax(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, a: float, thresholds: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, a: float, thresholds: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         x = (a - 1) * (logits - logits.amax(-1, keepdim=True))  # alphas do not depend on the constant
         # Alphas are at most 1, so entries below -1 are outside the support. At -2 they stay outside, and sums precise.
         ranked = x.clamp(min=-2).sort(dim=-1, descending=True).values
-        tau = thresholds(ranked)
+        k = torch.arange(1, ranked.shape[-1] + 1, device=ranked.device, dtype=ranked.dtype)
+        tau = thresholds(ranked, k)
         size = (ranked > tau).sum(-1, keepdim=True).clamp(min=1)  # of the support; 0 where logits are NaN
         alphas = (x - tau.gather(-1, size - 1)).clamp(min=0) ** (1 / (a - 1))
         ctx.a = a
@@ -135,7 +135,3 @@ def _masked(logits: Tensor, mask: Tensor | None) -> Tensor:
     """Return logits (.., L) at least in float32, -inf where ``mask`` is False."""
     logits = at_least_float32(logits)
     return logits if mask is None else logits.masked_fill(~mask, -math.inf)
-
-
-def _counts(ranked: Tensor) -> Tensor:
-    return torch.arange(1, ranked.shape[-1] + 1, device=ranked.device, dtype=ranked.dtype)

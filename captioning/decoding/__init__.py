@@ -4,16 +4,3 @@ from captioning.decoding.constraints import Constraints
 from captioning.decoding.methods import beam_search, decode, greedy, sample
 from captioning.decoding.options import BeamOptions, DecodingOptions
 from captioning.decoding.step import Hypothesis, Step, StepFunction
-
-__all__ = [
-    "BeamOptions",
-    "Constraints",
-    "DecodingOptions",
-    "Hypothesis",
-    "Step",
-    "StepFunction",
-    "beam_search",
-    "decode",
-    "greedy",
-    "sample",
-]

@@ -81,7 +81,7 @@ def summed_posterior(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_index
 
     The words y_t are targets (M,) int64, the other arguments as in ``summed_log_probs``. Only Z is computed, not P.
     """
-    all_components = log_w.shape
+    components = log_w.shape
     A, log_w, columns = _on_support(A, log_w, image_index)
     padded, flat = _by_image(image_index, len(A))
     A, W = _as_autocast(A, W)
@@ -90,31 +90,30 @@ def summed_posterior(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_index
         joint, lost = [], []
         for chunk in _chunks(A, W):
             exp_G = _exponentials(A[chunk], W)
-            _, _, _, per_sum, lost_in_chunk = _weighed(S[chunk], exp_G, log_w[chunk])
+            *_, w_per_Z, lost_in_chunk = _weigh(S[chunk], exp_G, log_w[chunk])
             at_targets = exp_G.gather(2, targets[chunk].unsqueeze(1).expand(-1, exp_G.shape[1], -1)).mT  # (b, T, L)
-            joint.append(per_sum * torch.nn.functional.pad(at_targets, (1, 0), value=1.0))
+            joint.append(w_per_Z * torch.nn.functional.pad(at_targets, (1, 0), value=1.0))  # (b, T, L + 1)
             lost.append(lost_in_chunk)
         posterior = torch.cat(joint)
         total = posterior.sum(-1)
         for b, t in ((total < SMALLEST) | torch.cat(lost)).nonzero().tolist():
-            exact = _joint_log_probs(S[b, t], A[b] @ W.t(), log_w[b, t])
-            posterior[b, t] = torch.softmax(exact[:, targets[b, t]], 0)
-            total[b, t] = 1
+            log_joint = _joint_log_probs(S[b, t], A[b] @ W.t(), log_w[b, t])  # (L + 1, V)
+            posterior[b, t], total[b, t] = torch.softmax(log_joint[:, targets[b, t]], 0), 1
     posterior = flat(posterior / total.unsqueeze(-1))
-    return posterior if columns is None else posterior.new_zeros(all_components).scatter(1, columns, posterior)
+    return posterior.new_zeros(components).scatter(1, columns, posterior)
 
 
-def _on_support(A: Tensor, log_w: Tensor, image_index: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+def _on_support(A: Tensor, log_w: Tensor, image_index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Leave out locations whose weight is 0 at every step of their image: exact (Correia et al. 2020).
 
     Returns A (B, K, r) and log_w (M, K + 1), K being the largest support in the batch, and the columns (M, K + 1) of
-    ``log_w`` that were kept; None if all were.
+    ``log_w`` that are kept.
     """
     (B, L, _), weighted = A.shape, log_w[:, 1:] != -math.inf
     steps = torch.zeros(B, L, dtype=torch.int32, device=A.device).index_add_(0, image_index, weighted.int())
     K = max(1, int((steps > 0).sum(dim=1).max()))
     if K == L:
-        return A, log_w, None
+        return A, log_w, torch.arange(L + 1, device=A.device).expand_as(log_w)
     locations = steps.argsort(dim=1, descending=True)[:, :K]
     rows = locations + L * torch.arange(B, device=A.device).unsqueeze(1)
     columns = torch.nn.functional.pad(locations + 1, (1, 0))[image_index]
@@ -179,19 +178,21 @@ def _precise(*tensors: Tensor) -> torch.dtype:
     return functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32)
 
 
-def _weighed(S: Tensor, exp_G: Tensor, log_w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the sums over V at steps S (b, T, V) of a few images, for exp(G) (b, L, V) and log w (b, T, L + 1).
+def _weigh(S: Tensor, exp_G: Tensor, log_w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return log softmax(S), exp(S), Z and w / Z of a few images, and where a summand may be lost to underflow.
 
-    They are log softmax(S) (b, T, V), at least float32; its exponential in the type of exp(G); Z and w / Z
-    (b, T, L + 1), component 0 first, whose Z is 1; and where a summand may have been lost to underflow, (b, T) bool.
+    Args:
+        S: (b, T, V), as its log softmax; exp(S) has the type of exp(G), everything else at least float32.
+        exp_G: (b, L, V).
+        log_w: (b, T, L + 1), as Z and w / Z. Component 0 comes first; its Z is 1.
     """
     log_S = torch.log_softmax(S, -1, dtype=_precise(S, exp_G, log_w))
     exp_S = log_S.exp().to(exp_G.dtype)
-    sums = torch.nn.functional.pad(torch.bmm(exp_S, exp_G.mT).to(log_S.dtype), (1, 0), value=1.0)
-    per_sum = (log_w - sums.clamp(min=SMALLEST).log()).exp()
-    lost = ((sums < SMALLEST) & (per_sum > 0)).any(-1)
-    # Steps with clamped sums are computed by the plain formula; the numbers here must still be finite.
-    return log_S, exp_S, sums.clamp_(min=SMALLEST), per_sum, lost
+    Z = torch.nn.functional.pad(torch.bmm(exp_S, exp_G.mT).to(log_S.dtype), (1, 0), value=1.0)
+    w_per_Z = (log_w - Z.clamp(min=SMALLEST).log()).exp()
+    lost = ((Z < SMALLEST) & (w_per_Z > 0)).any(-1)  # (b, T) bool
+    # The plain formula computes steps with a clamped Z; the numbers here must still be finite.
+    return log_S, exp_S, Z.clamp_(min=SMALLEST), w_per_Z, lost
 
 
 def _sum_locations(
@@ -199,19 +200,20 @@ def _sum_locations(
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Sum over locations at steps S (B, T, V), with the given exp(G) (B, L, V) or that of A and W.
 
-    Returns log p (B, T, V); where a summand may have been lost to underflow, (B, T) bool; and for every chunk of images
-    the factors of its gradient: exp(S), exp(G), Z, w / Z, and the sum over the locations of (w / Z)_i exp(G_i).
+    Returns:
+        log p (B, T, V); where a summand may be lost to underflow, (B, T) bool; and the factors of the gradient, five
+        for every chunk of images: exp(S), exp(G), Z, w / Z, and the sum over locations of (w / Z)_i exp(G_i).
     """
     log_p = torch.empty(S.shape, dtype=_precise(S, A, log_w), device=S.device)
     unreliable, factors = torch.empty(S.shape[:2], dtype=torch.bool, device=S.device), list[Tensor]()
     for chunk in _chunks(A, W):
         G = _exponentials(A[chunk], W) if exp_G is None else exp_G[chunk]
-        log_S, exp_S, sums, per_sum, lost = _weighed(S[chunk], G, log_w[chunk])
-        look = torch.bmm(per_sum[..., 1:].to(G.dtype), G)
-        total = look.to(log_p.dtype) + per_sum[..., :1]
+        log_S, exp_S, Z, w_per_Z, lost = _weigh(S[chunk], G, log_w[chunk])
+        looks = torch.bmm(w_per_Z[..., 1:].to(G.dtype), G)  # (b, T, V)
+        total = looks.to(log_p.dtype) + w_per_Z[..., :1]
         unreliable[chunk] = (total.amin(-1) < SMALLEST) | lost
         torch.add(log_S, total.clamp_(min=SMALLEST).log_(), out=log_p[chunk])
-        factors += (exp_S, G, sums, per_sum, look)
+        factors += (exp_S, G, Z, w_per_Z, looks)
     return log_p, unreliable, factors
 
 
@@ -244,15 +246,15 @@ class _Summed(torch.autograd.Function):
         for_S, for_A, for_log_w = [], [], []
         for_W = torch.zeros_like(W, dtype=gradient.dtype)
         for chunk in _chunks(A, W):
-            (e, G, sums, a, look), factors = factors[:5], factors[5:]
+            (exp_S, G, Z, w_per_Z, looks), factors = factors[:5], factors[5:]
             q = gradient[chunk]
-            quotients = q / (look.to(q.dtype) + a[..., :1]).clamp_(min=SMALLEST)
+            quotients = q / (looks.to(q.dtype) + w_per_Z[..., :1]).clamp_(min=SMALLEST)
             U = quotients.to(G.dtype)
-            r = a * torch.cat([quotients.sum(-1, keepdim=True), torch.bmm(U, G.mT)], -1)
-            c = r / sums
-            by_Z = -c[..., 1:].to(G.dtype)
-            for_S.append((torch.bmm(by_Z, G) - c[..., :1]).mul_(e).add_(q).to(ctx.types[0]))
-            left, right = torch.cat([by_Z, a[..., 1:].to(G.dtype)], 1), torch.cat([e, U], 1)
+            r = w_per_Z * torch.cat([quotients.sum(-1, keepdim=True), torch.bmm(U, G.mT)], -1)
+            c = r / Z
+            minus_c = -c[..., 1:].to(G.dtype)
+            for_S.append((torch.bmm(minus_c, G) - c[..., :1]).mul_(exp_S).add_(q).to(ctx.types[0]))
+            left, right = torch.cat([minus_c, w_per_Z[..., 1:].to(G.dtype)], 1), torch.cat([exp_S, U], 1)
             for_G = torch.bmm(left.mT, right).mul_(G).flatten(0, 1)
             for_A.append((for_G @ W).unflatten(0, G.shape[:2]))
             for_W += for_G.t() @ A[chunk].flatten(0, 1)

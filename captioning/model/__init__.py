@@ -7,16 +7,3 @@ from captioning.model.lstm import AttentionDecoder
 from captioning.model.output import DeepOutput, Output
 from captioning.model.summed import SummedOutput
 from captioning.model.transformer import TransformerDecoder
-
-__all__ = [
-    "AttentionDecoder",
-    "CaptionModel",
-    "Captioner",
-    "Decoder",
-    "DecoderOutput",
-    "DeepOutput",
-    "Ensemble",
-    "Output",
-    "SummedOutput",
-    "TransformerDecoder",
-]

@@ -101,9 +101,6 @@ class AttentionDecoder(Decoder):
         self.context_to_gates = Linear(D, 4 * H, bias=False)
         self.gate = ScalarGate(H) if self.gated else NoGate()
         self.output.build(E, H, D, vocabulary_size, dropout=self.dropout)
-        self._initialize()
-
-    def _initialize(self) -> None:
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
         if self.word_to_query is not None:
             nn.init.zeros_(self.word_to_query.weight)
@@ -154,10 +151,14 @@ class AttentionDecoder(Decoder):
     def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, samples: int = 1) -> DecoderOutput:
         packed = Packed(repeat_rows(captions, samples), repeat_rows(lengths, samples))
         word = self.embedding(captions[:, :-1])  # (N, T, E); embedding, word terms and Eq. 7 take all steps at once
-        lstm = self._all_steps(self._word_terms(word), memory, lengths, samples)  # (N * S, T, ..)
+        # Attention without randomness leads all samples of a caption through the same states: run them once.
+        repeats, B = 1 if self.attention.deterministic else samples, len(memory.annotations)
+        word_terms, lengths = (repeat_rows(x, repeats) for x in (self._word_terms(word), lengths))
+        state = tuple(repeat_rows(tensor, len(lengths) // B) for tensor in self.init_state(memory))
+        lstm = run_recurrence(self._recur, self, word_terms, state, memory, B, lengths)
+        lstm = map_fields(lstm, lambda field: repeat_rows(field, samples // repeats))  # (N * S, T, ..)
         word, packed_lstm = packed.pack(repeat_rows(word, samples)), map_fields(lstm, packed.pack)  # (M, ..)
-        image_index = packed.images(len(memory.annotations))  # (M,)
-        logits, posterior = self.output(word, packed_lstm, memory, image_index, packed.targets)  # (M, V), (M, L)
+        logits, posterior = self.output(word, packed_lstm, memory, packed.images(B), packed.targets)  # (M, V), (M, L)
         evidence = None if posterior is None else packed.unpack(posterior)  # (N * S, T, L)
         if not self.training and posterior is None:
             evidence = self._evidence_without_steps(repeat_rows(captions, samples), memory)
@@ -170,15 +171,6 @@ class AttentionDecoder(Decoder):
     def _evidence_without_steps(self, captions: Tensor, memory: Memory) -> Tensor | None:
         """Return the evidence (N, T, L) of the words of captions (N, T+1) if it does not depend on their steps."""
         return self.output.evidence(captions[:, 1:], memory) if self.attention.weighs_annotations else None
-
-    def _all_steps(self, word_terms: Tensor, memory: Memory, lengths: Tensor, samples: int) -> LSTMStep:
-        """Run the recurrence over word_terms (N, T, ..), ``samples`` times; returns fields (N * S, T, ..)."""
-        # Attention without randomness leads all samples of a caption through the same states: run them once.
-        repeats, B = 1 if self.attention.deterministic else samples, len(memory.annotations)
-        word_terms, lengths = repeat_rows(word_terms, repeats), repeat_rows(lengths, repeats)
-        state = tuple(repeat_rows(tensor, len(lengths) // B) for tensor in self.init_state(memory))
-        lstm = run_recurrence(self._recur, self, word_terms, state, memory, B, lengths)
-        return map_fields(lstm, lambda field: repeat_rows(field, samples // repeats))
 
     def prepare_search(self, memory: Memory) -> Memory:
         return self.output.prepare_search(memory)

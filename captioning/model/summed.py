@@ -60,8 +60,9 @@ class SummedOutput(Output):
         log_probs = summed_log_probs(S, A, W, log_w, image_index)  # (M, V)
         if targets is None or self.training:
             return log_probs, None
-        posterior = summed_posterior(S, A, W, log_w, image_index, targets)[:, 1:]
-        return log_probs, _given_a_look(posterior, lstm.alphas)
+        posterior = summed_posterior(S, A, W, log_w, image_index, targets)[:, 1:]  # (M, L)
+        look, tiny = posterior.sum(1, keepdim=True), torch.finfo(posterior.dtype).tiny  # the probability of a look
+        return log_probs, torch.where(look > tiny, posterior / look.clamp(min=tiny), lstm.alphas)
 
     def step(self, word: Tensor, lstm: LSTMStep, memory: Memory) -> Tensor:
         memory, S = self.prepare_search(memory), self.L_o.precise(self._hidden(word, lstm))  # (N, V)
@@ -86,10 +87,3 @@ class SummedOutput(Output):
     def _factors(self, memory: Memory) -> tuple[Tensor, Tensor]:
         """Return A (B, L, E) and W (V, E): the components add A W^T to the logits of a step that does not look."""
         return self.dropout(self.L_z(memory.annotations)), self.L_o.weight
-
-
-def _given_a_look(posterior: Tensor, alphas: Tensor) -> Tensor:
-    """Return posterior (M, L) divided by its sum, the probability of a look; alphas where that is 0."""
-    looked = posterior.sum(1, keepdim=True)
-    tiny = torch.finfo(looked.dtype).tiny
-    return torch.where(looked > tiny, posterior / looked.clamp(min=tiny), alphas)

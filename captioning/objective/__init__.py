@@ -5,17 +5,3 @@ from captioning.objective.guidance import EvidenceGuidance, Guidance, RegionGuid
 from captioning.objective.objective import Likelihood, Objective
 from captioning.objective.reductions import ArcticReduction, Reduction
 from captioning.objective.self_critical import SelfCriticalTraining
-
-__all__ = [
-    "ArcticReduction",
-    "Estimator",
-    "EvidenceGuidance",
-    "Guidance",
-    "LeaveOneOut",
-    "Likelihood",
-    "MovingAverage",
-    "Objective",
-    "Reduction",
-    "RegionGuidance",
-    "SelfCriticalTraining",
-]

@@ -19,11 +19,10 @@ def likelihood_bounds(captioner: Captioner, batch: CaptionBatch, memory: Memory,
     The first is L_s = E_s[log p(y | s, a)], Eq. 10. The second, E[log 1/S sum_k p(y | s_k, a)] (Burda et al. 2016), is
     at least L_s, and tighter with more draws. Draws come from p(s | a) itself, so that each is weighed by p(y | s, a).
     """
-    log_probs_of_draws = []
     with captioner.decoder.attention.in_context_mode("sample"):
-        for _ in range(samples):  # one after the other: the logits of all draws at once would fill the memory
-            output = captioner.teacher_force(batch, memory)
-            log_probs_of_draws.append(step_log_probs(output.logits, output.targets, output.mask).sum(dim=1))
-    log_probs = torch.stack(log_probs_of_draws).double()  # (S, N)
+        # One draw after the other: the logits of all draws at once would fill the memory.
+        outputs = (captioner.teacher_force(batch, memory) for _ in range(samples))
+        steps = (step_log_probs(output.logits, output.targets, output.mask) for output in outputs)
+        log_probs = torch.stack([log_probs.sum(dim=1) for log_probs in steps]).double()  # (S, N)
     tighter = log_probs.logsumexp(dim=0) - math.log(samples)
     return float(log_probs.mean(dim=0).sum()), float(tighter.sum())

@@ -13,7 +13,7 @@ from captioning.data.coco_nouns import CATEGORIES, plural, synonyms
 from captioning.data.images import load_image
 from captioning.errors import InputError
 from captioning.evaluation.records import read_references
-from captioning.tokenizers import tokenize
+from captioning.tokenizers import PennTreebank
 
 IMAGES = [
     {"id": 9, "file_name": "000000000009.jpg", "height": 6, "width": 8},
@@ -189,7 +189,7 @@ def test_objects_carry_what_else_names_them(root):
 def test_no_name_belongs_to_two_categories_and_each_is_a_token_sequence():
     names = [name for category in CATEGORIES for name in {category, *synonyms(category)}]
     assert len(CATEGORIES) == 80 and len(set(names)) == len(names)
-    assert [name for name in names if name != " ".join(tokenize(name))] == []
+    assert [name for name in names if name != " ".join(PennTreebank().tokenize(name))] == []
 
 
 def test_plurals_follow_english():

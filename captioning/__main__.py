@@ -12,7 +12,7 @@ from pathlib import Path
 
 from captioning import __version__
 from captioning.cli import COMMANDS, FIT_HELP, HELP, IMPORTED, TRAINING, announce, suggest_path
-from captioning.cli.parser import Parser, call
+from captioning.cli.parser import CommandParser, call
 from captioning.errors import InputError, did_you_mean, exits_on_input_error
 from captioning.settings import command_line, read_config
 
@@ -41,7 +41,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _run(name: str, words: list[str]) -> None:
-    parser = Parser(f"captioning {name}", add_help=False, allow_abbrev=False)
+    parser = CommandParser(f"captioning {name}", add_help=False, allow_abbrev=False)
     parser.add_argument("--import", dest="imports", metavar="MODULE", action="append", default=[])
     options, words = parser.parse_known_args(words)
     folders = [Path()]

@@ -21,6 +21,12 @@ def best_precision(accelerator: str = "auto") -> str:
     return "bf16-mixed" if has_bfloat16_products() else "32-true"
 
 
+def autocast(device: str, precision: str) -> torch.autocast:
+    """Return the context in which a type of device, cpu or cuda, computes in a precision as Lightning names it."""
+    dtype = torch.float16 if precision == "16-mixed" else torch.bfloat16
+    return torch.autocast(device, dtype=dtype, enabled=precision != "32-true")
+
+
 def has_bfloat16_products() -> bool:
     """Return whether this processor has instructions that multiply bfloat16."""
     capabilities = torch.cpu.get_capabilities()

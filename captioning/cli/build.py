@@ -21,8 +21,8 @@ def restrict_imports() -> None:
     set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=known)
 
 
-class _Parser(OneLineErrors, ArgumentParser):
-    pass
+class PartsParser(OneLineErrors, ArgumentParser):
+    """The parser of some parts of a configuration."""
 
 
 def build(
@@ -36,7 +36,7 @@ def build(
     training command, ``["--data.source.root", "DIR"]``, win over all.
     """
     restrict_imports()
-    parser = _Parser(prog="captioning fit", allow_abbrev=False)
+    parser = PartsParser(prog="captioning fit", allow_abbrev=False)
     parser.settings = configs = [*configs]
     parser.add_argument("--config", action=ActionConfigFile)
     for key, kind in kinds.items():

@@ -5,11 +5,12 @@ from __future__ import annotations
 import codecs
 import contextlib
 import dataclasses
+import itertools
 import json as json_text
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
@@ -20,7 +21,7 @@ from captioning.errors import InputError, printable
 from captioning.files import FIGURES, JSON, PAGES, refuse_inputs, replacing, write_text
 
 if TYPE_CHECKING:
-    from captioning.inference.caption import Caption
+    pass
 
 
 class Search(TypedDict, total=False):
@@ -91,17 +92,17 @@ def caption(
         captioning caption holiday/ --model best.ckpt --overlay attention/ --json captions.jsonl
     """
     models, single = model or ["pretrained"], len(images) == 1 and images[0] != "-" and not os.path.isdir(images[0])
-    unread: list[Any] = []
+    failed: list[Any] = []
 
     def skip(path: Any, error: object) -> None:
-        unread.append(path)
+        failed.append(path)
         print(f"error: {printable(error)}", file=sys.stderr)
 
     named = list(_paths(images))
     for path in named:
         if not os.path.exists(path):
             skip(path, f"{path}: no such image file{suggest_path(path)}")
-    paths = [path for path in named if path not in unread]
+    paths = [path for path in named if path not in failed]
     for option, output in (("--overlay", overlay), ("--json", json), ("--explorer", explorer)):
         refuse_inputs(output, [*paths, *models], option)
     check_output("--json", json, JSON)
@@ -114,48 +115,42 @@ def caption(
     from captioning.views.explorer import Shown, explorer_page
 
     captioner, names = load(models, device), list(map(model_name, models))
-    given: dict[str, Any] = {**search, **({"method": "sample"} if sample else {})}
-    options = dataclasses.replace(captioner.options, **given)
+    method: dict[str, Any] = {"method": "sample"} if sample else {}
+    options = dataclasses.replace(captioner.options, **search, **method)
+    labels = names if len({*names}) == len(names) else models
     title, shown = printable(" + ".join(names)), list[Shown]()
-    sinks: list[Callable[[Any], object]] = []  # each takes one caption after the other
-    with contextlib.ExitStack() as stack:
-        if overlay is not None:
-            labels = names if len({*names}) == len(names) else models
-            draw: dict[str, Any] = {"style": style, "heads": heads, "details": details}
-            sinks.append(lambda one: captioner.with_members(one, labels).save_figure(overlays[one.path], **draw))
-        if json is not None:
-            lines = sys.stdout
-            if str(json) != "-":  # the file is replaced when it is complete
-                part = stack.enter_context(replacing(json, "--json"))
-                lines = stack.enter_context(part.open("w", encoding="utf-8"))
-            sinks.append(lambda one: _print_json(one, overlays.get(one.path), lines))
-        if str(json) != "-":
-            sinks.append(lambda one: _print_text(one, with_path=not single, with_others="samples" in search))
-        if explorer is not None:
-            sinks.append(lambda one: shown.append(one.explored(title)))
+    with _json_lines(json) as lines:
         for result in captioner.stream(paths, options, batch_size=batch_size, on_error=skip):
-            for sink in sinks:
-                sink(result)
+            if overlay is not None:
+                picture = captioner.with_members(result, labels)
+                picture.save_figure(overlays[str(result.path)], style=style, heads=heads, details=details)
+            if lines is not None:
+                content = result.to_dict() | ({} if overlay is None else {"overlay": str(overlays[str(result.path)])})
+                print(json_text.dumps(content), file=lines, flush=True)
+            if lines is not sys.stdout:
+                for text in [result.text, *(other.text for other in result.alternatives if "samples" in search)]:
+                    print(*[printable(result.path)] * (not single), printable(text), sep="\t", flush=True)
+            if explorer is not None:
+                shown.append(result.explored(title))
     if explorer is not None and shown:
         write_text(explorer, explorer_page(shown, f"Where the model looked: {title}"), "--explorer")
     for output in (overlay, explorer, json):
-        if output is not None and len(unread) < len(named) and str(output) != "-":
+        if output is not None and len(failed) < len(named) and str(output) != "-":
             print_written(output)
-    if unread:
+    if failed:
         if not single:
-            print(f"error: {len(unread)} of {len(named)} images unreadable", file=sys.stderr)
+            print(f"error: {len(failed)} of {len(named)} images unreadable", file=sys.stderr)
         raise SystemExit(2)
 
 
-def _print_json(caption: Caption, overlay: Path | None, file: TextIO) -> None:
-    content = caption.to_dict() | ({} if overlay is None else {"overlay": str(overlay)})
-    print(json_text.dumps(content), file=file, flush=True)
-
-
-def _print_text(caption: Caption, *, with_path: bool, with_others: bool) -> None:
-    """Print a caption, and the other captions of its image if ``with_others``, a line each."""
-    for one in [caption, *(caption.alternatives if with_others else ())]:
-        print(*[printable(caption.path)] * with_path, printable(one.text), sep="\t", flush=True)
+@contextlib.contextmanager
+def _json_lines(path: Path | None) -> Iterator[TextIO | None]:
+    """Yield standard output for -, or else a file that replaces the one at ``path`` when it is complete."""
+    if path is None or str(path) == "-":
+        yield sys.stdout if path else None
+    else:
+        with replacing(path, "--json") as part, part.open("w", encoding="utf-8") as lines:
+            yield lines
 
 
 def _paths(images: Sequence[str]) -> Iterator[str]:
@@ -169,39 +164,35 @@ def _paths(images: Sequence[str]) -> Iterator[str]:
 
 
 def _images_below(folder: str) -> list[str]:
-    """Return the images below a folder in order, and print what else is there; raise InputError without an image."""
-    from captioning.data.images import HEIC, suffixes
+    """Return the images below a folder in order, and print what else is there; raise InputError without an image.
 
-    files, readable = list(_files_below(folder)), suffixes()
-    others = Counter(suffix for suffix, _ in files if suffix not in readable)
+    Links are followed, except links to a folder above. A file without a suffix is an image if it begins like one.
+    """
+    from captioning.data.images import HEIC, has_header, suffixes
+
+    readable, images, others = suffixes(), list[str](), Counter[str]()
+    above = {folder: {os.path.realpath(folder)}}  # by folder, the real paths of it and of the folders above it
+
+    def count_unreadable(error: OSError) -> None:
+        others[f"folders ({error.strerror})"] += 1
+
+    for place, folders, files in os.walk(folder, onerror=count_unreadable, followlinks=True):
+        real = {name: os.path.realpath(os.path.join(place, name)) for name in folders}
+        folders[:] = [name for name in folders if real[name] not in above[place]]
+        above |= {os.path.join(place, name): {*above[place], real[name]} for name in folders}
+        for path in (Path(place, name) for name in files if name[0] != "."):
+            suffix = path.suffix.lower()
+            if suffix in readable or (not suffix and path.is_file() and has_header(path)):
+                images.append(str(path))
+            else:
+                others[suffix] += 1
     listing = ", ".join(f"{count} {suffix or 'without a suffix'}" for suffix, count in sorted(others.items()))
     listing += f" ({HEIC})" if {".heic", ".heif"} & others.keys() else ""
-    if len(files) == others.total():
+    if not images:
         raise InputError(f"{folder}: no image in this folder" + f", only {listing}" * bool(others))
     if others:
         print(f"{folder}: left out what are no images: {printable(listing)}", file=sys.stderr)
-    return sorted(path for suffix, path in files if suffix in readable)
-
-
-def _files_below(folder: str, above: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
-    """Yield suffix and path of the files below a folder; follow links, except links to a folder above.
-
-    A file without a suffix that begins as an image does has the suffix .png.
-    """
-    from captioning.data.images import has_header
-
-    above = (*above, os.path.realpath(folder))
-    try:
-        names = os.listdir(folder)
-    except OSError as error:
-        yield f"folders ({error.strerror})", folder
-        return
-    for path in (Path(folder, name) for name in names):
-        if path.is_dir():
-            yield from _files_below(str(path), above) if os.path.realpath(path) not in above else ()
-        elif path.name[0] != ".":
-            is_image = not path.suffix and path.is_file() and has_header(path)
-            yield ".png" if is_image else path.suffix.lower(), str(path)
+    return sorted(images)
 
 
 def _overlay_paths(target: Path, paths: Sequence[str], single: bool) -> dict[str, Path]:
@@ -215,13 +206,11 @@ def _overlay_paths(target: Path, paths: Sequence[str], single: bool) -> dict[str
         check_output("--overlay", target, FIGURES)
         return dict.fromkeys(paths, target)
     check_output("--overlay", target)
-    folders, overlays = {Path(path).resolve().parent for path in paths}, dict[str, Path]()
-    counts, taken = Counter[str](), set[str]()  # in lower case, because some disks ignore case
+    folders, overlays, taken = {Path(path).resolve().parent for path in paths}, dict[str, Path](), set[str]()
     for path in dict.fromkeys(paths):
-        stem = name = Path(path).stem
-        while name.lower() in taken:  # images of two folders may have the same name
-            counts[stem] += 1
-            name = f"{stem}-{counts[stem] + 1}"
+        stem = Path(path).stem  # images of two folders may have the same name, and some disks ignore case
+        names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+        name = next(name for name in names if name.lower() not in taken)
         taken.add(name.lower())
         overlays[path] = target / f"{name}.png"
         if target.resolve() in folders and overlays[path].exists():

@@ -7,12 +7,15 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from captioning.cli import IMPORTED, announce, check_output, json_output, print_written, suggest_path
 from captioning.errors import InputError, check_whole
 from captioning.files import FIGURES, JSON, PAGES, refuse_inputs, write_text
 from captioning.provenance import provenance
+
+if TYPE_CHECKING:
+    from captioning.comparison.runs import Run
 
 
 def compare(
@@ -56,32 +59,30 @@ def compare(
     from captioning.comparison.attention_explorer import explore, load_models, same_words_of
     from captioning.comparison.compare import compare as comparison_of
     from captioning.comparison.page import comparison_page
-    from captioning.comparison.runs import INPUTS, common_folder, find_runs, name_runs, read_run
+    from captioning.comparison.runs import INPUTS, common_folder, find_runs, name_runs
     from captioning.comparison.terminal import print_comparison
 
     with json_output(json) as numbers:
         # A run that is named by itself and by its folder counts once.
-        found = list({os.path.realpath(run.folder): run for name in runs for run in find_runs(name)}.values())
-        if len(found) < 2:
+        chosen = list({os.path.realpath(run.folder): run for name in runs for run in find_runs(name)}.values())
+        if len(chosen) < 2:
             raise InputError(f"give two or more different runs to compare, got {' '.join(runs)}")
-        inputs = [path for run in found for pattern in INPUTS for path in run.folder.glob(pattern)]
+        inputs = [path for run in chosen for pattern in INPUTS for path in run.folder.glob(pattern)]
         for option, path in (("--output", output), ("--json", json), ("--figure", figure)):
             refuse_inputs(path, inputs, option)
-        page = output or common_folder(found) / "comparison.html"
+        page = output or common_folder(chosen) / "comparison.html"
         if page.exists():
             print(f"{page} is there and will be replaced; --output gives another name", file=sys.stderr, flush=True)
-        for run in found if test else ():
-            if run.captions is None and run.checkpoint is not None:
-                _test(run.name, run.checkpoint)
-        found = [read_run(run.folder) for run in found] if test else found
-        name_runs(found)
-        models, problems = load_models(found)
-        comparison = comparison_of(found, metric=metric, resamples=resamples, seed=seed, images=images)
-        found = [run for run in found if run.name in comparison.runs]  # without runs on other data
-        explorer, missing_attention = explore(found, models, comparison, seed=seed)
+        if test:
+            chosen = [_tested(run) for run in chosen]
+        name_runs(chosen)
+        models, problems = load_models(chosen)
+        comparison = comparison_of(chosen, metric=metric, resamples=resamples, seed=seed, images=images)
+        compared = [run for run in chosen if run.name in comparison.runs]  # without runs on other data
+        explorer, missing_attention = explore(compared, models, comparison, seed=seed)
         comparison.notices += problems + missing_attention
-        first = [run for run in found if run.name in {variant[0] for variant in comparison.variants}]
-        picture = same_words_of(first, models)
+        first_seeds = {variant[0] for variant in comparison.variants}
+        picture = same_words_of([run for run in compared if run.name in first_seeds], models)
         if figure is not None:
             if picture is None:
                 raise InputError(f"--figure {figure}: the runs have no image in common whose file and models are there")
@@ -97,10 +98,15 @@ def compare(
         numbers |= comparison.to_dict() | {"provenance": origin}
 
 
-def _test(name: str, checkpoint: Path) -> None:
-    """Test a run's checkpoint, without the output of the test: the comparison shows its results."""
-    options = ["--ckpt_path", str(checkpoint), *(f"--import={module}" for module in IMPORTED)]
-    print(f"testing {name} ...", file=sys.stderr, flush=True)
+def _tested(run: Run) -> Run:
+    """Return a run after `captioning test`, whose output is not shown, of a checkpoint that was not tested."""
+    from captioning.comparison.runs import read_run
+
+    if run.captions is not None or run.checkpoint is None:
+        return run
+    print(f"testing {run.name} ...", file=sys.stderr, flush=True)
+    options = ["--ckpt_path", str(run.checkpoint), *(f"--import={module}" for module in IMPORTED)]
     command = [sys.executable, "-m", "captioning", "test", *options]
     if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
-        raise InputError(f"{name}: captioning test failed")
+        raise InputError(f"{run.name}: captioning test failed")
+    return read_run(run.folder)

@@ -59,7 +59,7 @@ def extract(
 
     kinds = {"model.encoder": Encoder, "data.source": CaptionSource, "data.vocabulary.tokenizer": Tokenizer | None}
     encoder, source, tokenizer = build(kinds, [read_config(path) for path in config], overrides)
-    source.tokenizer = tokenizer or source.tokenizer
+    source.tokenizer = tokenizer or source.tokenizer  # an image without a word in its captions is left out
     if init_from:
         try:
             encoder.load_state_dict(load(init_from).encoder.state_dict())

@@ -37,10 +37,18 @@ from captioning.run_folder import RunFolder
 from captioning.settings import attention_kind, read_config
 from captioning.training import CaptionDataModule, CaptioningModule, CaptionSamples, Throughput
 from captioning.training.callbacks import BestCheckpoint, LogLines, ResumableStopping, StopOnRequest, TrainingBar
-from captioning.training.loggers import finish_loggers, is_wandb_sweep, start_loggers, summarize_best, upload_advice
+from captioning.training.loggers import (
+    LOGGING_LIBRARIES,
+    finish_loggers,
+    is_wandb_sweep,
+    start_loggers,
+    summarize_best,
+    upload_advice,
+)
 from captioning.training.run import BY_NAME, monitor_mode, plan_run
 
 _FOLDER = "CAPTIONING_RUN_FOLDER"  # environment variable with the run's folder, for the other processes
+_LIBRARIES = ("pytorch_lightning", "lightning_fabric", "yaml", *LOGGING_LIBRARIES)  # what they refuse is one line
 
 
 def fit(args: list[str]) -> Fit:
@@ -58,26 +66,24 @@ def fit(args: list[str]) -> Fit:
 
 @contextlib.contextmanager
 def _one_line(*kinds: type[Exception]) -> Iterator[None]:
-    """Raise an InputError of one line for errors of these kinds, and for what a library refuses."""
+    """Raise an InputError of one line for an error of these kinds, and for an error by which a library refuses input.
+
+    A library's own type, or a check in its code, refuses input. Other errors are faults and keep their traceback.
+    """
     try:
         yield
     except InputError:
         raise
     except Exception as error:
-        if not isinstance(error, kinds) and not _refused_by_library(error):
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        is_theirs = type(error).__module__.startswith(_LIBRARIES)
+        if frame.f_globals.get("__name__", "").startswith(_LIBRARIES):
+            kinds += (ValueError, TypeError, ImportError, RuntimeError)
+        if not (is_theirs or isinstance(error, kinds) or str(error).startswith("Error(s) in loading state_dict")):
             raise
         text = str(error).partition("\n  - Expected a")[0]  # jsonargparse lists all kinds of values
         text = text[max(text.rfind("Problem with given class_path"), 0) :]
         raise InputError(" ".join(text.split())[:400] or type(error).__name__) from error
-
-
-def _refused_by_library(error: Exception) -> bool:
-    """Return whether a library refused its input, by an error of its own or a check. Other errors are faults."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    modules = type(error).__module__, frame.f_globals.get("__name__", "")
-    own_type, own_code = (re.match("(pytorch_lightning|lightning_fabric|wandb|yaml)\\b", name) for name in modules)
-    checked = own_code and isinstance(error, (ValueError, TypeError, ImportError, RuntimeError))
-    return bool(own_type or checked) or str(error).startswith("Error(s) in loading state_dict")
 
 
 def _quieten() -> None:
@@ -107,26 +113,35 @@ class _LightningLines(logging.Handler):
             print(line, file=sys.stderr, flush=True)
 
 
-class Parser(OneLineErrors, LightningArgumentParser):
-    """Lightning's parser, whose errors are one line."""
+class FitParser(OneLineErrors, LightningArgumentParser):
+    """The parser of a whole configuration."""
 
 
 class Fit(LightningCLI):
-    """A run of ``captioning fit``: parsed, planned and built. ``start`` trains.
+    """A run of ``captioning fit``: parsed, planned and built. ``start`` trains it.
 
-    One folder per run: config, checkpoints, metrics and samples are all in RUNS/NAME.
+    LightningCLI parses --config and --print_config, seeds all random numbers, and then calls the steps below. Why each
+    is overridden:
+
+    - ``add_default_arguments_to_parser``: the seed is a number, not also a switch.
+    - ``add_core_arguments_to_parser``, ``add_arguments_to_parser``: the options of a run are added, and the parser
+      builds no object, because ``plan_run`` completes the settings first.
+    - ``parse_arguments``: suggestions for a mistyped option use the files, and the seed's range is checked.
+    - ``before_instantiate_classes``: the run is planned, and its folder RUNS/NAME, which has all its files, is claimed.
+    - ``instantiate_classes``: a model to start from is read before the model of the run is built.
+    - ``instantiate_trainer``: a callback of the user replaces the default callback of its kind.
     """
 
     def __init__(self, args: list[str]) -> None:
-        args, self.files = _with_files(args)
-        self.files.append({arg[2:].partition("=")[0]: arg for arg in args if arg.startswith("--")})
+        args, self.files = _read_files(args)
+        self.files.append({word[2:].partition("=")[0]: word for word in args if word.startswith("--")})
         super().__init__(
             CaptioningModule,
             CaptionDataModule,
             auto_configure_optimizers=False,  # the module takes its own
             load_from_checkpoint_support=False,
             run=False,
-            parser_class=Parser,
+            parser_class=FitParser,
             parser_kwargs={"prog": "captioning fit", "allow_abbrev": False},
             args=args,
         )
@@ -175,16 +190,19 @@ class Fit(LightningCLI):
         if self.is_first:
             while self.plan.is_new and not self.plan.folder.claim():  # another run was faster
                 self.plan = plan_run(config, self.files)
-            other, taken = self.plan.taken, ""
-            if other is not None:
-                ended = ", by a run without a checkpoint; delete it if that has ended" * (not other.is_trained())
-                taken = f" ({other.path} is taken{ended})"
-            print(f"run folder: {self.plan.folder.path}{taken}", flush=True)
+            reason = ""
+            if (other := self.plan.taken) is not None:
+                untrained = ", by a run without a checkpoint; delete it if that has ended" * (not other.is_trained())
+                reason = f" ({other.path} is taken{untrained})"
+            print(f"run folder: {self.plan.folder.path}{reason}", flush=True)
         os.environ[_FOLDER] = str(self.plan.folder.path)  # processes started by this one take the same folder
         for key, value in self.plan.settings.items():
             self.config[key] = value
         trainer = self.config.trainer
-        trainer.logger = [Namespace(one | {"init_args": Namespace(one["init_args"])}) for one in trainer.logger]
+        trainer.logger = [
+            Namespace(class_path=logger["class_path"], init_args=Namespace(logger["init_args"]))
+            for logger in trainer.logger
+        ]
         trainer.use_distributed_sampler = False  # the samplers know the processes
         trainer.precision = trainer.precision or best_precision(str(trainer.accelerator))
 
@@ -215,7 +233,7 @@ class Fit(LightningCLI):
             raise
 
     def read_inputs(self) -> SavedModel | None:
-        """Return the model of --init_from. What is missing or damaged is noticed before anything else is built."""
+        """Prepare the data, and return the model of --init_from; raise InputError if one is missing or damaged."""
         if self.plan.resume is not None:
             saved = read_checkpoint(self.plan.resume)
             self.config.init_from = saved["captioning"]["settings"].get("init_from")  # wins over the command line
@@ -226,14 +244,14 @@ class Fit(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Return the trainer, with the default callbacks that no callback of the user replaces or turns off."""
         options = self._instantiate("trainer") | kwargs
-        given, bar = options["callbacks"] or [], callbacks.ProgressBar
-        chosen = [*given] if isinstance(given, list) else [given]
-        for callback in (TrainingBar(), CaptionSamples(), Throughput(), LogLines(), self.stop):
-            kind = bar if isinstance(callback, bar) else type(callback)
-            if not any(isinstance(other, kind) for other in chosen):
-                chosen.append(callback)
-        off = (bar,) if options["enable_progress_bar"] is False else ()
-        chosen = [callback for callback in chosen if not isinstance(callback, off)]
+        chosen = options["callbacks"] or []
+        chosen = [*chosen] if isinstance(chosen, list) else [chosen]
+        for default in (TrainingBar(), CaptionSamples(), Throughput(), LogLines(), self.stop):
+            kind = callbacks.ProgressBar if isinstance(default, TrainingBar) else type(default)
+            if not any(isinstance(callback, kind) for callback in chosen):
+                chosen.append(default)
+        if options["enable_progress_bar"] is False:
+            chosen = [callback for callback in chosen if not isinstance(callback, callbacks.ProgressBar)]
         last = callbacks.ModelCheckpoint(**vars(self.config.last))
         chosen += [self.best, last, ResumableStopping(**vars(self.config.early_stopping))]
         # Restoring the state of a resumed run may fail, which leaves its configuration as it was.
@@ -247,7 +265,7 @@ class Fit(LightningCLI):
                 if hasattr(callback, "monitor") and hasattr(callback, "mode"):
                     monitor_mode(f"trainer.callbacks: {type(callback).__name__}", callback.monitor, callback.mode)
             if self.trainer.is_global_zero:
-                for split in ("train", "val"):  # before wandb starts
+                for split in ("train", "val"):  # a missing image is an error before a logger starts
                     self.datamodule.index(split)
             self._start_loggers()
             code = 0
@@ -259,9 +277,9 @@ class Fit(LightningCLI):
                 code = 130 if self.stop.asked == signal.SIGINT else 143
             finish_loggers(code)
             if code:
-                words = ["--ckpt_path", str(self.plan.folder.checkpoint("last"))]
-                words += [word for module in IMPORTED for word in ("--import", module)]
-                print(f"to go on: captioning fit {shlex.join(words)}", file=sys.stderr, flush=True)
+                options = ["--ckpt_path", str(self.plan.folder.checkpoint("last"))]
+                options += [word for module in IMPORTED for word in ("--import", module)]
+                print(f"to go on: captioning fit {shlex.join(options)}", file=sys.stderr, flush=True)
                 raise SystemExit(code)
             if self.trainer.is_global_zero:
                 self._print_end()
@@ -300,26 +318,25 @@ class Fit(LightningCLI):
             print(advice)
 
 
-def _with_files(args: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the command line with the folder and the configuration of a run to resume, and the files' settings.
+def _read_files(args: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the command line and the settings in its configurations, both with those of a run that is resumed.
 
     A resumed run stays in its checkpoint's folder, whatever the configuration is called.
     """
-    if is_wandb_sweep():  # whose agent passes the options in any order
-        args = sorted(args, key=lambda arg: not arg.startswith("--config="))
+    if is_wandb_sweep():  # its agent passes the options in any order
+        args = sorted(args, key=lambda word: not word.startswith("--config="))
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-c", "--config", action="append", default=[])
     for option in ("--runs", "--ckpt_path", "--name"):
         parser.add_argument(option)
-    words = parser.parse_known_args(args)[0]
-    by_name = words.ckpt_path in BY_NAME
-    run = RunFolder.of(words.ckpt_path) if words.ckpt_path else None
-    if by_name:
-        run = RunFolder(Path(words.runs or "runs", words.name or "run"))
-    if run is not None and (by_name or run.config.is_file()) and not (by_name and words.config):
-        args = [*args, *["--runs", str(run.path.parent)] * (words.runs is None)]
-        args += ["--name", run.path.name] * (words.name is None)
-        if not words.config:
-            words.config = [str(run.config)]
+    options = parser.parse_known_args(args)[0]
+    run = RunFolder.of(options.ckpt_path) if options.ckpt_path else None
+    if is_by_name := options.ckpt_path in BY_NAME:
+        run = RunFolder(Path(options.runs or "runs", options.name or "run"))
+    if run is not None and (is_by_name or run.config.is_file()) and not (is_by_name and options.config):
+        args = [*args, *["--runs", str(run.path.parent)] * (options.runs is None)]
+        args += ["--name", run.path.name] * (options.name is None)
+        if not options.config:
+            options.config = [str(run.config)]
             args = ["--config", str(run.config), *args]
-    return args, [read_config(Path(file)) for file in words.config]
+    return args, [read_config(Path(file)) for file in options.config]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import inspect
 import pkgutil
 import re
@@ -39,27 +40,16 @@ class OneLineErrors:
 
     prog: str
     _option_string_actions: dict[str, Any]
-    settings: Sequence[Mapping[str, Any]] = ()  # configurations, whose class arguments are suggested
+    settings: Sequence[Mapping[str, Any]] = ()  # configurations; the arguments of their classes are suggested
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if getattr(self, "_inner_parser", False):  # parses the arguments of one class; the outer parser adds its name
             super().error(message, ex)  # type: ignore[misc]
-        name = self.prog.rpartition(" ")[2]
-        text = FIT_HELP if name == "fit" else self.format_help()  # type: ignore[attr-defined]
-        options = [name for name in self._option_string_actions if name.startswith("--")]
+        text = FIT_HELP if self.prog.endswith(" fit") else self.format_help()  # type: ignore[attr-defined]
+        options = [option for option in self._option_string_actions if option.startswith("--")]
         options += re.findall(r"--[\w.]+", text)
-        options += [f"--{name}" for each in self.settings for name in _class_arguments("", each)]
-        meant: dict[str, Callable[[str], Collection[str]]] = {
-            r"^unrecognized arguments: ()([^\s=]+)": lambda _: options,
-            r"class_path '([\w.]+)':\s+Option '(\w+)' is not accepted": lambda name: (
-                inspect.signature(pkgutil.resolve_name(f"{name}.__init__")).parameters
-            ),
-            r"module '([\w.]+)' has no attribute '(\w+)'": lambda name: dir(sys.modules[name]),
-            r"Expected a dot import path string: ()(\S+)": lambda _: _class_names(),
-            r"Option '()(\S+?)' is not accepted": lambda _: [option[2:] for option in options],
-        }
-        found = ((re.search(pattern, message), names) for pattern, names in meant.items())
-        hint = next((did_you_mean(match[2], names(match[1])) for match, names in found if match), "")
+        options += [f"--{name}" for config in self.settings for name in _class_arguments("", config)]
+        hint = _suggestion(message, options)
         for pattern, words in _WORDS.items():
             message = re.sub(pattern, words, message, flags=re.DOTALL)
         if "are required: " in message and (example := re.search(r"examples?:\n +(.+?)(?:   |\n|$)", text)):
@@ -68,35 +58,39 @@ class OneLineErrors:
         raise InputError(line.replace(see, "") + see) from ex  # ``ex`` may be about a configuration file
 
 
-def _class_names() -> set[str]:
-    modules = [module for name, module in list(sys.modules.items()) if name.startswith(("captioning.", "torch.optim."))]
-    return {name for module in modules for name, value in vars(module).items() if isinstance(value, type)}
+def _suggestion(message: str, options: Sequence[str]) -> str:
+    """Return ``; did you mean X?`` for the option, class or argument that an error of a parser names, or else ""."""
+    if match := re.search(r"^unrecognized arguments: ([^\s=]+)", message):
+        return did_you_mean(match[1], options)
+    if match := re.search(r"class_path '([\w.]+)':\s+Option '(\w+)' is not accepted", message):
+        return did_you_mean(match[2], _arguments(match[1]))
+    if match := re.search(r"module '([\w.]+)' has no attribute '(\w+)'", message):
+        return did_you_mean(match[2], dir(sys.modules[match[1]]))
+    if match := re.search(r"Expected a dot import path string: (\S+)", message):
+        modules = [module for name, module in sys.modules.items() if name.startswith(("captioning.", "torch.optim."))]
+        classes = {name for module in modules for name, value in vars(module).items() if isinstance(value, type)}
+        return did_you_mean(match[1], classes)
+    if match := re.search(r"Option '(\S+?)' is not accepted", message):
+        return did_you_mean(match[1], [option[2:] for option in options])
+    return ""
+
+
+def _arguments(class_path: str) -> Collection[str]:
+    return inspect.signature(pkgutil.resolve_name(class_path)).parameters
 
 
 def _class_arguments(prefix: str, value: Any) -> Iterator[str]:
     """Yield the arguments of the classes in a configuration, such as model.optimizer.lr."""
     if isinstance(value, Mapping) and "class_path" in value:
-        with contextlib.suppress(ValueError, ImportError, AttributeError):  # a short name, or a mistyped one
-            names = inspect.signature(pkgutil.resolve_name(f"{value['class_path']}.__init__")).parameters
-            yield from (f"{prefix}.{name}" for name in names)
+        with contextlib.suppress(ValueError, TypeError, ImportError, AttributeError):  # a short or a mistyped name
+            yield from (f"{prefix}.{name}" for name in _arguments(value["class_path"]))
         value = value.get("init_args")
     for key, inner in value.items() if isinstance(value, Mapping) else ():
         yield from _class_arguments(f"{prefix}.{key}".lstrip("."), inner)
 
 
-class Parser(OneLineErrors, argparse.ArgumentParser):
+class CommandParser(OneLineErrors, argparse.ArgumentParser):
     """The parser of all commands but fit."""
-
-
-class _Help(argparse.RawDescriptionHelpFormatter):
-    """Help of at most 100 columns, with a usage of one line that leaves the options out."""
-
-    def __init__(self, prog: str, **options: Any) -> None:
-        super().__init__(prog, max_help_position=29, width=min(100, shutil.get_terminal_size().columns))
-
-    def add_usage(self, usage: str | None, actions: Any, groups: Any, prefix: str | None = None) -> None:
-        shown = [action for action in actions if action.required or not action.option_strings]
-        super().add_usage(f"{self._format_usage(None, shown, [], '').strip()} [options]", actions, groups, prefix)
 
 
 def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
@@ -108,7 +102,9 @@ def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
     """
     description, arguments, *examples = re.split(r"\n\n(?:Args|Examples):\n", inspect.getdoc(command) or "")
     epilog = f"examples:\n{textwrap.indent(textwrap.dedent(examples[0]), '  ')}" if examples else None
-    parser = Parser(prog, description=description, epilog=epilog, formatter_class=_Help, allow_abbrev=False)
+    width = min(100, shutil.get_terminal_size().columns)
+    layout = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=29, width=width)
+    parser = CommandParser(prog, description=description, epilog=epilog, formatter_class=layout, allow_abbrev=False)
     parser.argument_default = argparse.SUPPRESS  # the function has the defaults
     kinds, parameters = get_type_hints(command), dict(inspect.signature(command).parameters)
     for parameter in list(parameters.values()):
@@ -116,7 +112,7 @@ def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
             fields = get_type_hints(get_args(kinds[parameter.name])[0])
             parameters |= {name: inspect.Parameter(name, parameter.KEYWORD_ONLY, default=None) for name in fields}
             kinds |= fields
-    has_words = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values())
+    has_words, usage = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values()), prog
     for name, sentence in re.findall(r"^    \*?(\w+): (.+(?:\n {8}.+)*)", arguments, re.MULTILINE):
         kind, parameter = kinds[name], parameters[name]
         options: dict[str, Any] = {"help": " ".join(sentence.split())}
@@ -138,7 +134,11 @@ def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
             name, options["required"] = f"--{name}", parameter.default is parameter.empty
         elif parameter.kind is parameter.VAR_POSITIONAL:
             options["nargs"] = "+"
-        parser.add_argument(name, **options)
+        action = parser.add_argument(name, **options)
+        if action.required:
+            usage += f" {name}" * bool(action.option_strings) + f" {action.metavar}"
+            usage += f" [{action.metavar} ...]" * (action.nargs == "+")
+    parser.usage = f"{usage} [options]"
     return parser
 
 
@@ -148,14 +148,7 @@ def call(prog: str, command: Command | Mapping[str, Command], args: Sequence[str
     ``fixed`` are arguments without an option.
     """
     if isinstance(command, Mapping):
-        if not args or args[0] in ("-h", "--help"):
-            print(f"usage: {prog} {'|'.join(command)} [options]\n")
-            for name, function in command.items():
-                print(f"  {name:<{max(map(len, command))}}  {(inspect.getdoc(function) or '').partition(chr(10))[0]}")
-        elif args[0] in command:
-            call(f"{prog} {args[0]}", command[args[0]], args[1:])
-        else:
-            raise InputError(f"{prog} {args[0]}: no such command{did_you_mean(args[0], command)}")
+        _call_one_of(prog, command, args)
         return
     parser = parser_of(command, prog)
     parameters = inspect.signature(command).parameters
@@ -168,6 +161,18 @@ def call(prog: str, command: Command | Mapping[str, Command], args: Sequence[str
     values, others = parser.parse_known_args(args)
     if others and OVERRIDES not in parameters:
         parser.error(f"unrecognized arguments: {others[0]}")
-    given = vars(values) | ({OVERRIDES: others} if others else {})
-    words = next((given.pop(name) for name, each in parameters.items() if each.kind is each.VAR_POSITIONAL), ())
-    command(*words, **given, **fixed)
+    options = vars(values) | ({OVERRIDES: others} if others else {}) | fixed
+    positional = [name for name, parameter in parameters.items() if parameter.kind is parameter.VAR_POSITIONAL]
+    words = options.pop(positional[0]) if positional else ()
+    command(*words, **options)
+
+
+def _call_one_of(prog: str, commands: Mapping[str, Command], args: Sequence[str]) -> None:
+    if not args or args[0] in ("-h", "--help"):
+        print(f"usage: {prog} {'|'.join(commands)} [options]\n")
+        for name, command in commands.items():
+            print(f"  {name:<{max(map(len, commands))}}  {(inspect.getdoc(command) or '').partition(chr(10))[0]}")
+    elif args[0] in commands:
+        call(f"{prog} {args[0]}", commands[args[0]], args[1:])
+    else:
+        raise InputError(f"{prog} {args[0]}: no such command{did_you_mean(args[0], commands)}")

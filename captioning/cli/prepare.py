@@ -82,39 +82,44 @@ def coco(*, root: Path = Path("data/coco"), year: Literal[2014, 2017] = 2017, ka
 _JPEG = re.compile(r"(?i)(^|/)[^./][^/]*\.jpg$")  # without the hidden files that macOS adds
 
 
-def _flickr(name: str, form: str, archive: str) -> Callable[..., None]:
-    """Return the command of a data set whose images must be requested by a form; Karpathy has its captions."""
-
-    def command(*, root: Path = Path("data", name)) -> None:
-        from captioning.data.download import unpack
-        from captioning.data.karpathy import KarpathySource
-        from captioning.data.records import SPLITS
-
-        images, empty = root / "images", ""
-        _get_split_file(name, root)
-        source = KarpathySource(str(root / f"dataset_{name}.json"), str(images))
-        for file in sorted(root.iterdir()):
-            is_archive = re.search(r"(?i)\.(zip|tar|tgz|tar\.\w+)$", file.name)
-            if is_archive and not unpack(file, images, lambda member: bool(_JPEG.search(member)), flat=True):
-                empty += f"{file} has no images. "
-        if not images.exists() and (image := next(root.rglob(source.index("test").paths[0]), None)):  # unpacked by hand
-            images.symlink_to(os.path.relpath(image.parent, root))
-        try:
-            _finish(source, *SPLITS)
-        except InputError as error:
-            ask = f"Fill in {form}, put {archive} into {root}, and run this again"
-            raise InputError(f"{error}. {empty}{ask}") from error
-
-    command.__doc__ = f"""Get {name.capitalize()}: download its captions, then unpack the images that a form gives.
+def flickr8k(*, root: Path = Path("data/flickr8k")) -> None:
+    """Get Flickr8k: download its captions, then unpack the images that a form gives.
 
     Args:
         root: Folder of the files.
     """
-    return command
+    _get_flickr("flickr8k", root, "https://forms.illinois.edu/sec/1713398", "Flickr8k_Dataset.zip")
 
 
-flickr8k = _flickr("flickr8k", "https://forms.illinois.edu/sec/1713398", "Flickr8k_Dataset.zip")
-flickr30k = _flickr("flickr30k", "https://forms.illinois.edu/sec/229675", "flickr30k-images.tar.gz")
+def flickr30k(*, root: Path = Path("data/flickr30k")) -> None:
+    """Get Flickr30k: download its captions, then unpack the images that a form gives.
+
+    Args:
+        root: Folder of the files.
+    """
+    _get_flickr("flickr30k", root, "https://forms.illinois.edu/sec/229675", "flickr30k-images.tar.gz")
+
+
+def _get_flickr(name: str, root: Path, form: str, archive: str) -> None:
+    """Get Karpathy's captions, and unpack the archives in the folder; raise InputError with the form without images."""
+    from captioning.data.download import unpack
+    from captioning.data.karpathy import KarpathySource
+    from captioning.data.records import SPLITS
+
+    images, empty = root / "images", ""
+    _get_split_file(name, root)
+    source = KarpathySource(str(root / f"dataset_{name}.json"), str(images))
+    for file in sorted(root.iterdir()):
+        is_archive = re.search(r"(?i)\.(zip|tar|tgz|tar\.\w+)$", file.name)
+        if is_archive and not unpack(file, images, lambda member: bool(_JPEG.search(member)), flat=True):
+            empty += f"{file} has no images. "
+    if not images.exists() and (image := next(root.rglob(source.index("test").paths[0]), None)):  # unpacked by hand
+        images.symlink_to(os.path.relpath(image.parent, root))
+    try:
+        _finish(source, *SPLITS)
+    except InputError as error:
+        what_to_do = f"Fill in {form}, put {archive} into {root}, and run this again"
+        raise InputError(f"{error}. {empty}{what_to_do}") from error
 
 
 def shapes(

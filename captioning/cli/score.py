@@ -87,53 +87,51 @@ def score(
     check_whole(0, bound_samples=bound_samples)
     check_whole(0, 2**32 - 1, seed_everything=seed_everything)
     announce(task)
-    import torch
-
     from captioning.checkpoint.load import check_device, read_models
     from captioning.evaluation.evaluator import evaluate
     from captioning.evaluation.records import write_predictions
     from captioning.model import Ensemble
-    from captioning.precision import best_precision
+    from captioning.precision import autocast, best_precision
 
     run, path = _find_model(ckpt_path, runs / name)
     target = check_device(device)
-    saved, *members = read_models([path, *(ensemble or ())], target)
+    models = read_models([path, *(ensemble or ())], target)
+    saved = models[0]
     settings = [read_config(file, "--config") for file in config or ([run.config] if run else [])]
     _refuse_unknown_data(config or (), settings)
     data, search = _data_and_search(saved, settings, overrides)
-    seeds = [1, *(one["seed_everything"] for one in settings if type(one.get("seed_everything")) is int)]
+    seeds = [1, *(file["seed_everything"] for file in settings if type(file.get("seed_everything")) is int)]
     seed = seeds[-1] if seed_everything is None else seed_everything
-    others = [member.captioner for member in members]
+    members = [model.captioner for model in models]
 
-    attention = saved.captioner.decoder.attention
-    folder = run.path if run else runs / "scored" / Path(saved.path.rpartition("/")[2] or "model").stem
+    attention, variants = saved.captioner.decoder.attention, list[str]()
     if context_mode not in (None, attention.context_mode):
         attention.context_mode = context_mode  # refuses a mode that it does not have
-        folder /= context_mode
-    folder = folder / "ensemble" if others else folder
-    folder = results or (folder / config[-1].stem if config else folder)
+        variants.append(context_mode)
+    variants += ["ensemble"] * (len(members) > 1) + [file.stem for file in config or ()][-1:]
+    home = run.path if run else runs / "scored" / Path(saved.path.rpartition("/")[2] or "model").stem
+    folder = results or home.joinpath(*variants)
     logged = run if task == "test" and run is not None and folder == run.path and not no_logger else None
 
     stage = "val" if task == "validate" else "test"
-    used = {"device": target.type, "precision": precision or best_precision(target.type)}
-    dtype = torch.float16 if used["precision"] == "16-mixed" else torch.bfloat16
-    options = data | {"split": split or stage, "seed": seed, "keep": 4 * (logged is not None)}
+    options = data | {"split": split or stage, "seed": seed, "keep": 0 if logged is None else 4}
     options |= {"references": False} if task == "predict" else {"bound_samples": bound_samples}
-    with torch.autocast(target.type, dtype=dtype, enabled=used["precision"] != "32-true"):
-        model = Ensemble([saved.captioner, *others]) if others else saved.captioner
+    used = {"device": target.type, "precision": precision or best_precision(target.type)}
+    with autocast(**used):
+        model = Ensemble(members) if len(members) > 1 else saved.captioner
         evaluator = evaluate(model, saved.vocabulary, search=search, **options)
     if task == "predict":
         for file in write_predictions(folder, evaluator.records):
             print(f"written to {file}")
         return
-    facts: dict[str, Any] = {"split": options["split"], "context_mode": attention.context_mode}
-    facts |= {"checkpoint": Path(path).name, "weights": checksum(path)}
-    facts |= {"ensemble": 1 + len(others)} if others else {}
+    conditions: dict[str, Any] = {"split": options["split"], "context_mode": attention.context_mode}
+    conditions |= {"checkpoint": Path(path).name, "weights": checksum(path)}
+    conditions |= {"ensemble": len(members)} if len(members) > 1 else {}
     origin = provenance(command=shlex.join(sys.argv), seed=seed)
     origin["used"] = used | {"num_workers": data["num_workers"]}
     origin["settings"] = saved.settings | {"data": settings[-1].get("data") if settings else None}
-    metrics = _write_metrics(folder, stage, evaluator, facts, origin)
-    _print_metrics(metrics, evaluator, facts)
+    metrics = _write_metrics(folder, stage, evaluator, conditions, origin)
+    _print_metrics(metrics, evaluator, conditions)
     print(f"written to {folder}", flush=True)
     if logged is not None:
         from captioning.training.loggers import log_test
@@ -141,17 +139,17 @@ def score(
         log_test(logged, metrics, evaluator)
 
 
-def _find_model(ckpt_path: str, named: Path) -> tuple[RunFolder | None, str]:
-    """Return the run that a checkpoint lies in, None if it lies in none, and the path of the model."""
-    by_name = ckpt_path in ("best", "last")
-    run = RunFolder(named) if by_name else RunFolder.of(ckpt_path)
+def _find_model(ckpt_path: str, folder: Path) -> tuple[RunFolder | None, str]:
+    """Return a model's run, None if it is in no run's folder, and its path; best and last are those in ``folder``."""
+    is_by_name = ckpt_path in ("best", "last")
+    run = RunFolder(folder) if is_by_name else RunFolder.of(ckpt_path)
     if run is None or not run.config.is_file():
         return None, ckpt_path
-    return run, str(run.checkpoint(ckpt_path)) if by_name else ckpt_path
+    return run, str(run.checkpoint(ckpt_path)) if is_by_name else ckpt_path
 
 
 def _refuse_unknown_data(files: Sequence[Path], settings: Sequence[Mapping[str, Any]]) -> None:
-    """Raise InputError for an unknown option of the data in a given file; a run's own was checked when it trained."""
+    """Raise InputError for an unknown option of the data in a file of --config. Training has checked a run's file."""
     if not files:
         return
     from captioning.training.datamodule import CaptionDataModule
@@ -174,46 +172,46 @@ def _data_and_search(
 
     if not settings and not any(word.startswith("--data.source") for word in overrides):
         raise InputError(f"{saved.path}: is in no run's folder; name a configuration with its data by --config")
-    numbers = {f"data.{name}": int | None for name in ("limit_images", "eval_batch_size", "num_workers")}
-    kinds = {"model.search": BeamOptions, "data.source": CaptionSource, "data.features": str | None, **numbers}
-    trained = {"model": {"search": vars(BeamOptions.of_settings(saved.settings))}}
-    search, source, features, limit, size, workers = build(kinds, [trained, *settings], overrides)
+    counts = {f"data.{name}": int | None for name in ("limit_images", "eval_batch_size", "num_workers")}
+    kinds = {"model.search": BeamOptions, "data.source": CaptionSource, "data.features": str | None, **counts}
+    defaults = {"model": {"search": vars(BeamOptions.of_settings(saved.settings))}}
+    search, source, features, limit, batch_size, workers = build(kinds, [defaults, *settings], overrides)
     if workers is None:
         workers = default_workers(cached=features is not None)
     data = {"source": source, "features": features, "limit_images": limit, "num_workers": workers}
-    return data | ({} if size is None else {"batch_size": size}), search
+    return data | ({} if batch_size is None else {"batch_size": batch_size}), search
 
 
 def _write_metrics(
-    folder: Path, stage: str, evaluator: Evaluator, facts: dict[str, Any], origin: dict[str, Any]
+    folder: Path, stage: str, evaluator: Evaluator, conditions: dict[str, Any], origin: dict[str, Any]
 ) -> dict[str, float]:
-    """Write what a split's evaluation found, with the facts of its search, and return the metrics."""
+    """Write the captions and metrics of a split with the conditions of its search; return the metrics."""
     from captioning.evaluation.records import write_evaluation
     from captioning.tokenizers import PennTreebank
 
     tokenizer = evaluator.vocabulary.tokenizer
     metrics, images = evaluator.finish(java=tokenizer.english)
-    search = vars(evaluator.search) | facts
+    search = vars(evaluator.search) | conditions
     if "bound" in metrics:
         search["bound_samples"] = evaluator.bound_samples
     if not isinstance(tokenizer, PennTreebank):
         search["tokenizer"] = type(tokenizer).__name__
     pointed = any(image.hits or image.reference_hits for image in images)
     cells = vars(evaluator.captioner.encoder.cells) if pointed else None
-    described = {"search": search, "tokens": tokenizer.description, "cells": cells, "provenance": origin}
-    write_evaluation(folder, stage, metrics, images, **described)
+    origins = {"search": search, "tokens": tokenizer.description, "cells": cells, "provenance": origin}
+    write_evaluation(folder, stage, metrics, images, **origins)
     return metrics
 
 
-def _print_metrics(metrics: Mapping[str, float], evaluator: Evaluator, facts: Mapping[str, Any]) -> None:
-    """Print the metrics that say something. The files have all of them."""
+def _print_metrics(metrics: Mapping[str, float], evaluator: Evaluator, conditions: Mapping[str, Any]) -> None:
+    """Print the metrics that have a value. The files have all of them."""
     from captioning.metrics.table import METRICS, few_images_warning
 
     images = len(evaluator.images)
-    models = f"; {facts['ensemble']} models" if "ensemble" in facts else ""
-    context = f"beam {evaluator.search.beam_size}, {facts['context_mode']} context"
+    models = f"; {conditions['ensemble']} models" if "ensemble" in conditions else ""
+    context = f"beam {evaluator.search.beam_size}, {conditions['context_mode']} context"
     warning = few_images_warning(images)
-    print(f"\n{facts['split']} split, {images} images{models}; {context}; in percent{warning}")
+    print(f"\n{conditions['split']} split, {images} images{models}; {context}; in percent{warning}")
     for key, metric in METRICS.items():
         if not (math.isnan(metrics.get(key, math.nan)) or key.endswith("_no_penalty")):
             print(f"{metric.title:45}{metrics[key]:8.2f}" + f" {metric.unit}" * (metric.unit != "percent"))

@@ -157,7 +157,8 @@ class CaptionSource:
     """A data set. Constructors take plain options, so that a YAML file can name a source."""
 
     tokenizer: Tokenizer = PennTreebank()
-    """Splits captions into words; the data module sets its own tokenizer."""
+    """Splits captions into words. Captions need the tokenizer of the vocabulary that encodes or scores them, so it is
+    assigned wherever a source meets a vocabulary, as in the data module and in ``evaluate``."""
 
     def prepare(self) -> None:
         """Generate the data, or raise InputError if a file is missing. Runs once per machine, before a run's folder."""

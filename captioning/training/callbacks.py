@@ -101,8 +101,8 @@ class LogLines(Callback):
         self._first = False
 
 
-class _OfLightning(Callback):
-    """Its state stands under the key of Lightning's class, as in earlier checkpoints."""
+class LightningStateKey(Callback):
+    """Mixin: checkpoints have the callback's state under the key of the Lightning class that it extends."""
 
     @property
     def state_key(self) -> str:
@@ -110,7 +110,7 @@ class _OfLightning(Callback):
         return super().state_key.replace(type(self).__qualname__, base.__qualname__, 1)
 
 
-class BestCheckpoint(_OfLightning, callbacks.ModelCheckpoint):
+class BestCheckpoint(LightningStateKey, callbacks.ModelCheckpoint):
     """Lightning's callback, but among equally good checkpoints the lowest ``val/nll`` wins.
 
     BLEU-4 of few or early captions stays 0 for several validations. Lightning would keep the first checkpoint and stop
@@ -142,7 +142,7 @@ class BestCheckpoint(_OfLightning, callbacks.ModelCheckpoint):
         self.nll = state_dict.get("nll", math.inf)
 
 
-class ResumableStopping(_OfLightning, callbacks.EarlyStopping):
+class ResumableStopping(LightningStateKey, callbacks.EarlyStopping):
     """Lightning's callback, for runs that end inside an epoch and are resumed.
 
     It does not count the validation that ``max_time`` causes, nor the last validation twice. A resumed run has the

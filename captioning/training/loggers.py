@@ -20,6 +20,9 @@ from captioning.metrics.table import log_key
 from captioning.run_folder import RunFolder
 from captioning.settings import attention_kind, read_config
 
+LOGGING_LIBRARIES = ("wandb",)
+"""Packages whose own errors are about an account, a network or an option of a logger, and no faults of this one."""
+
 
 def is_wandb_sweep() -> bool:
     """Return whether wandb's agent starts this process, as a run of a sweep."""

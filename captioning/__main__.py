@@ -16,8 +16,8 @@ from captioning.cli.parser import CommandParser, call
 from captioning.errors import InputError, did_you_mean, exits_on_input_error
 from captioning.settings import command_line, read_config
 
-_FILES = ("--config", "-c", "--ckpt_path", "--model", "--init_from", "--captions", "--references")
-_NO_FILES = ("best", "last", "null", "pretrained")
+_PATH_OPTIONS = ("--config", "-c", "--ckpt_path", "--model", "--init_from", "--captions", "--references")
+_NO_PATHS = ("best", "last", "null", "pretrained")
 
 
 @exits_on_input_error
@@ -46,7 +46,7 @@ def _run(name: str, words: list[str]) -> None:
     options, words = parser.parse_known_args(words)
     folders = [Path()]
     for option, value in [*itertools.pairwise(words), *(word.partition("=")[::2] for word in words if "=" in word)]:
-        is_path = option in _FILES and value not in _NO_FILES and not value.startswith(("{", "hf:"))
+        is_path = option in _PATH_OPTIONS and value not in _NO_PATHS and not value.startswith(("{", "hf:"))
         if is_path and not Path(value).exists():
             raise InputError(f"{option} {value}: no such file{suggest_path(value)}")
         if is_path and option in ("--config", "-c"):

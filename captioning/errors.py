@@ -47,8 +47,8 @@ def check_choice(choices: Any, **values: object) -> None:
     names = get_args(choices) or tuple(choices)
     for name, value in values.items():
         if value not in names:
-            what = f"must be one of {', '.join(names)}, got {value!r}"
-            raise InputError(f"{name} {what}{did_you_mean(str(value), names)}")
+            problem = f"must be one of {', '.join(names)}, got {value!r}"
+            raise InputError(f"{name} {problem}{did_you_mean(str(value), names)}")
 
 
 # C0 and C1 controls, line and paragraph separators, and marks that change the direction of writing.
@@ -130,7 +130,7 @@ def exits_on_input_error(main: Callable[P, None]) -> Callable[P, None]:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             # The last line: PyTorch puts the traceback of a data-loading process before it.
             kind, message = type(error).__name__, str(error).strip().rpartition("\n")[2][:200]
-            remedies = [what for pattern, what in _REMEDIES.items() if re.search(pattern, f"{kind}: {message}")]
+            remedies = [remedy for pattern, remedy in _REMEDIES.items() if re.search(pattern, f"{kind}: {message}")]
             if isinstance(error, InputError):
                 line = str(error)
             elif isinstance(error, (OSError, RuntimeError, MemoryError)) and remedies:

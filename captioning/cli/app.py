@@ -55,22 +55,22 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
     from captioning.inference import load
 
     captioner, name = load(model), Path(model).stem
-    examples = FOLDER.parent / "examples"
-    shown = [one for one in read_json(examples / "examples.json") if one["app"]]
-    sources = " · ".join(f"[{one['file']}: {one['credit']}]({one['source']})" for one in shown)
+    folder = FOLDER.parent / "examples"
+    examples = [example for example in read_json(folder / "examples.json") if example["app"]]
+    sources = " · ".join(f"[{example['file']}: {example['credit']}]({example['source']})" for example in examples)
     with gradio.Blocks(title="Captions", analytics_enabled=False, delete_cache=(600, 600)) as page:  # seconds
         introduction = "Drop a photograph: the model describes it, and shows where it looked at each word."
         gradio.Markdown(f"# Describe a photograph\n{introduction} {_limits(model)}")
         photo: Any = gradio.Image(label="Photograph", height=220, sources=["upload", "clipboard"], buttons=[])
         # Without this, gradio would decode the upload and report a damaged file in its own words.
         photo.preprocess = lambda upload: upload and upload.path
-        files = [[str(examples / one["file"])] for one in shown]
+        files = [[str(folder / example["file"])] for example in examples]
         samples = gradio.Dataset(components=[photo], samples=files, label="Examples, the last one difficult")
         samples.click(lambda sample: sample[0], samples, photo, api_visibility="private")
         gradio.Markdown(f"<small>{sources}</small>")
-        result, known = gradio.HTML(padding=False), {(one["file"], one["caption"]): one for one in shown}
-        photo.change(lambda path: _answer(captioner, name, path, known), photo, result, api_visibility="private")
-    server: dict[str, Any] = {"server_name": host, "server_port": port, "allowed_paths": [str(examples)]}
+        result = gradio.HTML(padding=False)
+        photo.change(lambda path: _answer(captioner, name, path, examples), photo, result, api_visibility="private")
+    server: dict[str, Any] = {"server_name": host, "server_port": port, "allowed_paths": [str(folder)]}
     try:
         page.launch(**server, prevent_thread_lock=True, quiet=True, ssr_mode=False, run_history=False, css=_STYLE)
     except (OSError, OverflowError) as error:  # OSError is gradio's own, without an errno
@@ -89,8 +89,8 @@ def _limits(model: str) -> str:
     return " ".join(text.partition("## Limits\n\n- ")[2].partition("\n\n")[0].partition("\n- ")[0].split())
 
 
-def _answer(captioner: ImageCaptioner[Any], name: str, path: str | None, known: dict[Any, Any]) -> str:
-    """Return HTML: an example's wrong words and the explorer of the photograph, or one line with the error."""
+def _answer(captioner: ImageCaptioner[Any], name: str, path: str | None, examples: list[Any]) -> str:
+    """Return HTML: the explorer of the photograph below the wrong words of an example, or one line with the error."""
     from captioning.views.explorer import explorer_page
 
     if path is None:
@@ -104,6 +104,8 @@ def _answer(captioner: ImageCaptioner[Any], name: str, path: str | None, known: 
     page = explorer_page([caption.explored(name)], caption.text)
     # A frame of its own keeps the explorer's style, keys and policy apart from the page around it.
     frame = '<iframe class="frame" title="Caption and attention" onload="{}" srcdoc="{}"></iframe>'
-    example = known.get((file, caption.text), {})
-    wrong = f"<p>Wrong: <b>{', '.join(example['wrong'])}</b>. {example['about']}.</p>" if example.get("wrong") else ""
-    return wrong + frame.format(html.escape(_LOADED), html.escape(page))
+    html_page = frame.format(html.escape(_LOADED), html.escape(page))
+    for example in examples:
+        if (example["file"], example["caption"]) == (file, caption.text) and example.get("wrong"):
+            return f"<p>Wrong: <b>{', '.join(example['wrong'])}</b>. {example['about']}.</p>{html_page}"
+    return html_page

@@ -15,10 +15,10 @@ from captioning.settings import settings_loader
 
 
 def restrict_imports() -> None:
-    """Let settings name classes only of this package, PyTorch, Lightning, and modules given by ``--import``."""
+    """Let settings name classes only of this package, PyTorch, Lightning, and the modules of ``--import``."""
     settings_loader()
-    known = ["captioning", "torch.optim", "torch.nn", "pytorch_lightning", "lightning_fabric", *IMPORTED]
-    set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=known)
+    allowed = ["captioning", "torch.optim", "torch.nn", "pytorch_lightning", "lightning_fabric", *IMPORTED]
+    set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=allowed)
 
 
 class PartsParser(OneLineErrors, ArgumentParser):
@@ -32,8 +32,8 @@ def build(
 ) -> list[Any]:
     """Build the parts of training configurations with the types ``kinds``, such as ``{"data.source": CaptionSource}``.
 
-    A part whose type admits None may be missing. A later configuration wins over earlier ones; ``options`` of the
-    training command, ``["--data.source.root", "DIR"]``, win over all.
+    A part whose type admits None may be missing. A later configuration wins over an earlier one, and options of the
+    training command, ``["--data.source.root", "DIR"]``, win over all configurations.
     """
     restrict_imports()
     parser = PartsParser(prog="captioning fit", allow_abbrev=False)
@@ -43,7 +43,7 @@ def build(
         parser.add_argument(f"--{key}", type=kind, required=type(None) not in get_args(kind))
     arguments = []
     for config in configs:
-        parts = {key: part for key in kinds if (part := _at(key, config)) is not None}
+        parts = {key: part for key in kinds if (part := _part(key, config)) is not None}
         arguments += ["--config", json.dumps(parts, default=str)]
     settings = parser.parse_args([*arguments, *options])
     try:
@@ -53,7 +53,8 @@ def build(
     return [built[key] for key in kinds]
 
 
-def _at(key: str, config: Any) -> Any:
+def _part(key: str, config: Any) -> Any:
+    """Return the part of a configuration at a dotted key; None if it is missing."""
     for name in key.split("."):
         config = config.get(name) if isinstance(config, Mapping) else None
     return config

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from captioning.cli import announce, check_output, json_output
 from captioning.files import JSON, refuse_inputs
@@ -40,17 +40,17 @@ def evaluate(
     from captioning.vocabulary import tokenizer_from
 
     with json_output(json) as numbers:
-        words = tokenizer_from(tokenizer)
-        given = read_results(captions)
-        known = read_references(references, split=split, tokenizer=words)
-        hypotheses, references_of_images = pair(given, known, where=captions, tokenizer=words)
-        images = len(references_of_images)
-        print(f"{len(given)} captions of {len(known)} images with references{few_images_warning(images)}")
+        splitter = tokenizer_from(tokenizer)
+        results = read_results(captions)
+        all_references = read_references(references, split=split, tokenizer=splitter)
+        hypotheses, image_references = pair(results, all_references, where=captions, tokenizer=splitter)
+        images = len(image_references)
+        print(f"{len(results)} captions of {len(all_references)} images with references{few_images_warning(images)}")
         print(f"{'':12}{'score':>8}  {'95 % interval':>18}")
-        numbers["values"] = {}
-        for family, counts in count(hypotheses, references_of_images, java=words.english):
+        values: dict[str, Any] = {}
+        for family, counts in count(hypotheses, image_references, java=splitter.english):
             for title, (value, low, high) in zip(family.titles, intervals(counts, family.values).T, strict=True):
                 print(f"{title:12}{value:8.2f}  {f'{low:.2f} to {high:.2f}':>18}")
-                numbers["values"][title] = {"value": float(value), "interval": [float(low), float(high)]}
-        numbers |= {"unit": UNIT, "images": images, "tokens": words.description}
-        print(f"{UNIT}. Intervals: bootstrap over images, 1000 resamples.\nTokens: {words.description}.")
+                values[title] = {"value": float(value), "interval": [float(low), float(high)]}
+        numbers |= {"values": values, "unit": UNIT, "images": images, "tokens": splitter.description}
+        print(f"{UNIT}. Intervals: bootstrap over images, 1000 resamples.\nTokens: {splitter.description}.")

@@ -37,18 +37,11 @@ from captioning.run_folder import RunFolder
 from captioning.settings import attention_kind, read_config
 from captioning.training import CaptionDataModule, CaptioningModule, CaptionSamples, Throughput
 from captioning.training.callbacks import BestCheckpoint, LogLines, ResumableStopping, StopOnRequest, TrainingBar
-from captioning.training.loggers import (
-    LOGGING_LIBRARIES,
-    finish_loggers,
-    is_wandb_sweep,
-    start_loggers,
-    summarize_best,
-    upload_advice,
-)
+from captioning.training.loggers import finish_loggers, is_wandb_sweep, start_loggers, upload_advice
 from captioning.training.run import BY_NAME, monitor_mode, plan_run
 
 _FOLDER = "CAPTIONING_RUN_FOLDER"  # environment variable with the run's folder, for the other processes
-_LIBRARIES = ("pytorch_lightning", "lightning_fabric", "yaml", *LOGGING_LIBRARIES)  # what they refuse is one line
+_LIBRARIES = ("pytorch_lightning", "lightning_fabric", "yaml")  # what they refuse is one line
 
 
 def fit(args: list[str]) -> Fit:
@@ -292,19 +285,18 @@ class Fit(LightningCLI):
     def _start_loggers(self) -> None:
         trainer, seed = self.trainer, self.datamodule.seed
         estimator = getattr(self.model.objective, "estimator", None)
-        used = {"device": trainer.strategy.root_device.type, "processes": trainer.world_size}
-        used |= {"precision": trainer.precision, "num_workers": self.datamodule.workers}
+        machine = {"device": trainer.strategy.root_device.type, "processes": trainer.world_size}
+        machine |= {"precision": trainer.precision, "num_workers": self.datamodule.workers}
         labels = {  # columns of a table of runs
             "attention": attention_kind(self.settings),
             "estimator": estimator and type(estimator).__name__,
             "context_mode": self.model.attention.context_mode,
             "encoder": type(self.model.encoder).__name__,
             "seed": seed,
-            "provenance": provenance(command=shlex.join(sys.argv), seed=seed) | {"used": used},
+            "provenance": provenance(command=shlex.join(sys.argv), seed=seed) | {"used": machine},
         }
-        start_loggers(trainer.loggers, self.settings | labels)
-        if self.best.monitor:
-            summarize_best(trainer.loggers, self.best.monitor, self.best.mode)
+        best = (self.best.monitor, self.best.mode) if self.best.monitor else None
+        start_loggers(trainer.loggers, self.settings | labels, best=best)
 
     def _print_end(self) -> None:
         best = self.best

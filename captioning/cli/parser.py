@@ -152,8 +152,8 @@ def call(prog: str, command: Command | Mapping[str, Command], args: Sequence[str
         return
     parser = parser_of(command, prog)
     parameters = inspect.signature(command).parameters
-    known = parser._option_string_actions
-    unknown = [word for word in args if word.startswith("--") and word.partition("=")[0] not in known]
+    options = parser._option_string_actions
+    unknown = [word for word in args if word.startswith("--") and word.partition("=")[0] not in options]
     if unknown and OVERRIDES not in parameters:  # reported before a missing argument that it causes
         parser.error(f"unrecognized arguments: {unknown[0]}")
     # argparse would take an unknown --option=value with a space for a value.
@@ -161,10 +161,9 @@ def call(prog: str, command: Command | Mapping[str, Command], args: Sequence[str
     values, others = parser.parse_known_args(args)
     if others and OVERRIDES not in parameters:
         parser.error(f"unrecognized arguments: {others[0]}")
-    options = vars(values) | ({OVERRIDES: others} if others else {}) | fixed
+    arguments = vars(values) | ({OVERRIDES: others} if others else {}) | fixed
     positional = [name for name, parameter in parameters.items() if parameter.kind is parameter.VAR_POSITIONAL]
-    words = options.pop(positional[0]) if positional else ()
-    command(*words, **options)
+    command(*(arguments.pop(positional[0]) if positional else ()), **arguments)
 
 
 def _call_one_of(prog: str, commands: Mapping[str, Command], args: Sequence[str]) -> None:

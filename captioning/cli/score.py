@@ -116,8 +116,8 @@ def score(
     stage = "val" if task == "validate" else "test"
     options = data | {"split": split or stage, "seed": seed, "keep": 0 if logged is None else 4}
     options |= {"references": False} if task == "predict" else {"bound_samples": bound_samples}
-    used = {"device": target.type, "precision": precision or best_precision(target.type)}
-    with autocast(**used):
+    machine = {"device": target.type, "precision": precision or best_precision(target.type)}
+    with autocast(**machine):
         model = Ensemble(members) if len(members) > 1 else saved.captioner
         evaluator = evaluate(model, saved.vocabulary, search=search, **options)
     if task == "predict":
@@ -128,7 +128,7 @@ def score(
     conditions |= {"checkpoint": Path(path).name, "weights": checksum(path)}
     conditions |= {"ensemble": len(members)} if len(members) > 1 else {}
     origin = provenance(command=shlex.join(sys.argv), seed=seed)
-    origin["used"] = used | {"num_workers": data["num_workers"]}
+    origin["used"] = machine | {"num_workers": data["num_workers"]}
     origin["settings"] = saved.settings | {"data": settings[-1].get("data") if settings else None}
     metrics = _write_metrics(folder, stage, evaluator, conditions, origin)
     _print_metrics(metrics, evaluator, conditions)

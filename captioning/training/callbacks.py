@@ -55,8 +55,8 @@ class TrainingBar(callbacks.RichProgressBar):
             self.progress.live.transient = True  # otherwise its last state would stay in a log
 
     def _get_train_description(self, current_epoch: int) -> str:
-        of = f"/{self.trainer.max_epochs}" * ((self.trainer.max_epochs or 0) > 0)
-        return f"epoch {current_epoch + 1}{of}"
+        total = f"/{self.trainer.max_epochs}" * ((self.trainer.max_epochs or 0) > 0)
+        return f"epoch {current_epoch + 1}{total}"
 
 
 class LogLines(Callback):

@@ -150,20 +150,20 @@ class CaptionDataModule(pl.LightningDataModule):
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
         """The words of the training captions, of a file, or of a model followed by new words of the captions."""
-        words, tokenizer = self._vocabulary_options, self.source.tokenizer
-        if words.file is not None:
-            return Vocabulary(Vocabulary.load(words.file).words, tokenizer)
-        index, least = self.index("train"), words.min_count
+        options, tokenizer = self._vocabulary_options, self.source.tokenizer
+        if options.file is not None:
+            return Vocabulary(Vocabulary.load(options.file).words, tokenizer)
+        index, min_count = self.index("train"), options.min_count
         captions = (caption.split() for caption in index.captions)
-        counted = Vocabulary.build(captions, min_count=least, max_size=words.max_words, tokenizer=tokenizer)
+        counted = Vocabulary.build(captions, min_count=min_count, max_size=options.max_words, tokenizer=tokenizer)
         if not counted.words:
             rare = f"no word of the {len(index.captions)} training captions occurs so often; give less"
-            raise InputError(f"data.vocabulary.min_count {least}: {rare}")
-        if words.extend is None:
+            raise InputError(f"data.vocabulary.min_count {min_count}: {rare}")
+        if options.extend is None:
             return counted
-        known = read_model(words.extend).vocabulary
-        check_tokenizer(known.tokenizer, tokenizer)
-        return known.extended(counted.words)
+        vocabulary = read_model(options.extend).vocabulary
+        check_tokenizer(vocabulary.tokenizer, tokenizer)
+        return vocabulary.extended(counted.words)
 
     @property
     def _processes(self) -> dict[str, Any]:

@@ -20,9 +20,6 @@ from captioning.metrics.table import log_key
 from captioning.run_folder import RunFolder
 from captioning.settings import attention_kind, read_config
 
-LOGGING_LIBRARIES = ("wandb",)
-"""Packages whose own errors are about an account, a network or an option of a logger, and no faults of this one."""
-
 
 def is_wandb_sweep() -> bool:
     """Return whether wandb's agent starts this process, as a run of a sweep."""
@@ -38,28 +35,29 @@ def logger_settings(config: Mapping[str, Any], folder: Path) -> list[dict[str, A
     for logger in chosen if isinstance(chosen, list) else [chosen] if chosen else []:
         arguments = {**logger.get("init_args", {}), "save_dir": str(folder)}
         if logger["class_path"].endswith("WandbLogger"):
+            arguments.pop("experiment", None)  # an object, which no configuration can hold
             if config["ckpt_path"] is None and isinstance(chosen, list):  # the list is that of an earlier run
                 arguments |= {"id": None, "name": None}
-            arguments = _wandb_arguments(arguments, folder.name, attention_kind(config))
+            defaults = {"project": os.environ.get("WANDB_PROJECT", "captioning"), "job_type": "train"}
+            defaults |= {"name": folder.name, "group": attention_kind(config), "id": secrets.token_hex(4)}
+            arguments |= {key: arguments.get(key) or default for key, default in defaults.items()}
+            arguments["resume"] = "allow"  # a resumed run continues in wandb, too
         if not logger["class_path"].endswith("CSVLogger"):
             loggers.append({"class_path": logger["class_path"], "init_args": arguments})
     csv = {"save_dir": str(folder), "name": "metrics"}
     return [*loggers, {"class_path": "pytorch_lightning.loggers.CSVLogger", "init_args": csv}]
 
 
-def _wandb_arguments(arguments: Mapping[str, Any], name: str, group: str) -> dict[str, Any]:
-    """Return the arguments of wandb's logger, with a value for each that is missing or None."""
-    defaults = {"project": os.environ.get("WANDB_PROJECT", "captioning"), "job_type": "train"}
-    defaults |= {"name": name, "group": group, "id": secrets.token_hex(4)}
-    complete = {**arguments, **{key: arguments.get(key) or default for key, default in defaults.items()}}
-    complete.pop("experiment", None)  # an object, which no configuration can hold
-    return complete | {"resume": "allow"}  # a resumed run continues in wandb, too
-
-
 def start_loggers(
-    loggers: Iterable[Logger], settings: Mapping[str, Any], instead: str = "--trainer.logger false trains without it"
+    loggers: Iterable[Logger],
+    settings: Mapping[str, Any],
+    *,
+    best: tuple[str, str] | None = None,
+    instead: str = "--trainer.logger false trains without it",
 ) -> None:
     """Start the loggers of a run with its settings. Without an account or a network, wandb logs offline.
+
+    wandb's table of runs shows the best value beside the last one for the metric ``best``, such as ("val/nll", "min").
 
     Raises:
         InputError: A logger fails, as wandb does with a wrong key; the message ends with what to do ``instead``.
@@ -68,26 +66,27 @@ def start_loggers(
     netrc = Path(os.environ.get("NETRC") or os.path.expanduser("~/.netrc"))
     if not os.environ.get("WANDB_API_KEY") and not (netrc.is_file() and "wandb" in netrc.read_text(errors="ignore")):
         os.environ.setdefault("WANDB_MODE", "offline")  # otherwise it asks for a key, or fails without a terminal
-    if _is_wandb_offline():
+    if is_offline := os.environ.get("WANDB_MODE") == "offline":
         os.environ.setdefault("WANDB_SILENT", "true")  # ``upload_advice`` replaces its lines
     logging.getLogger().addFilter(_is_no_complaint_of_sizes)
     for logger in loggers:
         getattr(logger, "_wandb_init", {}).pop("anonymous", None)  # Lightning passes it, and wandb warns of it
         error = _start(logger, settings)
-        if (
-            error is not None and type(error).__name__ == "CommError" and not _is_wandb_offline()
-        ):  # wandb's error of a connection
+        if error is not None and type(error).__name__ == "CommError" and not is_offline:  # wandb's server is silent
             import wandb
 
             warn_once(f"wandb does not answer, so this run logs offline ({one_line(error, 120)})")
-            os.environ["WANDB_MODE"] = "offline"
+            os.environ["WANDB_MODE"], is_offline = "offline", True
             os.environ.setdefault("WANDB_SILENT", "true")
             wandb.teardown()  # so that it reads the environment again
             error = _start(logger, settings)
         if error is not None:
-            if isinstance(logger, WandbLogger) and not _is_wandb_offline():
+            if isinstance(logger, WandbLogger) and not is_offline:
                 instead = f"WANDB_MODE=offline logs without an account, {instead}"
             raise InputError(f"trainer.logger: {type(logger).__name__}: {one_line(error)}; {instead}") from error
+        if isinstance(logger, WandbLogger) and best is not None:
+            axis = {"step_metric": "trainer/global_step", "step_sync": True}
+            logger.experiment.define_metric(best[0], summary=f"{best[1]},last", **axis)
 
 
 def _start(logger: Logger, settings: Mapping[str, Any]) -> Exception | None:
@@ -99,24 +98,12 @@ def _start(logger: Logger, settings: Mapping[str, Any]) -> Exception | None:
     return None
 
 
-def _is_wandb_offline() -> bool:
-    return os.environ.get("WANDB_MODE") == "offline"
-
-
 def _is_no_complaint_of_sizes(record: logging.LogRecord) -> bool:
     return "Images sizes do not match" not in record.getMessage()  # of wandb, about samples of several shapes
 
 
-def summarize_best(loggers: Iterable[Logger], monitor: str, mode: str) -> None:
-    """Let wandb's table of runs show the best value of the monitored metric (``mode`` min or max) beside the last."""
-    for logger in loggers:
-        if isinstance(logger, WandbLogger):
-            axis = {"step_metric": "trainer/global_step", "step_sync": True}
-            logger.experiment.define_metric(monitor, summary=f"{mode},last", **axis)
-
-
 def finish_loggers(exit_code: int) -> None:
-    """End the wandb run of this process, whose own process writes into the run's folder and prints last lines."""
+    """End this process's run in wandb, which writes into the run's folder and prints last lines."""
     if "wandb" in sys.modules:
         sys.modules["wandb"].finish(exit_code)
 
@@ -160,7 +147,7 @@ def log_test(run: RunFolder, metrics: Mapping[str, float], evaluator: Evaluator)
     for entry in read_config(run.config).get("trainer", {}).get("logger") or []:
         if entry["class_path"].endswith("WandbLogger"):
             logger = WandbLogger(**entry["init_args"])
-            start_loggers([logger], {}, "--no_logger tests without it")
+            start_loggers([logger], {}, instead="--no_logger tests without it")
             logger.log_metrics({log_key("test", name): value for name, value in metrics.items()})
             log_samples([logger], "test", captions)
             finish_loggers(0)

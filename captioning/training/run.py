@@ -1,7 +1,8 @@
-"""What is decided before anything of a run is made: its folder, its checkpoint, its monitored metrics, its loggers."""
+"""The plan of a run, made before any of its objects: folder, checkpoint, monitored metrics, loggers."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,41 +21,40 @@ BY_NAME = ("best", "last")
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What is decided before any object of a run exists."""
+    """The decisions about a run that its configuration leaves open."""
 
     folder: RunFolder  # RUNS/NAME, or the first free one of RUNS/NAME-2, RUNS/NAME-3 ..
     taken: RunFolder | None  # RUNS/NAME, if another run has it
     is_new: bool  # whether the folder is to be claimed; a resumed run has its own
     resume: Path | None  # checkpoint that training goes on from
     start: str | None  # model whose weights training begins with
-    settings: dict[str, Any]  # changes of the configuration, by dotted key: places, modes of monitors, loggers
+    settings: dict[str, Any]  # to be set in the configuration, by dotted key: paths, modes of monitors, loggers
 
 
 def plan_run(config: Mapping[str, Any], files: Sequence[Mapping[str, Any]], folder: str | None = None) -> RunPlan:
-    """Decide what a configuration leaves open about a run. Files are looked for, and none is written.
+    """Return the plan of a run. The function looks for files, and writes none.
 
     Args:
         config: The full configuration of `captioning fit`.
-        files: The settings of each configuration file, and last those of the command line by dotted key.
+        files: The settings of every configuration file, and last the options of the command line, by dotted key.
         folder: The run's folder, if another process of the run has chosen it.
 
     Raises:
         InputError: An option of Lightning does not work in this training.
     """
     files = [flatten(file) for file in files]
-    _refuse_what_training_cannot_do(config, files)
+    _refuse_unusable_options(config, files)
     name, checkpoint = config["name"], config["ckpt_path"]
-    if name is None:  # that of the first file; later ones are overlays
+    if name is None:  # the name of the first file; later files are overlays
         name = Path(str(config["config"][0])).stem if config["config"] else "run"
         name += f"_{config['seed_everything']}" if is_wandb_sweep() else ""
     run = wanted = RunFolder(Path(folder or Path(config["runs"], name)))
-    of = RunFolder.of(checkpoint) if checkpoint else None
-    own = of is not None and of.path.resolve() == wanted.path.resolve()
-    is_new = not (folder or own or checkpoint in BY_NAME)
-    number = 1
+    resumed = RunFolder.of(checkpoint) if checkpoint else None
+    is_same_run = resumed is not None and resumed.path.resolve() == wanted.path.resolve()
+    is_new = not (folder or is_same_run or checkpoint in BY_NAME)
+    numbers = itertools.count(2)
     while is_new and run.is_taken():
-        number += 1
-        run = RunFolder(wanted.path.with_name(f"{wanted.path.name}-{number}"))
+        run = RunFolder(wanted.path.with_name(f"{wanted.path.name}-{next(numbers)}"))
     resume = run.checkpoint(checkpoint) if checkpoint in BY_NAME else Path(checkpoint) if checkpoint else None
     settings = {
         "name": run.path.name,
@@ -67,9 +67,11 @@ def plan_run(config: Mapping[str, Any], files: Sequence[Mapping[str, Any]], fold
     }
     for part in ("checkpoint", "early_stopping"):
         mode = None
-        for file in files:  # a new monitor drops the mode of the old
-            given = file.get(f"{part}.mode") is not None
-            mode = config[part]["mode"] if given else None if f"{part}.monitor" in file else mode
+        for file in files:
+            if file.get(f"{part}.mode") is not None:
+                mode = config[part]["mode"]
+            elif f"{part}.monitor" in file:  # a new monitor drops the mode of the old one
+                mode = None
         settings[f"{part}.mode"] = monitor_mode(f"--{part}", config[part]["monitor"], mode)
     start = None if resume else config["init_from"]
     return RunPlan(run, wanted if run is not wanted else None, is_new, resume, start, settings)
@@ -91,18 +93,19 @@ def monitor_mode(option: str, monitor: str | None, mode: str | None) -> str:
     return mode or str(metric_mode)
 
 
-def _refuse_what_training_cannot_do(config: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> None:
+def _refuse_unusable_options(config: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> None:
     """Raise InputError for options of Lightning that the run sets itself or that do not work here."""
-    *own_files, words = files
-    of_user = [file for file in own_files if not {"name", "runs"} <= file.keys()]  # a run's config.yaml has its places
-    for option in (key for file in (*of_user, words) for key, value in file.items() if value):
+    *configurations, command_line = files
+    # The configuration that a run has written names the run's folder, and the user did not.
+    users = [file for file in configurations if not {"name", "runs"} <= file.keys()]
+    for option in (key for file in (*users, command_line) for key, value in file.items() if value):
         if re.fullmatch(r"(checkpoint|last)\.dirpath|trainer\.(default_root_dir|logger\b.*\.(save_)?dir)", option):
             raise InputError(f"--{option}: checkpoints and logs of a run are in RUNS/NAME; give --runs and --name")
         if option == "trainer.use_distributed_sampler":
             raise InputError(f"--{option}: the samplers know the processes; leave it out")
     best, trainer = config["checkpoint"], config["trainer"]
-    smallest = {"accumulate_grad_batches": 1, "check_val_every_n_epoch": 1, "val_check_interval": 1e-9}
-    for name, low in (smallest | {"gradient_clip_val": 0, "log_every_n_steps": 0}).items():
+    lowest = {"accumulate_grad_batches": 1, "check_val_every_n_epoch": 1, "val_check_interval": 1e-9}
+    for name, low in (lowest | {"gradient_clip_val": 0, "log_every_n_steps": 0}).items():
         if isinstance(trainer[name], (int, float)):  # an interval may be a duration
             check_range(low, **{f"--trainer.{name}": trainer[name]})
     if trainer["enable_checkpointing"] is False:
@@ -116,5 +119,5 @@ def _refuse_what_training_cannot_do(config: Mapping[str, Any], files: Sequence[M
         raise InputError(f"--trainer.precision {precision}: weights are trained in float32; take {mixed}")
     count, filename = best["save_top_k"], best["filename"]
     if count not in (0, 1) and not best["enable_version_counter"] and "{" not in (filename or "{"):
-        apart = f"name them apart, as by --checkpoint.filename '{filename}_{{step}}'"
-        raise InputError(f"--checkpoint.save_top_k {count}: all would be {filename}.ckpt; {apart}")
+        instead = f"name them apart, as by --checkpoint.filename '{filename}_{{step}}'"
+        raise InputError(f"--checkpoint.save_top_k {count}: all would be {filename}.ckpt; {instead}")

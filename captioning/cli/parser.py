@@ -112,7 +112,8 @@ def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
             fields = get_type_hints(get_args(kinds[parameter.name])[0])
             parameters |= {name: inspect.Parameter(name, parameter.KEYWORD_ONLY, default=None) for name in fields}
             kinds |= fields
-    has_words, usage = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values()), prog
+    has_words = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values())
+    required, positional = list[str](), list[str]()
     for name, sentence in re.findall(r"^    \*?(\w+): (.+(?:\n {8}.+)*)", arguments, re.MULTILINE):
         kind, parameter = kinds[name], parameters[name]
         options: dict[str, Any] = {"help": " ".join(sentence.split())}
@@ -135,10 +136,12 @@ def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
         elif parameter.kind is parameter.VAR_POSITIONAL:
             options["nargs"] = "+"
         action = parser.add_argument(name, **options)
-        if action.required:
-            usage += f" {name}" * bool(action.option_strings) + f" {action.metavar}"
-            usage += f" [{action.metavar} ...]" * (action.nargs == "+")
-    parser.usage = f"{usage} [options]"
+        value = f"{action.metavar} [{action.metavar} ...]" if action.nargs == "+" else str(action.metavar)
+        if not action.option_strings:
+            positional.append(value)
+        elif action.required:
+            required.append(f"{name} {value}")
+    parser.usage = " ".join([prog, *required, *positional, "[options]"])
     return parser
 
 

@@ -206,7 +206,7 @@ class Unfreeze(Callback):
     on_train_start = on_train_epoch_start  # a run resumed inside an epoch skips the start of the epoch
 
 
-_WAIT = 5  # seconds that a run that was asked to end waits for a batch
+_LONGEST_WAIT = 5  # seconds for a batch, after a request to end
 
 
 class StopOnRequest(Callback):
@@ -221,12 +221,12 @@ class StopOnRequest(Callback):
         self.asked: int | None = None  # the signal that asked for the end
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._lightnings = signal.getsignal(signal.SIGTERM)
+        self._lightning_handler = signal.getsignal(signal.SIGTERM)
         for number in (signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGTERM)):  # not on Windows
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
-                signal.signal(number, self._note)
+                signal.signal(number, self._on_signal)
 
-    def _note(self, number: int, frame: Any) -> None:
+    def _on_signal(self, number: int, frame: Any) -> None:
         if number == signal.SIGINT:
             if self.asked is not None:
                 os._exit(128 + signal.SIGINT)
@@ -249,18 +249,18 @@ class StopOnRequest(Callback):
         return agreed
 
     def _end_waiting(self, *_: Any) -> None:
-        """End a long wait for a batch; otherwise check again in a second."""
+        """End training if it has waited for a batch too long; otherwise check again in a second."""
         since = BatchLoader.waits_since
-        if since is None or time.monotonic() - since < _WAIT:
+        if since is None or time.monotonic() - since < _LONGEST_WAIT:
             signal.alarm(1)
         else:
-            print(f"\nno batch came for {_WAIT} seconds; ending now", file=sys.stderr, flush=True)
+            print(f"\nno batch came for {_LONGEST_WAIT} seconds; ending now", file=sys.stderr, flush=True)
             raise SIGTERMException
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        ends = self._is_asked(trainer) and not trainer.is_last_batch and not is_inside_step(trainer)
-        if ends and callable(self._lightnings):
-            self._lightnings(signal.SIGTERM, None)  # the trainer raises SIGTERMException after this batch
+        is_end = self._is_asked(trainer) and not trainer.is_last_batch and not is_inside_step(trainer)
+        if is_end and callable(self._lightning_handler):
+            self._lightning_handler(signal.SIGTERM, None)  # the trainer raises SIGTERMException after this batch
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._is_asked(trainer):  # asked after the epoch's last batch, which is validated and saved

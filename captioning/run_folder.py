@@ -12,6 +12,9 @@ from typing import Any
 
 from captioning.errors import InputError
 
+BY_NAME = ("best", "last")
+"""Values of --ckpt_path that stand for a checkpoint of the run --name."""
+
 
 class RunFolder:
     """RUNS/NAME, the folder of a training run. Any of its files may be missing."""
@@ -24,11 +27,14 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
 
     @classmethod
-    def of(cls, checkpoint: str | Path) -> RunFolder | None:
+    def of(cls, checkpoint: str | Path, named: Path | None = None) -> RunFolder | None:
         """Return RUNS/NAME for RUNS/NAME/checkpoints/x.ckpt or a link to it, None for a file elsewhere.
 
-        The path is relative if the folder lies below the current one.
+        The path is relative if the folder lies below the current one. With ``named``, the words best and last stand for
+        checkpoints of that folder.
         """
+        if named is not None and checkpoint in BY_NAME:
+            return cls(named)
         for file in (Path(os.path.abspath(checkpoint)), Path(checkpoint).resolve()):
             if file.parent.name == "checkpoints":
                 folder = file.parent.parent
@@ -36,8 +42,8 @@ class RunFolder:
         return None
 
     def checkpoint(self, name: str) -> Path:
-        """Return the file of the ``best`` or the ``last`` checkpoint."""
-        return self.checkpoints / f"{name}.ckpt"
+        """Return the file of the ``best`` or the ``last`` checkpoint; another name is a path."""
+        return self.checkpoints / f"{name}.ckpt" if name in BY_NAME else Path(name)
 
     def is_trained(self) -> bool:
         """Return whether the folder has a checkpoint."""

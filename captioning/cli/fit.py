@@ -33,12 +33,12 @@ from captioning.files import write_text
 from captioning.metrics.table import few_images_warning
 from captioning.precision import best_precision
 from captioning.provenance import provenance
-from captioning.run_folder import RunFolder
+from captioning.run_folder import BY_NAME, RunFolder
 from captioning.settings import attention_kind, read_config
 from captioning.training import CaptionDataModule, CaptioningModule, CaptionSamples, Throughput
 from captioning.training.callbacks import BestCheckpoint, LogLines, ResumableStopping, StopOnRequest, TrainingBar
 from captioning.training.loggers import finish_loggers, is_wandb_sweep, start_loggers, upload_advice
-from captioning.training.run import BY_NAME, monitor_mode, plan_run
+from captioning.training.run import monitor_mode, plan_run
 
 _FOLDER = "CAPTIONING_RUN_FOLDER"  # environment variable with the run's folder, for the other processes
 _LIBRARIES = ("pytorch_lightning", "lightning_fabric", "yaml")  # what they refuse is one line
@@ -322,9 +322,8 @@ def _read_files(args: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
     for option in ("--runs", "--ckpt_path", "--name"):
         parser.add_argument(option)
     options = parser.parse_known_args(args)[0]
-    run = RunFolder.of(options.ckpt_path) if options.ckpt_path else None
-    if is_by_name := options.ckpt_path in BY_NAME:
-        run = RunFolder(Path(options.runs or "runs", options.name or "run"))
+    is_by_name, named = options.ckpt_path in BY_NAME, Path(options.runs or "runs", options.name or "run")
+    run = RunFolder.of(options.ckpt_path, named) if options.ckpt_path else None
     if run is not None and (is_by_name or run.config.is_file()) and not (is_by_name and options.config):
         args = [*args, *["--runs", str(run.path.parent)] * (options.runs is None)]
         args += ["--name", run.path.name] * (options.name is None)

@@ -93,7 +93,9 @@ def score(
     from captioning.model import Ensemble
     from captioning.precision import autocast, best_precision
 
-    run, path = _find_model(ckpt_path, runs / name)
+    run = RunFolder.of(ckpt_path, runs / name)
+    run = run if run is not None and run.config.is_file() else None
+    path = ckpt_path if run is None else str(run.checkpoint(ckpt_path))
     target = check_device(device)
     models = read_models([path, *(ensemble or ())], target)
     saved = models[0]
@@ -137,15 +139,6 @@ def score(
         from captioning.training.loggers import log_test
 
         log_test(logged, metrics, evaluator)
-
-
-def _find_model(ckpt_path: str, folder: Path) -> tuple[RunFolder | None, str]:
-    """Return a model's run, None if it is in no run's folder, and its path; best and last are those in ``folder``."""
-    is_by_name = ckpt_path in ("best", "last")
-    run = RunFolder(folder) if is_by_name else RunFolder.of(ckpt_path)
-    if run is None or not run.config.is_file():
-        return None, ckpt_path
-    return run, str(run.checkpoint(ckpt_path)) if is_by_name else ckpt_path
 
 
 def _refuse_unknown_data(files: Sequence[Path], settings: Sequence[Mapping[str, Any]]) -> None:

@@ -21,7 +21,7 @@ from captioning.data.loading import BatchLoader
 from captioning.errors import check_range
 from captioning.metrics.table import few_images_warning
 from captioning.training.loggers import draw_samples, log_samples
-from captioning.training.resume import is_inside_step
+from captioning.training.resume import is_inside_step, next_batch
 
 
 class CaptionSamples(Callback):
@@ -75,7 +75,7 @@ class LogLines(Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._trains = True
         if trainer.ckpt_path is not None and trainer.is_global_zero:
-            epoch, batch = pl_module.data.position
+            epoch, batch = next_batch(trainer)
             at = f" at batch {batch + 1} of {trainer.num_training_batches}" * bool(batch)
             print(f"goes on in epoch {epoch + 1}{at}, after step {trainer.global_step}", flush=True)
 

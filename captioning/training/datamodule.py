@@ -196,11 +196,6 @@ class CaptionDataModule(pl.LightningDataModule):
         options: dict[str, Any] = {"group": self.group, "captions_per_image": self.captions_per_image, "start": start}
         return CaptionBatches(lengths, images, self.batch_size, self.seed, **options, **self._processes)
 
-    @property
-    def position(self) -> tuple[int, int]:
-        """The epoch and the batch, both counted from 0, at which the trainer starts or continues."""
-        return (0, 0) if self.trainer is None else next_batch(self.trainer)
-
     def train_dataloader(self) -> DataLoader[CaptionBatch]:
         random_crop, flip = self.augmentation.random_crop, self.augmentation.flip
         if random_crop and self.features is not None:
@@ -218,7 +213,8 @@ class CaptionDataModule(pl.LightningDataModule):
             if not options["regions"].known:
                 problem = "RegionGuidance needs regions, and the data set has none; see data/README.md"
                 raise InputError(f"objective.guidance: {problem}")
-        return self._loader("train", self.sampler(self.position), **options)
+        start = (0, 0) if self.trainer is None else next_batch(self.trainer)
+        return self._loader("train", self.sampler(start), **options)
 
     def val_dataloader(self) -> DataLoader[CaptionBatch]:
         batches = image_batches(len(self.index("val")), self.eval_batch_size, **self._processes)

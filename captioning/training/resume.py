@@ -26,7 +26,7 @@ def next_batch(trainer: pl.Trainer) -> tuple[int, int]:
     """Return the epoch and the batch, both counted from 0, at which training starts or continues.
 
     Lightning's loop is ``restarting`` from the loading of a checkpoint until the first batch. After the last batch of
-    an epoch, its counts stay until the next epoch resets them, so they are no position there.
+    an epoch, its counts stay until the next epoch resets them, and are no position.
     """
     loop: Any = trainer.fit_loop
     progress = loop.epoch_loop.batch_progress

@@ -15,9 +15,6 @@ from captioning.run_folder import RunFolder
 from captioning.settings import flatten
 from captioning.training.loggers import is_wandb_sweep, logger_settings
 
-BY_NAME = ("best", "last")
-"""Values of --ckpt_path that stand for a checkpoint of the run --name."""
-
 
 @dataclass(frozen=True)
 class RunPlan:
@@ -49,13 +46,13 @@ def plan_run(config: Mapping[str, Any], files: Sequence[Mapping[str, Any]], fold
         name = Path(str(config["config"][0])).stem if config["config"] else "run"
         name += f"_{config['seed_everything']}" if is_wandb_sweep() else ""
     run = wanted = RunFolder(Path(folder or Path(config["runs"], name)))
-    resumed = RunFolder.of(checkpoint) if checkpoint else None
+    resumed = RunFolder.of(checkpoint, wanted.path) if checkpoint else None
     is_same_run = resumed is not None and resumed.path.resolve() == wanted.path.resolve()
-    is_new = not (folder or is_same_run or checkpoint in BY_NAME)
+    is_new = not (folder or is_same_run)
     numbers = itertools.count(2)
     while is_new and run.is_taken():
         run = RunFolder(wanted.path.with_name(f"{wanted.path.name}-{next(numbers)}"))
-    resume = run.checkpoint(checkpoint) if checkpoint in BY_NAME else Path(checkpoint) if checkpoint else None
+    resume = run.checkpoint(checkpoint) if checkpoint else None
     settings = {
         "name": run.path.name,
         "runs": str(run.path.parent),

@@ -23,8 +23,9 @@ _NO_PATHS = ("best", "last", "null", "pretrained")
 @exits_on_input_error
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command that a command line names; ``args`` are the words after ``captioning``, None for sys.argv's."""
-    if hasattr(os, "getuid") and not os.access(os.path.expanduser("~"), os.W_OK):  # as of docker run --user
-        os.environ["HOME"] = os.path.join(tempfile.gettempdir(), f"home-{os.getuid()}")  # for what libraries keep
+    if hasattr(os, "getuid") and not os.access(os.path.expanduser("~"), os.W_OK):  # docker run --user
+        # Libraries keep files in the home folder.
+        os.environ["HOME"] = os.path.join(tempfile.gettempdir(), f"home-{os.getuid()}")
         os.makedirs(os.environ["HOME"], mode=0o700, exist_ok=True)
     name, *words = command_line(args) or ["--help"]
     if name in ("-h", "--help", "help"):
@@ -50,7 +51,7 @@ def _run(name: str, words: list[str]) -> None:
         if is_path and not Path(value).exists():
             raise InputError(f"{option} {value}: no such file{suggest_path(value)}")
         if is_path and option in ("--config", "-c"):
-            read_config(Path(value), option)  # names the file
+            read_config(Path(value), option)  # jsonargparse would not name a file that is no configuration
             folders.append(Path(value).parent)
     if options.imports:
         sys.path[:0] = [str(folder.resolve()) for folder in folders]

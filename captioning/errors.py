@@ -107,8 +107,8 @@ _REMEDIES = {
 def exits_on_input_error(main: Callable[P, None]) -> Callable[P, None]:
     """Wrap a script's ``main``: an ``InputError``, a full disk or a full memory ends in one line and exit code 2.
 
-    The exit code is 130 after Ctrl-C and 141 after a closed output. Other errors keep their traceback. Characters that
-    the terminal's encoding lacks are printed as ``\\u732b``.
+    The exit code is 130 after Ctrl-C, and 141 if the reader of a pipe has closed it. Other errors keep their traceback.
+    Characters that the terminal's encoding lacks are printed as ``\\u732b``.
     """
 
     @functools.wraps(main)
@@ -126,9 +126,9 @@ def exits_on_input_error(main: Callable[P, None]) -> Callable[P, None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout at exit, which would raise again
             raise SystemExit(141) from None
         except Exception as error:
-            if "DataLoader worker (pid" in str(error):  # PyTorch's handler would raise it again while it is told
+            if "DataLoader worker (pid" in str(error):  # PyTorch's handler would raise it again here
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            # The last line: PyTorch puts the traceback of a data-loading process before it.
+            # PyTorch puts the traceback of a data-loading process before the last line, which is the message.
             kind, message = type(error).__name__, str(error).strip().rpartition("\n")[2][:200]
             remedies = [remedy for pattern, remedy in _REMEDIES.items() if re.search(pattern, f"{kind}: {message}")]
             if isinstance(error, InputError):

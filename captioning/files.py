@@ -32,8 +32,8 @@ def replacing(path: Path, option: str = "") -> Iterator[Path]:
             os.fsync(file.fileno())
         part.replace(path)
     except OSError as error:
-        elsewhere = error.filename is not None and Path(error.filename) not in (part, path, *path.parents)
-        if elsewhere or isinstance(error, BrokenPipeError):  # an error of another file of the block
+        is_of_other_file = error.filename is not None and Path(error.filename) not in (part, path, *path.parents)
+        if is_of_other_file or isinstance(error, BrokenPipeError):
             raise
         raise InputError(f"{option} {path}: cannot be written ({error.strerror or error})".lstrip()) from error
     finally:

@@ -100,13 +100,13 @@ def suggest_path(path: str | Path) -> str:
 
 
 def model_name(model: str | Path) -> str:
-    """Return the name of the run that a checkpoint is of, or else the name of the file or folder."""
+    """Return the name of a checkpoint's run, or of the model's file or folder if it is in no run."""
     run = RunFolder.of(model)
     return run.path.resolve().name if run else Path(model).stem
 
 
 def check_output(option: str, path: Path | None, suffixes: tuple[str, ...] = ()) -> None:
-    """Raise InputError for a probably mistyped output: it needs two new folders, or has none of the suffixes.
+    """Raise InputError for an output that looks mistyped: it has none of the suffixes, or needs two new folders.
 
     Without ``suffixes``, the output is a folder. None and - are not checked.
     """
@@ -120,7 +120,7 @@ def check_output(option: str, path: Path | None, suffixes: tuple[str, ...] = ())
 
 
 def announce(command: str, what: str = "PyTorch") -> None:
-    """Print that torch is being imported, which takes seconds, unless it is imported already."""
+    """Print that torch is being imported, which takes seconds, unless it has been imported."""
     if "torch" not in sys.modules:
         print(f"captioning {command}: importing {what} ...", file=sys.stderr, flush=True)
 

@@ -177,7 +177,7 @@ class CaptionDataModule(pl.LightningDataModule):
             num_workers=self.workers,
             pin_memory=torch.cuda.is_available(),
             persistent_workers=self.workers > 0,
-            # Its own generator, because the global one (dropout, sampling) must be the same in a resumed run.
+            # The global generator, of dropout and sampling, must have the same state in a resumed run.
             generator=torch.Generator().manual_seed(self.seed),
         )
 

@@ -76,13 +76,13 @@ class CaptioningModule(pl.LightningModule):
         settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         super().__init__()
-        self._parts = (encoder, decoder)  # a tuple, so that they are registered once, inside the captioner
+        self._parts = (encoder, decoder)  # in a tuple, so that only the captioner registers them as submodules
         self.objective = (objective or Likelihood()).bind(decoder)
         self.optimizer, self.scheduler = optimizer, scheduler
         self.search, self.start, self.settings = search, start, dict(settings)
         self._watch = CollapseWatch()
         self._random_state: dict[str, Any] | None = None
-        self._at_step: dict[str, Tensor] = {}  # the random numbers' state where an optimizer step began
+        self._at_step: dict[str, Tensor] = {}  # state of the random numbers at the beginning of the optimizer step
         self._stops = False  # whether training ends after the optimizer step in progress
 
     def __getstate__(self) -> dict[str, Any]:
@@ -159,7 +159,7 @@ class CaptioningModule(pl.LightningModule):
         return loss
 
     def on_train_batch_end(self, *_: Any) -> None:
-        """Finish the step before ``max_time`` or early stopping ends training: checkpoints have no gradients."""
+        """Let ``max_time`` and early stopping end training only after a step: checkpoints have no gradients."""
         self._stops |= self.trainer.should_stop
         self.trainer.should_stop = self._stops and not is_inside_step(self.trainer)
 
@@ -190,7 +190,7 @@ class CaptioningModule(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def _length(self) -> tuple[int, int]:
-        """Return the optimizer steps and the batches of the run (Lightning's estimate makes the loader too early)."""
+        """Return the optimizer steps and batches of the run. Lightning's estimate would build the loader too early."""
         trainer: Any = self.trainer
         batches, limit = len(self.data.sampler()), trainer.limit_train_batches
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)

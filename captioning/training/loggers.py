@@ -68,7 +68,8 @@ def start_loggers(
         os.environ.setdefault("WANDB_MODE", "offline")  # otherwise it asks for a key, or fails without a terminal
     if is_offline := os.environ.get("WANDB_MODE") == "offline":
         os.environ.setdefault("WANDB_SILENT", "true")  # ``upload_advice`` replaces its lines
-    logging.getLogger().addFilter(_is_no_complaint_of_sizes)
+    # wandb complains of samples of several shapes.
+    logging.getLogger().addFilter(lambda record: "Images sizes do not match" not in record.getMessage())
     for logger in loggers:
         getattr(logger, "_wandb_init", {}).pop("anonymous", None)  # Lightning passes it, and wandb warns of it
         error = _start(logger, settings)
@@ -96,10 +97,6 @@ def _start(logger: Logger, settings: Mapping[str, Any]) -> Exception | None:
     except Exception as error:  # logging libraries raise their own types
         return error
     return None
-
-
-def _is_no_complaint_of_sizes(record: logging.LogRecord) -> bool:
-    return "Images sizes do not match" not in record.getMessage()  # of wandb, about samples of several shapes
 
 
 def finish_loggers(exit_code: int) -> None:

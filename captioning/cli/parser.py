@@ -76,13 +76,13 @@ def _suggestion(message: str, options: Sequence[str]) -> str:
 
 
 def _arguments(class_path: str) -> Collection[str]:
-    return inspect.signature(pkgutil.resolve_name(class_path)).parameters
+    return inspect.signature(pkgutil.resolve_name(f"{class_path}.__init__")).parameters
 
 
 def _class_arguments(prefix: str, value: Any) -> Iterator[str]:
     """Yield the arguments of the classes in a configuration, such as model.optimizer.lr."""
     if isinstance(value, Mapping) and "class_path" in value:
-        with contextlib.suppress(ValueError, TypeError, ImportError, AttributeError):  # a short or a mistyped name
+        with contextlib.suppress(ValueError, ImportError, AttributeError):  # a short or a mistyped name
             yield from (f"{prefix}.{name}" for name in _arguments(value["class_path"]))
         value = value.get("init_args")
     for key, inner in value.items() if isinstance(value, Mapping) else ():

@@ -177,7 +177,7 @@ class CaptionDataModule(pl.LightningDataModule):
             num_workers=self.workers,
             pin_memory=torch.cuda.is_available(),
             persistent_workers=self.workers > 0,
-            # The global generator, of dropout and sampling, must have the same state in a resumed run.
+            # Loading draws nothing from the global generator, whose numbers a resumed run continues.
             generator=torch.Generator().manual_seed(self.seed),
         )
 

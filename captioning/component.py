@@ -83,8 +83,8 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
         """
         kind = known_class(config["class_path"], cls)
         accepted = inspect.signature(kind.__init__).parameters  # an option of an earlier version may not be set
-        given = {_RENAMED.get(name, name): value for name, value in config["init_args"].items()}
-        init_args = {n: _revive(value) for n, value in given.items() if n in accepted or value is not None}
+        named = ((_RENAMED.get(name, name), value) for name, value in config["init_args"].items())
+        init_args = {name: _revive(value) for name, value in named if name in accepted or value is not None}
         try:
             return kind(**init_args)
         except TypeError as error:

@@ -65,8 +65,8 @@ class Vocabulary:
         """
         check_range(1, min_count=min_count, max_words=max_size)
         counts = Counter(word for words in captions for word in words)
-        kept = sorted((word for word, n in counts.items() if n >= min_count), key=lambda word: (-counts[word], word))
-        return cls([word for word in kept if word not in SPECIALS][:max_size], tokenizer)
+        frequent = [word for word, n in counts.items() if n >= min_count and word not in SPECIALS]
+        return cls(sorted(frequent, key=lambda word: (-counts[word], word))[:max_size], tokenizer)
 
     def __len__(self) -> int:
         return len(SPECIALS) + len(self.words)
@@ -105,8 +105,8 @@ class Vocabulary:
             sides = ((gone, "only there"), (new, "only here"))
             return " and ".join(f"{_first(words)} {where}" for words, where in sides if words)
         pairs = enumerate(zip(words, self.words, strict=False), 1)
-        moved = (f"word {i} is {other!r} there and {word!r} here" for i, (other, word) in pairs if other != word)
-        return next(moved, "")
+        changes = (f"word {i} is {other!r} there and {word!r} here" for i, (other, word) in pairs if other != word)
+        return next(changes, "")
 
     def save(self, path: str | Path) -> None:
         """Write ``{"words": [...]}`` as JSON."""

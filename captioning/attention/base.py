@@ -52,8 +52,8 @@ class Attention(Component):
         context_mode: How the context is formed in eval mode: "expected", the expectation over locations; "argmax", the
             annotation of the most probable location; "sample", that of a drawn location. It may be set at any time.
             Attention that never draws has only "expected".
-        weighs_annotations: Whether the context is a weighted sum of the annotations or one of them, and not projected.
-        needs_estimator: Whether drawing blocks the gradient to the alphas, so that training needs an estimator.
+        weighs_annotations: Whether the context is a weighted sum of the annotations themselves.
+        needs_estimator: Whether draws block the gradient to the alphas, so that training needs an estimator.
     """
 
     score: Score
@@ -131,12 +131,12 @@ class Attention(Component):
         return self.score.init_state(memory.exists)
 
     def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> tuple[AttentionOutput, State]:
-        """Return what queries (N, H), N = B * R, see, and the next state; ``state`` is None at the first step."""
+        """Attend with queries (N, H), N = B * R; return the output and the next state. At first ``state`` is None."""
         B, L, D = memory.annotations.shape
         if state is None:
             state = tuple(repeat_rows(tensor, len(query) // B) for tensor in self.init_state(memory))
-        queries, *carried = (x.unflatten(0, (B, -1)) for x in (query, *state))  # (B, R, ..)
-        logits = self.score(queries, memory.projected, *carried)  # (B, R, L), Eq. 4
+        queries, *score_state = (x.unflatten(0, (B, -1)) for x in (query, *state))  # (B, R, ..)
+        logits = self.score(queries, memory.projected, *score_state)  # (B, R, L), Eq. 4
         check_shape(self.score, "logits (B, R, L)", logits, B, queries.shape[1], L)
         mask = None if memory.mask is None else memory.mask.unsqueeze(1)
         alphas, log_alphas = self.normalizer(logits, mask)  # (B, R, L), Eq. 5
@@ -145,7 +145,7 @@ class Attention(Component):
         check_shape(self, "alphas (B, R, L)", attended.alphas, *alphas.shape)
         if attended.locations is None:
             attended = attended._replace(locations=torch.full(alphas.shape[:2], NO_LOCATION, device=alphas.device))
-        next_state = self.score.update(alphas, *carried)
+        next_state = self.score.update(alphas, *score_state)
         attended = map_fields(attended, lambda field: field.flatten(0, 1))  # (N, ..)
         return attended, tuple(field.flatten(0, 1) for field in next_state)
 

@@ -1,4 +1,4 @@
-"""Stochastic hard attention: a location is drawn at every step (Sec. 4.1), and its relaxation by Gumbel noise."""
+"""Hard attention, which draws a location at every step (Sec. 4.1), and its relaxation by Gumbel noise."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class StochasticAttention(Attention):
         super().__init__(normalizer)
         if not 0 <= sample_probability <= 1:
             raise InputError(f"sample_probability must be in [0, 1], got {sample_probability}")
-        if len(ramp) not in (0, 2, 4) or list(ramp) != sorted(ramp) or not all(0 <= part <= 1 for part in ramp):
+        if len(ramp) not in (0, 2, 4) or list(ramp) != sorted(ramp) or not all(0 <= fraction <= 1 for fraction in ramp):
             meaning = "0, 2 or 4 fractions of training (0 to 1, no numbers of batches) in ascending order"
             raise InputError(f"ramp must have {meaning}, got {list(ramp)}")
         self.score = score
@@ -70,7 +70,7 @@ class StochasticAttention(Attention):
         self.per_batch = per_batch
         self.dropout = nn.Dropout(dropout)
         self.context_mode = context_mode
-        # Batches begun: a buffer, so that a resumed run continues, and an int, to avoid a device synchronisation.
+        # The number of batches begun is a buffer, for resumed runs, and an int, to spare a device synchronisation.
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
         self._batches = 0
         self.register_load_state_dict_post_hook(lambda module, _: setattr(module, "_batches", int(module.batches)))
@@ -230,7 +230,7 @@ class GumbelAttention(StochasticAttention):
 
 def draw(alphas: Tensor) -> Tensor:
     """Return one location per row of probabilities (.., L), as indices (..), never one of probability 0."""
-    # A race of exponential clocks: location i rings first with probability alpha_i. torch.multinomial draws from the
+    # Of exponential clocks with rates alpha_i, clock i rings first with probability alpha_i. torch.multinomial has the
     # same distribution, but waits for the device to check its input.
     return (alphas / torch.empty_like(alphas).exponential_()).argmax(dim=-1)
 

@@ -32,16 +32,16 @@ class AnnotationLayer(Component):
         """Return annotations (B, L, D') for (B, L, D).
 
         Args:
-            mask: (B, L) bool, True where a location exists. Other locations influence nothing, and are 0 in the result.
+            mask: (B, L) bool, True where a location exists. Other locations have no influence and are 0 in the result.
         """
 
 
 class AnnotationAttention(AnnotationLayer):
     """Self-attention over the locations of an image: the encoder of Vaswani et al. 2017, over regions.
 
-    Annotations are projected to d. Sines and cosines of their row and column are added, d / 2 channels each, as in
-    DETR (Carion et al. 2020). Layers of multi-head self-attention and a perceptron follow, both with layer
-    normalisation at their input, and a last normalisation.
+    Annotations are projected to d, and sines and cosines of their row and column are added, d / 2 channels each, as in
+    DETR (Carion et al. 2020). Layers of multi-head self-attention and a perceptron follow. Layer normalisation comes
+    before each of them and at the end.
 
     Args:
         dim: Size d, a multiple of 4 and of ``heads``; None for the annotations' size D.
@@ -87,7 +87,7 @@ class AnnotationAttention(AnnotationLayer):
         )
         layer.self_attn.dropout = 0.0
         self.layers = nn.TransformerEncoder(layer, self.layer_count, nn.LayerNorm(dim), enable_nested_tensor=False)
-        for parameter in self.layers.parameters():  # the layers are copies of one and would start equal
+        for parameter in self.layers.parameters():  # the layers are copies and would start equal
             if parameter.dim() > 1:
                 nn.init.xavier_uniform_(parameter)
         return dim
@@ -95,17 +95,16 @@ class AnnotationAttention(AnnotationLayer):
     def forward(self, annotations: Tensor, mask: Tensor | None = None) -> Tensor:
         x = self.projection(annotations)  # (B, L, D')
         x = x + self.positions.to(x.dtype)
-        read = self.layers(x, src_key_padding_mask=None if mask is None else ~mask)
-        return read if mask is None else read.masked_fill(~mask.unsqueeze(-1), 0.0)
+        x = self.layers(x, src_key_padding_mask=None if mask is None else ~mask)
+        return x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0.0)
 
 
 def grid_positions(grid_size: tuple[int, int], dim: int) -> Tensor:
     """Return (L, dim): the ``sinusoids`` of each location's row, then those of its column, dim / 2 each."""
     height, width = grid_size
-    of_rows, of_columns = (sinusoids(torch.arange(side), dim // 2) for side in grid_size)
-    return torch.cat(
-        [of_rows.unsqueeze(1).expand(-1, width, -1), of_columns.unsqueeze(0).expand(height, -1, -1)], dim=2
-    ).flatten(0, 1)
+    rows, columns = (sinusoids(torch.arange(side), dim // 2) for side in grid_size)  # (side, dim / 2)
+    rows, columns = rows.unsqueeze(1).expand(-1, width, -1), columns.unsqueeze(0).expand(height, -1, -1)
+    return torch.cat([rows, columns], dim=2).flatten(0, 1)
 
 
 def sinusoids(positions: Tensor, dim: int) -> Tensor:
@@ -139,13 +138,11 @@ class AnnotationLSTM(AnnotationLayer):
         return 2 * self.hidden_dim
 
     def forward(self, annotations: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return annotations (B, L, 2 * hidden_dim). Masked annotations are skipped, and 0 in the result."""
+        """Return annotations (B, L, 2 * hidden_dim), 0 at masked locations, which the LSTM skips."""
         if mask is None:
             return self.lstm(annotations)[0]
-        # (B, L, 1): locations that exist come first.
-        order = (~mask).to(torch.uint8).argsort(dim=1, stable=True).unsqueeze(-1)
-        lengths = mask.sum(dim=1).cpu()
-        moved = annotations.gather(1, order.expand_as(annotations))  # (B, L, D)
-        packed = pack_padded_sequence(moved, lengths, batch_first=True, enforce_sorted=False)
-        read, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=mask.shape[1])
-        return torch.zeros_like(read).scatter(1, order.expand_as(read), read)
+        order = (~mask).to(torch.uint8).argsort(dim=1, stable=True).unsqueeze(-1)  # (B, L, 1), existing locations first
+        ordered, lengths = annotations.gather(1, order.expand_as(annotations)), mask.sum(dim=1).cpu()
+        packed = pack_padded_sequence(ordered, lengths, batch_first=True, enforce_sorted=False)
+        h, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=mask.shape[1])
+        return torch.zeros_like(h).scatter(1, order.expand_as(h), h)

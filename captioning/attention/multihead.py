@@ -18,10 +18,10 @@ from captioning.trace import State, map_fields
 
 @dataclass(frozen=True)
 class MultiHeadMemory(Memory):
-    """A memory of B images for h heads; ``projected`` and ``values`` are (B * h, ..), the heads of an image adjacent.
+    """A memory of B images for h heads. ``projected`` is (B * h, ..), the heads of an image adjacent.
 
     Attributes:
-        values: (B * h, L, d / h), the annotations as the heads' contexts sum them.
+        values: (B * h, L, d / h), the values that the contexts of the heads sum.
     """
 
     values: Tensor = field(kw_only=True)
@@ -95,10 +95,11 @@ class MultiHeadAttention(SoftAttention):
 
         queries = to_heads(self.query_projection(query).unflatten(-1, (heads, -1)))  # (B * h * R, d / h)
         mask = None if memory.mask is None else repeat_rows(memory.mask, heads)
-        memory_of_heads = Memory(memory.values, memory.projected, mask)
-        attended, state = super().forward(queries, memory_of_heads, tuple(to_heads(tensor) for tensor in state))
+        head_memory, head_state = Memory(memory.values, memory.projected, mask), map(to_heads, state)
+        attended, next_state = super().forward(queries, head_memory, tuple(head_state))
         context, alphas, locations, *_ = map_fields(attended, to_rows)  # (N, h, ..)
         assert locations is not None
-        of_heads = None if self.training else alphas
-        joined = AttentionOutput(self.output(context.flatten(1)), alphas.mean(dim=1), locations[:, 0], heads=of_heads)
-        return joined, tuple(to_rows(tensor) for tensor in state)
+        heads_of_trace = None if self.training else alphas
+        context = self.output(context.flatten(1))  # (N, D)
+        attended = AttentionOutput(context, alphas.mean(dim=1), locations[:, 0], heads=heads_of_trace)
+        return attended, tuple(map(to_rows, next_state))

@@ -40,9 +40,8 @@ class NTMScore(CosineScore):
     needs_softmax = True
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
-        assert grid_size is not None
+        assert grid_size is not None and self.attention_dim is not None
         self.grid_size = grid_size
-        assert self.attention_dim is not None
         self.annotation_projection = nn.Linear(annotation_dim, self.attention_dim, bias=False)
         self.key = Linear(query_dim, self.attention_dim)
         self.controls = Linear(query_dim, 3 + _NEIGHBORS)
@@ -50,37 +49,37 @@ class NTMScore(CosineScore):
             self.controls.bias[3 + _NEIGHBORS // 2] = 4.0
 
     def init_state(self, exists: Tensor) -> State:
-        """Return uniform weights, and the mask, which restricts the addressing to locations that exist."""
-        weights = at_least_float32(exists.to(self.key.weight.dtype))
-        return weights / weights.sum(dim=1, keepdim=True), exists
+        """Return uniform alphas, and the mask, which restricts the addressing to locations that exist."""
+        alphas = at_least_float32(exists.to(self.key.weight.dtype))
+        return alphas / alphas.sum(dim=1, keepdim=True), exists
 
     def update(self, alphas: Tensor, *state: Tensor) -> State:
         return alphas, state[1]
 
     def forward(self, query: Tensor, projected: Tensor, *state: Tensor) -> Tensor:
-        before, exists = state  # (B, R, L)
+        alphas_before, exists = state  # (B, R, L) each
         cosine = at_least_float32(dot(F.normalize(self.key(query), dim=-1), projected))  # (B, R, L)
         controls = self.controls(query).to(cosine.dtype)  # (B, R, 12)
         sharpness, gate, exponent, shift = controls.split([1, 1, 1, _NEIGHBORS], dim=-1)
         content = masked_log_softmax(F.softplus(sharpness) * cosine, exists).exp()  # (B, R, L), Eq. 5
         gate = torch.sigmoid(gate)  # (B, R, 1)
-        moved = self._shifted(gate * content + (1 - gate) * before, shift.softmax(dim=-1))  # (B, R, L), Eq. 7-8
-        return (1 + F.softplus(exponent)) * moved.clamp_min(torch.finfo(moved.dtype).tiny).log()
+        shifted = self._shifted(gate * content + (1 - gate) * alphas_before, shift.softmax(dim=-1))  # Eq. 7-8
+        return (1 + F.softplus(exponent)) * shifted.clamp_min(torch.finfo(shifted.dtype).tiny).log()  # Eq. 9
 
     def _shifted(self, weights: Tensor, shift: Tensor) -> Tensor:
         """Return weights (B, R, L) convolved with the shift's probabilities (B, R, 9) of the nine offsets."""
         height, width = self.grid_size
         padded = F.pad(weights.unflatten(-1, self.grid_size), (1, 1, 1, 1))
-        moved = torch.zeros_like(weights)
+        shifted = torch.zeros_like(weights)
         for neighbor, probability in enumerate(shift.unbind(-1)):
             down, right = divmod(neighbor, 3)
             window = padded[..., 2 - down : 2 - down + height, 2 - right : 2 - right + width]
-            moved = moved + probability.unsqueeze(-1) * window.flatten(-2)
-        return moved
+            shifted = shifted + probability.unsqueeze(-1) * window.flatten(-2)
+        return shifted
 
 
 class NTMAttention(SoftAttention):
-    """Soft attention with a write head: what the decoder has seen changes what it sees next.
+    """Soft attention over a memory into which the decoder writes at every step.
 
     The annotations of an image are the first memory M_0 of each of its captions. A step reads its context from M_{t-1};
     then the write head erases and adds (Graves et al. 2014, Sec. 3.2, Eq. 3-4) at weights v_t of its own, with
@@ -110,7 +109,7 @@ class NTMAttention(SoftAttention):
         nn.init.zeros_(self.add.bias)
 
     def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
-        return Memory(annotations, annotations, mask)  # a step projects what has been written
+        return Memory(annotations, annotations, mask)  # a step projects M_{t-1}
 
     def init_state(self, memory: Memory) -> State:
         """Return M_0 and the states of both heads, (B, ..) each."""
@@ -119,13 +118,13 @@ class NTMAttention(SoftAttention):
 
     def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> tuple[AttentionOutput, State]:
         R = len(query) // len(memory.annotations)
-        written, *heads = state or (repeat_rows(tensor, R) for tensor in self.init_state(memory))
-        annotations, mask = written.to(memory.annotations.dtype), memory.mask  # (N, L, D), (B, L)
-        mask = None if mask is None else repeat_rows(mask, R)
-        projected, to_write = (score.project(annotations) for score in (self.score, self.write_head.score))
-        middle = len(heads) // 2  # every row is an image of its own here
-        read, reading = super().forward(query, Memory(annotations, projected, mask), tuple(heads[:middle]))
-        write, writing = self.write_head(query, Memory(annotations, to_write, mask), tuple(heads[middle:]))
+        M, *head_states = state or (repeat_rows(tensor, R) for tensor in self.init_state(memory))  # M (N, L, D)
+        annotations = M.to(memory.annotations.dtype)
+        mask = None if memory.mask is None else repeat_rows(memory.mask, R)  # (N, L): every row is an image of its own
+        keys, write_keys = (score.project(annotations) for score in (self.score, self.write_head.score))
+        half = len(head_states) // 2
+        read, read_state = super().forward(query, Memory(annotations, keys, mask), tuple(head_states[:half]))
+        write, write_state = self.write_head(query, Memory(annotations, write_keys, mask), tuple(head_states[half:]))
         v = write.alphas.unsqueeze(-1)  # (N, L, 1)
-        kept = written * (1 - v * torch.sigmoid(self.erase(query)).unsqueeze(1))  # (N, L, D), Eq. 3
-        return read, (kept + v * self.add(query).unsqueeze(1), *reading, *writing)  # Eq. 4
+        erased = M * (1 - v * torch.sigmoid(self.erase(query)).unsqueeze(1))  # (N, L, D), Eq. 3
+        return read, (erased + v * self.add(query).unsqueeze(1), *read_state, *write_state)  # Eq. 4

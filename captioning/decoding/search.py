@@ -89,11 +89,12 @@ def _hypotheses(
     trace = AttentionTrace(*fields).map(lambda field: (field.float() if field.is_floating_point() else field).cpu())
     columns = [column.tolist() for column in (image, slot, last, total, ids, log_probs)]
     images: dict[int, list[Hypothesis]] = {}
-    for n, (i, _, end, log_prob, words, of_words) in sorted(
-        enumerate(zip(*columns, strict=True)), key=lambda x: x[1][:3]
-    ):
+    rows = sorted(enumerate(zip(*columns, strict=True)), key=lambda row: row[1][:3])  # by image, slot and last step
+    for n, (i, _, end, log_prob, words, word_log_probs) in rows:
         finished = words[end] == END
-        count = end + (not finished)
-        of_steps = trace.map(itemgetter((n, slice(count))))
-        images.setdefault(i, []).append(Hypothesis(words[:count], of_words[: end + 1], log_prob, finished, of_steps))
+        steps = slice(end + (not finished))  # without <end>
+        hypothesis = Hypothesis(
+            words[steps], word_log_probs[: end + 1], log_prob, finished, trace.map(itemgetter((n, steps)))
+        )
+        images.setdefault(i, []).append(hypothesis)
     return list(images.values())

@@ -1,16 +1,16 @@
 """A word's likelihood summed over locations, exactly.
 
-The deep output is linear in the context. With s_t = L_o(E y_{t-1} + L_h h_t) + b and G_i = L_o L_z a_i, a word has
-logits s_t + G_i after a look at location i, and s_t after no look (component 0). With the weights w_t0 = 1 - beta_t and
-w_ti = beta_t alpha_ti,
+The deep output is linear in the context. With s_t = L_o(E y_{t-1} + L_h h_t) + b and G_i = L_o L_z a_i, the logits of
+the words are s_t + G_i after a look at location i, and s_t without a look (component 0). With the weights
+w_t0 = 1 - beta_t and w_ti = beta_t alpha_ti,
 
     p(y_t) = sum_i w_ti softmax(s_t + G_i)[y_t]        Deng et al. 2018
     Z = exp(S) exp(G)^T                                (T, L) for an image, one product over V
     P = exp(S) * ((w / Z) exp(G))                      (T, V), one product over L
 
 with each exponential divided by its sum over the words, which cancels. Callers pass the factors of G = A W^T:
-A (B, L, r), the locations' summand of the output's hidden layer, and W (V, r). G and its gradient exist for a few
-images at a time, which fit in the cache; exp(G) alone is kept for the backward pass.
+A (B, L, r), what each location adds to the output's hidden layer, and W (V, r). G and its gradient are computed for a
+few images at a time, which fit in the cache; only exp(G) is kept for the backward pass.
 
 Letters: B images; M steps, of the images ``image_index`` (M,); L locations, and L + 1 weights. Locations without a
 weight, such as those outside the support of sparse alphas, are left out.
@@ -30,7 +30,7 @@ from torch.autograd.function import once_differentiable
 from captioning.precision import to_autocast
 
 SMALLEST = 1e-15
-"""Smaller totals are replaced by this value; such steps are computed by the plain formula."""
+"""Smaller totals are replaced by this value; the plain formula computes such steps."""
 
 CHUNK_BYTES = {"cpu": 8 << 20}  # of G: fits in a CPU's cache between operations
 OTHER_CHUNK_BYTES = 256 << 20
@@ -49,8 +49,8 @@ def plain_summed_log_probs(S: Tensor, G: Tensor, log_w: Tensor) -> Tensor:
 
 def _joint_log_probs(S: Tensor, G: Tensor, log_w: Tensor) -> Tensor:
     """Return the joint log p of the component and the word, (.., L + 1, V)."""
-    wide = _precise(S)
-    S, G, log_w = S.to(wide).unsqueeze(-2), G.to(wide), log_w.to(wide).unsqueeze(-1)
+    precise = _precise(S)
+    S, G, log_w = S.to(precise).unsqueeze(-2), G.to(precise), log_w.to(precise).unsqueeze(-1)
     return log_w + torch.cat([torch.log_softmax(S, -1), torch.log_softmax(S + G, -1)], -2)
 
 

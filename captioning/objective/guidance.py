@@ -55,8 +55,8 @@ class Guidance(Component):
 class EvidenceGuidance(Guidance):
     """KL(evidence || alphas): attention learns to look where the word will come from (``Output.location_logits``).
 
-    The evidence is the target and gets no gradient. Function words teach nothing: what little the image says for "a"
-    comes from anywhere, often from a corner.
+    The evidence is the target and gets no gradient. Function words teach nothing: the little that the image says for
+    "a" comes from anywhere, often from a corner.
 
     Args:
         weight: As in ``Guidance``.
@@ -79,18 +79,18 @@ class EvidenceGuidance(Guidance):
             )
 
     def on_train_start(self, vocabulary: Vocabulary) -> None:
-        known = [word for word in self.function_words if word in vocabulary]
-        self.silent = torch.tensor([START, END, *vocabulary.encode(known)], device=self.silent.device)
+        ids = vocabulary.encode(word for word in self.function_words if word in vocabulary)
+        self.silent = torch.tensor([START, END, *ids], device=self.silent.device)
 
     def forward(self, decoder: Decoder, batch: CaptionBatch, memory: Memory, output: DecoderOutput) -> Tensor:
         assert isinstance(decoder, AttentionDecoder)
-        words = batch.captions[:, 1:]
+        words, S = batch.captions[:, 1:], len(output.mask) // len(batch.captions)
         with torch.no_grad():
             evidence = torch.softmax(decoder.output.location_logits(words, memory), dim=-1)  # (N, T, L)
-            visible = output.mask & repeat_rows(~torch.isin(words, self.silent), len(output.mask) // len(words))
-        evidence = repeat_rows(evidence, len(output.mask) // len(words))
-        log_alphas = _log(output.trace.alphas)
-        return ((torch.special.xlogy(evidence, evidence) - evidence * log_alphas).sum(dim=-1)) * visible
+            teaches = output.mask & repeat_rows(~torch.isin(words, self.silent), S)  # (N * S, T)
+        evidence = repeat_rows(evidence, S)  # (N * S, T, L)
+        kl = (torch.special.xlogy(evidence, evidence) - evidence * _log(output.trace.alphas)).sum(dim=-1)
+        return kl * teaches
 
 
 class RegionGuidance(Guidance):
@@ -116,8 +116,8 @@ class RegionGuidance(Guidance):
         regions = repeat_rows(batch.regions, S)  # (R * S, L)
         caption, step = repeat_rows(batch.region_steps, S).unbind(1)
         caption = caption * S + torch.arange(S, device=caption.device).repeat(len(batch.regions))
-        inside = -_log((alphas[caption, step] * regions).sum(dim=-1))  # (R * S,)
-        return inside.new_zeros(output.mask.shape).index_put((caption, step), inside)
+        term = -_log((alphas[caption, step] * regions).sum(dim=-1))  # (R * S,)
+        return term.new_zeros(output.mask.shape).index_put((caption, step), term)
 
 
 def _log(values: Tensor) -> Tensor:

@@ -96,9 +96,9 @@ def public_path(cls: type) -> str:
 
     YAML files, checkpoints and docs name a class by this path, not by the file that defines it.
     """
-    parts = cls.__module__.split(".")
-    for length in range(1, len(parts)):
-        package = ".".join(parts[:length])
+    names = cls.__module__.split(".")
+    for length in range(1, len(names)):
+        package = ".".join(names[:length])
         if getattr(importlib.import_module(package), cls.__qualname__, None) is cls:
             return f"{package}.{cls.__qualname__}"
     return f"{cls.__module__}.{cls.__qualname__}"

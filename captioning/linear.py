@@ -29,9 +29,9 @@ class Linear(nn.Linear):
         bfloat16 has 8 significant bits: the best two of thousands of logits are often equal, and their order in a
         search would be arbitrary.
         """
-        wide = torch.promote_types(x.dtype, torch.float32)
+        dtype = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
-            return linear(x.to(wide), self.weight.to(wide), self.bias.to(wide))
+            return linear(x.to(dtype), self.weight.to(dtype), self.bias.to(dtype))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

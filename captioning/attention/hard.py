@@ -57,8 +57,8 @@ class StochasticAttention(Attention):
         context_mode: str = "expected",
     ) -> None:
         super().__init__(normalizer)
-        if not 0 <= sample_probability <= 1:
-            raise InputError(f"sample_probability must be in [0, 1], got {sample_probability}")
+        check_range(0, 1, sample_probability=sample_probability)
+        check_range(0, 0.99, dropout=dropout)
         if len(ramp) not in (0, 2, 4) or list(ramp) != sorted(ramp) or not all(0 <= fraction <= 1 for fraction in ramp):
             meaning = "0, 2 or 4 fractions of training (0 to 1, no numbers of batches) in ascending order"
             raise InputError(f"ramp must have {meaning}, got {list(ramp)}")
@@ -66,7 +66,6 @@ class StochasticAttention(Attention):
         self.largest_sample_probability = sample_probability
         self.ramp = tuple(ramp)
         self.training_batches: int | None = None
-        check_range(0, 0.99, dropout=dropout)
         self.per_batch = per_batch
         self.dropout = nn.Dropout(dropout)
         self.context_mode = context_mode
@@ -137,13 +136,15 @@ class StochasticAttention(Attention):
         """Return what ``select`` returns, in training."""
 
     def draws_and_expectations(
-        self, alphas: Tensor, log_alphas: Tensor, locations: Tensor, one_hot: Tensor, memory: Memory
+        self, alphas: Tensor, log_alphas: Tensor, locations: Tensor, memory: Memory, relaxed: Tensor | None = None
     ) -> AttentionOutput:
-        """Take the contexts of ``memory.drawn`` images from their ``locations`` (B, R), and expectations for others.
+        """Take the contexts of ``memory.drawn`` images from their locations (B, R); for others take expectations.
 
-        Args:
-            one_hot: (B, R, L), the weights of the annotations in a drawn context: 1 at its location, 0 elsewhere.
+        The weights of a drawn context are 1 at its location, with the gradient of ``relaxed`` (B, R, L) if given.
         """
+        one_hot = torch.zeros_like(alphas.detach()).scatter_(-1, locations.unsqueeze(-1), 1.0)  # (B, R, L)
+        if relaxed is not None:
+            one_hot = one_hot + (relaxed - relaxed.detach())
         drawn = torch.ones_like(locations[:, 0]).bool() if memory.drawn is None else memory.drawn
         drawn = drawn.unsqueeze(1)  # (B, 1)
         weights = torch.where(drawn.unsqueeze(2), one_hot, self.dropout(log_alphas.exp()))  # (B, R, L)
@@ -168,7 +169,7 @@ class HardAttention(StochasticAttention):
         locations = draw(alphas.detach())  # (B, R), Eq. 8
         if memory.drawn is None:  # without expectations, nothing is summed over L
             return at_locations(alphas, log_alphas, locations, memory)
-        return self.draws_and_expectations(alphas, log_alphas, locations, one_hot(locations, alphas), memory)
+        return self.draws_and_expectations(alphas, log_alphas, locations, memory)
 
 
 class GumbelAttention(StochasticAttention):
@@ -223,9 +224,7 @@ class GumbelAttention(StochasticAttention):
     def train_select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
         gumbel = -torch.empty_like(alphas).exponential_().log()
         relaxed = torch.softmax((log_alphas + gumbel) / self.temperature, dim=-1)  # (B, R, L)
-        locations = relaxed.argmax(dim=-1)  # (B, R)
-        straight_through = one_hot(locations, alphas) + (relaxed - relaxed.detach())  # gradient of the relaxed draw
-        return self.draws_and_expectations(alphas, log_alphas, locations, straight_through, memory)
+        return self.draws_and_expectations(alphas, log_alphas, relaxed.argmax(dim=-1), memory, relaxed)
 
 
 def draw(alphas: Tensor) -> Tensor:
@@ -233,11 +232,6 @@ def draw(alphas: Tensor) -> Tensor:
     # Of exponential clocks with rates alpha_i, clock i rings first with probability alpha_i. torch.multinomial has the
     # same distribution, but waits for the device to check its input.
     return (alphas / torch.empty_like(alphas).exponential_()).argmax(dim=-1)
-
-
-def one_hot(locations: Tensor, alphas: Tensor) -> Tensor:
-    """Return 1 at the locations (B, R) and 0 elsewhere, (B, R, L)."""
-    return torch.zeros_like(alphas.detach()).scatter_(-1, locations.unsqueeze(-1), 1.0)
 
 
 def at_locations(alphas: Tensor, log_alphas: Tensor, locations: Tensor, memory: Memory) -> AttentionOutput:

@@ -11,7 +11,7 @@ from captioning.attention.memory import Memory, repeat_rows
 from captioning.attention.scores import Score
 from captioning.attention.soft import SoftAttention
 from captioning.component import check_size
-from captioning.errors import InputError
+from captioning.errors import InputError, check_range
 from captioning.linear import Linear
 from captioning.trace import State, map_fields
 
@@ -51,8 +51,7 @@ class MultiHeadAttention(SoftAttention):
 
     def __init__(self, score: Score, *, heads: int = 4, dim: int | None = None, dropout: float = 0.0) -> None:
         super().__init__(score, dropout=dropout)
-        if heads < 1:
-            raise InputError(f"heads must be at least 1, got {heads}")
+        check_range(1, heads=heads)
         check_size(dim=dim)
         self.heads = heads
         self.dim = dim

@@ -153,8 +153,8 @@ def sample(
 def _likely(log_probs: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
     """Return log_probs (N, V) with -inf for the words outside of the ``top_k`` and of ``top_p``."""
     if top_k is not None:
-        least = log_probs.topk(min(top_k, log_probs.shape[-1]), dim=-1).values[:, -1:]
-        log_probs = log_probs.masked_fill(log_probs < least, float("-inf"))
+        smallest = log_probs.topk(min(top_k, log_probs.shape[-1]), dim=-1).values[:, -1:]
+        log_probs = log_probs.masked_fill(log_probs < smallest, float("-inf"))
     if top_p is not None:
         ordered, order = log_probs.softmax(dim=-1).sort(dim=-1, descending=True)
         before = ordered.cumsum(dim=-1) - ordered  # the word that crosses top_p is still in the set

@@ -59,22 +59,22 @@ def search(
         ]
         traces.append(out.trace)
         trace_count += B * R
-        alive = total.isfinite()
-        ended = alive & ((word == END) | (t == max_length - 1))
+        exists = total.isfinite()
+        ended = exists & ((word == END) | (t == max_length - 1))
         image, slot = ended.nonzero(as_tuple=True)
         padded = (pad(x[image, slot], (0, max_length - t - 1)) for x in history)
         complete.append([*padded, images[image], slot, torch.full_like(slot, t)])
-        live = alive & ~ended
-        searched = live.any(dim=1)
+        growing = exists & ~ended
+        searched = growing.any(dim=1)
         remaining = int(searched.sum())
         if not remaining:
             break
         left = left - ended.sum(dim=1, keepdim=True)
-        total, words = total.masked_fill(~live, float("-inf")), word.masked_fill(~live, END)
+        total, words = total.masked_fill(~growing, float("-inf")), word.masked_fill(~growing, END)
         if remaining <= B // 2:
-            kept, B = searched.nonzero().squeeze(1), remaining
-            step, history = step.select(kept), [x[kept] for x in history]
-            images, left, total, words, rows = (x[kept] for x in (images, left, total, words, rows))
+            unfinished, B = searched.nonzero().squeeze(1), remaining
+            step, history = step.select(unfinished), [x[unfinished] for x in history]
+            images, left, total, words, rows = (x[unfinished] for x in (images, left, total, words, rows))
         tokens, R = words.flatten(), K
         state = tuple(tensor.index_select(0, rows.flatten()) for tensor in out.state)
     return _hypotheses(complete, traces, length_normalization)

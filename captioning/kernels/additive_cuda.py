@@ -101,8 +101,8 @@ def usable(projected: Tensor) -> bool:
 def _works(device: torch.device) -> bool:
     """Return whether Triton compiles for the device; if not, log why."""
     try:
-        one = torch.ones(1, 1, 1, device=device)
-        forward(one, one, one[0, 0])
+        ones = torch.ones(1, 1, 1, device=device)
+        forward(ones, ones, ones[0, 0])
     except Exception as error:  # from Triton, the driver, or the C compiler that Triton calls
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         _log.warning("no Triton kernels, the decoder runs on PyTorch's operations, which is slower: %s", reason)

@@ -104,10 +104,10 @@ class CaptionModel(nn.Module, metaclass=ABCMeta):
         output = self.teacher_force(batch, memory)
         log_probs = torch.log_softmax(output.logits.float(), dim=-1).gather(1, output.targets.unsqueeze(1)).squeeze(1)
         trace = output.trace.map(Tensor.cpu)
-        of_captions = zip(captions, log_probs.cpu().split(lengths.tolist()), strict=True)
+        scored = zip(captions, log_probs.cpu().split(lengths.tolist()), strict=True)
         return [
             Hypothesis(ids, terms.tolist(), float(terms.sum()), True, trace.map(itemgetter((row, slice(len(ids))))))
-            for row, (ids, terms) in enumerate(of_captions)
+            for row, (ids, terms) in enumerate(scored)
         ]
 
 
@@ -197,9 +197,9 @@ class Captioner(CaptionModel):
         evidence = self.decoder.evidence(captions, lengths, memory.select(image_index))
         if evidence is None:
             return hypotheses
-        of_captions = iter(evidence.float().cpu())
+        rows = iter(evidence.float().cpu())  # (T, L) each
         return [
-            [replace(h, trace=h.trace._replace(evidence=next(of_captions)[: len(h.ids)])) for h in image]
+            [replace(h, trace=h.trace._replace(evidence=next(rows)[: len(h.ids)])) for h in image]
             for image in hypotheses
         ]
 

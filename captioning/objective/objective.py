@@ -139,24 +139,26 @@ class Likelihood(Objective):
         per_caption = expand_to_captions(batch, memory)
         output = captioner.decoder(batch.captions, batch.lengths, per_caption, self.samples)  # logits (M, V)
         alphas, log_prob, mask = output.trace.alphas, output.log_prob, output.mask  # (N, T, L), (N, T), (N, T)
-        average = self.reduction
+        reduction = self.reduction
         image_index = repeat_rows(batch.image_index, self.samples)  # (N,)
         exists = None if memory.mask is None else memory.mask[image_index]  # (N, L)
 
-        nll = average.nll(output.logits, output.targets, mask, label_smoothing=self.label_smoothing)  # a draw of Eq. 10
-        penalty = average.penalty(alphas, exists, stochastic=log_prob is not None)
+        nll = reduction.nll(
+            output.logits, output.targets, mask, label_smoothing=self.label_smoothing
+        )  # a draw of Eq. 10
+        penalty = reduction.penalty(alphas, exists, stochastic=log_prob is not None)
         loss = nll + self.attention_penalty * penalty  # Eq. 14
         if log_prob is not None:  # below Eq. 12: stochastic attention should keep exploring
-            loss = loss - self.entropy_weight * average.over_steps(step_entropy(alphas), mask)
+            loss = loss - self.entropy_weight * reduction.over_steps(step_entropy(alphas), mask)
         logged = {"nll": nll, "attention_penalty": penalty}
         for term in self.guidance:
-            logged[term.name] = average.over_steps(term(captioner.decoder, batch, per_caption, output), mask)
+            logged[term.name] = reduction.over_steps(term(captioner.decoder, batch, per_caption, output), mask)
             loss = loss + term.weight * logged[term.name]
         logged["loss"] = loss
         if self.estimator is not None and log_prob is not None and captioner.decoder.attention.may_draw:
             drawn = torch.ones_like(mask[:, 0]) if memory.drawn is None else memory.drawn[image_index]  # (N,) bool
             signal = self.estimator(step_log_probs(output.logits, output.targets, mask), mask, drawn)
-            credit = average.over_steps(signal.advantages * log_prob, mask)  # (log p(y | s, a) - b) log p(s | a)
+            credit = reduction.over_steps(signal.advantages * log_prob, mask)  # (log p(y | s, a) - b) log p(s | a)
             loss = loss - self.reward_weight * credit  # only its gradient has a meaning: that of Eq. 11-12
             logged |= signal.means()
         return Loss(loss, {name: tensor.detach() for name, tensor in logged.items()}, output)

@@ -43,7 +43,7 @@ class Split:
         decoder = AttentionDecoder(attention, embedding_dim=9, hidden_dim=14, output=output)
         self.captioner = Captioner(encoder, decoder, vocabulary_size=len(self.vocabulary)).eval()
         self.dataset = CaptionDataset(self.index, self.vocabulary, encoder.preprocessing, by_image=True)
-        self.regions = RegionsInView(source, "val", self.index, encoder.preprocessing, lambda: encoder.cells)
+        self.regions = RegionsInView(source, "val", self.index, encoder)
 
     def batch(self, *rows: int) -> CaptionBatch:
         return self.dataset[list(rows)]

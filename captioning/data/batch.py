@@ -42,9 +42,7 @@ class CaptionBatch:
 
 def pad_captions(encoded: list[list[int]]) -> tuple[Tensor, Tensor]:
     """Return (captions (N, T+1), lengths (N,)) of word ids without special tokens."""
+    width = max(map(len, encoded), default=-1) + 2
+    rows = [[START, *ids, END, *[PAD] * (width - len(ids) - 2)] for ids in encoded]
     lengths = torch.tensor([len(ids) + 1 for ids in encoded], dtype=torch.int64)
-    width = int(lengths.max()) + 1 if encoded else 1
-    captions = torch.full((len(encoded), width), PAD, dtype=torch.int64)
-    for row, ids in enumerate(encoded):
-        captions[row, : len(ids) + 2] = torch.tensor([START, *ids, END])
-    return captions, lengths
+    return torch.tensor(rows, dtype=torch.int64).view(len(rows), width), lengths

@@ -23,11 +23,10 @@ class Entities:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        if missing := [name for name in ("Annotations", "Sentences") if not (self.folder / name).is_dir()]:
-            raise InputError(
-                f"{self.folder}: has no folder {missing[0]}; unpack annotations.zip of Flickr30k Entities there, see "
-                "data/README.md"
-            )
+        for name in ("Annotations", "Sentences"):
+            if not (self.folder / name).is_dir():
+                remedy = "unpack annotations.zip of Flickr30k Entities there, see data/README.md"
+                raise InputError(f"{self.folder}: has no folder {name}; {remedy}")
 
     def phrases(self, path: Path, captions: Sequence[str]) -> list[list[Phrase]]:
         """Return each caption's phrases that have boxes; [] for a caption that Entities lacks.
@@ -56,7 +55,7 @@ class Entities:
             width, height = (int(root.findtext(f"size/{side}", "")) for side in ("width", "height"))
         except (OSError, ElementTree.ParseError, ValueError) as error:
             raise InputError(f"{file}: not an annotation of Flickr30k Entities ({one_line(error)})") from error
-        stored = (width, height)
+        stored = width, height
         with suppress(OSError), Image.open(path, formats=formats()) as image:
             stored = upright_size(image)  # the image may be stored smaller, or squashed
         masks: dict[str, np.ndarray] = {}

@@ -218,9 +218,7 @@ class SplitData:
 
     def regions(self, encoder: Encoder) -> RegionsInView:
         """Return the objects and phrases of the images on the encoder's cells; they are computed once."""
-        if self._regions is None:
-            preprocessing = encoder.preprocessing
-            self._regions = RegionsInView(self.source, self.split, self.index, preprocessing, lambda: encoder.cells)
+        self._regions = self._regions or RegionsInView(self.source, self.split, self.index, encoder)
         return self._regions
 
     def cached(self, encoder: Encoder, *, flipped: bool = False) -> Features | None:

@@ -125,8 +125,8 @@ class CaptionIndex:
         try:
             return preprocessing.load(self.image_path(i))
         except InputError as error:
-            paths = map(self.image_path, (row for row in range(len(self)) if row != i))
-            if others := [path for path in paths if not has_header(path)]:
+            others = [self.image_path(row) for row in range(len(self)) if row != i]
+            if others := [path for path in others if not has_header(path)]:
                 raise InputError(f"{error}. {len(others):,} more cannot be read: {_first_names(others)}") from error
             raise
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 from captioning.cells import CellGrid
 from captioning.data.coco_nouns import long_names
 from captioning.data.records import CaptionIndex, CaptionSource, GroundedObject, Phrase
-from captioning.data.transforms import Framing, Preprocessing
+from captioning.data.transforms import Framing
+
+if TYPE_CHECKING:
+    from captioning.encoders import Encoder
 
 Floats = NDArray[np.float64]
 
@@ -91,15 +94,13 @@ class RegionsInView:
 
     Args:
         index: The split's records.
-        preprocessing: The encoder's preprocessing.
-        cells: Returns the encoder's cells, which may move while the encoder is trained.
+        encoder: Its cells may move while it is trained.
     """
 
     source: CaptionSource
     split: str
     index: CaptionIndex
-    preprocessing: Preprocessing
-    cells: Callable[[], CellGrid]
+    encoder: Encoder
     _cells: CellGrid | None = None
     _objects: dict[int, list[ObjectCells]] = field(default_factory=dict)
     _phrases: dict[tuple[int, Framing], list[list[Region]]] = field(default_factory=dict)
@@ -116,7 +117,7 @@ class RegionsInView:
         """Return an image's objects in the view of evaluation."""
         self._follow_cells()
         if row not in self._objects:
-            self._objects[row] = self._objects_in(row, self.preprocessing.geometry)
+            self._objects[row] = self._objects_in(row, self.encoder.preprocessing.geometry)
         return self._objects[row]
 
     def phrases(self, row: int, framing: Framing | None = None) -> list[list[Region]]:
@@ -125,7 +126,7 @@ class RegionsInView:
         They lie in the view of evaluation, or in the view of a framing that is used again.
         """
         self._follow_cells()
-        key = row, framing or self.preprocessing.geometry
+        key = row, framing or self.encoder.preprocessing.geometry
         if key not in self._phrases:
             self._phrases[key] = self.phrases_in(*key)
         return self._phrases[key]
@@ -139,21 +140,22 @@ class RegionsInView:
         def region(phrase: Phrase) -> Region:
             mask, key = phrase.mask, id(phrase.mask)
             if key not in covered:
-                covered[key] = self.cells().coverage(framing(mask.shape[::-1]).mask(mask))
+                covered[key] = self.encoder.cells.coverage(framing(mask.shape[::-1]).mask(mask))
             return Region(phrase.start, phrase.start, phrase.end, covered[key])
 
         regions = [[region(phrase) for phrase in phrases] for phrases in captions]
         if any(regions):
             return [[item for item in caption if 0 < item.covered.mean() <= LARGEST_REGION] for caption in regions]
-        in_view = self.objects(row) if framing == self.preprocessing.geometry else self._objects_in(row, framing)
+        is_kept = framing == self.encoder.preprocessing.geometry
+        in_view = self.objects(row) if is_kept else self._objects_in(row, framing)
         return [named_regions(caption.split(), in_view) for caption in self.index.references(row)]
 
     def _follow_cells(self) -> None:
-        if self._cells != (cells := self.cells()):
+        if self._cells != (cells := self.encoder.cells):
             self._objects, self._phrases, self._cells = {}, {}, cells
 
     def _objects_in(self, row: int, framing: Framing) -> list[ObjectCells]:
         lookup, _ = self._lookups
         objects = [] if lookup is None else lookup(int(self.index.image_ids[row]))
         seen = [dataclasses.replace(item, mask=framing(item.mask.shape[::-1]).mask(item.mask)) for item in objects]
-        return object_cells(seen, self.cells())
+        return object_cells(seen, self.encoder.cells)

@@ -100,7 +100,7 @@ class CaptionBatches(Sampler[list[int]]):
         mine = step[self.rank :: self.world_size]
         if self.group == "length":
             return mine.tolist()
-        images = zip(*(column[mine].tolist() for column in (self._start, self._size, self._taken)), strict=True)
+        images = np.stack([self._start, self._size, self._taken], axis=1)[mine].tolist()
         chosen = [first + (epoch * taken + i) % size for first, size, taken in images for i in range(taken)]
         return self._by_image[chosen].tolist()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -82,7 +83,7 @@ def test_a_region_is_where_the_red_pixels_of_the_input_are(folder, kind, preproc
     )
     data = source(folder, **options)
     index, cells = data.index("train"), CellGrid.regular(GRID, preprocessing.size)
-    regions = RegionsInView(data, "train", index, preprocessing, lambda: cells)
+    regions = RegionsInView(data, "train", index, SimpleNamespace(preprocessing=preprocessing, cells=cells))
     vocabulary = Vocabulary.build(caption.split() for caption in index.captions)
     transform = TrainingTransform(preprocessing, random_crop=crop, flip=flip)
     for seed in range(4):
@@ -109,7 +110,7 @@ def test_boxes_follow_an_image_that_is_stored_smaller_squashed_or_turned(folder,
             image.resize((40, 20) if stored == "small" else (32, 32), Image.Resampling.NEAREST).save(path)
     data = source(folder, entities=str(folder / "entities"))
     index, cells = data.index("val"), CellGrid.regular(GRID, CROPPED.size)
-    (region, *_), *_ = RegionsInView(data, "val", index, CROPPED, lambda: cells).phrases(0)
+    (region, *_), *_ = RegionsInView(data, "val", index, SimpleNamespace(preprocessing=CROPPED, cells=cells)).phrases(0)
     seen = red_cells(CROPPED(index.image(0, CROPPED)).numpy(), GRID)
     assert (region.start, region.end) == (0, 3)
     np.testing.assert_allclose(region.covered, seen, atol=0.13)

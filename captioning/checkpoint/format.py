@@ -92,10 +92,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
-        raise InputError(
-            f"{path}: not a checkpoint of this project: it holds objects beside weights and plain data (opening it "
-            "could run code), or is damaged"
-        ) from error
+        objects = "it holds objects beside weights and plain data (opening it could run code), or is damaged"
+        raise InputError(f"{path}: not a checkpoint of this project: {objects}") from error
     except (FileNotFoundError, PermissionError) as error:
         raise InputError(f"{path}: the checkpoint cannot be read ({error.strerror})") from error
     except Exception as error:  # a damaged file makes PyTorch raise errors of many types

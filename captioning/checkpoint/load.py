@@ -81,7 +81,7 @@ def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.de
         settings = dict(content["settings"] or {})
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    except Exception as error:  # of any kind, where the content is damaged
+    except Exception as error:  # damaged content raises errors of many types
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise InputError(f"{path}: damaged, or does not describe the model of its weights ({reason})") from error
     return SavedModel(str(path), captioner.to(target), vocabulary, settings)
@@ -140,7 +140,6 @@ def check_tokenizer(checkpoint: Tokenizer, data: Tokenizer) -> None:
 def check_vocabulary(whose: str, words: Sequence[str], vocabulary: Vocabulary, remedy: str = "") -> None:
     """Raise InputError, with a message from ``whose`` to ``remedy``, if the data have other words than a checkpoint."""
     if tuple(words) != vocabulary.words:
-        raise InputError(
-            f"{whose} vocabulary ({len(words)} words) is not the data's ({len(vocabulary.words)}): "
-            f"{vocabulary.difference(words)}; use the data settings the checkpoint was trained with{remedy}"
-        )
+        problem = f"vocabulary ({len(words)} words) is not the data's ({len(vocabulary.words)})"
+        use = f"use the data settings the checkpoint was trained with{remedy}"
+        raise InputError(f"{whose} {problem}: {vocabulary.difference(words)}; {use}")

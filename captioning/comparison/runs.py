@@ -27,7 +27,7 @@ INPUTS = ("config.yaml", "metrics/*/metrics.csv", "test_*.json", "*/test_metrics
 
 @dataclass
 class Run:
-    """One run; unknown fields are empty or None."""
+    """One run. Fields are empty or None if their files are missing."""
 
     name: str  # in tables, unique among the compared runs
     folder: Path = Path()  # RUNS/NAME

@@ -94,7 +94,7 @@ class Scored(NamedTuple):
 def score_runs(
     table: Table, measures: Sequence[Measure], compared: Sequence[str], *, resamples: int, seed: int
 ) -> Scored:
-    """Return a table without rows with the scores of its runs; the compared runs are tested against the first one."""
+    """Fill a table without rows with the scores of its runs, and test the compared runs against the first one."""
     scores: dict[Key, Interval] = {}
     tests: dict[Key, Difference] = {}
     for measure in Progress(f"{table.title}: intervals", over=measures, unit=" metrics"):

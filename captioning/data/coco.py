@@ -106,36 +106,36 @@ class Instances:
 
     def __init__(self, paths: Sequence[Path], remedy: str, synonyms: Callable[[str], frozenset[str]]) -> None:
         self.images: dict[str, _Image] = {}
-        self._things: dict[str, list[tuple[str, _Annotation]]] = {}
+        self._annotations: dict[str, list[tuple[str, _Annotation]]] = {}
         self._synonyms = synonyms
         for path in paths:
             content = read_annotations(path, _File, "COCO annotation file", remedy)
             images = {image.id: image for image in content.images}
             nouns = {category.id: category.name.lower() for category in content.categories}
             self.images |= {image.file_name: image for image in content.images}
-            for thing in content.annotations:
-                if thing.segmentation and thing.image_id in images:
-                    if thing.category_id not in nouns:
-                        unknown = f"an object is of category {thing.category_id}, which is not in its categories"
-                        raise InputError(f"{path}: image {thing.image_id}: {unknown}")
-                    name = images[thing.image_id].file_name
-                    self._things.setdefault(name, []).append((nouns[thing.category_id], thing))
+            for annotation in content.annotations:
+                if annotation.segmentation and annotation.image_id in images:
+                    if annotation.category_id not in nouns:
+                        unknown = f"an object is of category {annotation.category_id}, which is not in its categories"
+                        raise InputError(f"{path}: image {annotation.image_id}: {unknown}")
+                    name = images[annotation.image_id].file_name
+                    self._annotations.setdefault(name, []).append((nouns[annotation.category_id], annotation))
 
     def objects(self, path: Path) -> list[GroundedObject]:
         """Return the objects of an image file, with masks of the upright image; [] if none are known."""
         from pycocotools import mask as coco
 
-        if path.name not in self._things:
+        if path.name not in self._annotations:
             return []
         masks, image = [], self.images[path.name]
-        for _, thing in self._things[path.name]:
-            runs = thing.segmentation  # packed run lengths, plain ones, or polygons
+        for _, annotation in self._annotations[path.name]:
+            runs = annotation.segmentation  # packed run lengths, plain ones, or polygons
             if isinstance(runs, list) or isinstance(runs["counts"], list):
                 runs = coco.frPyObjects(runs, image.height, image.width)
             masks.append(coco.decode(coco.merge(runs) if isinstance(runs, list) else runs).astype(bool))
         objects = []
-        for (noun, thing), mask in zip(self._things[path.name], upright_masks(masks, path), strict=True):
-            adjectives = frozenset(thing.attributes)
+        for (noun, annotation), mask in zip(self._annotations[path.name], upright_masks(masks, path), strict=True):
+            adjectives = frozenset(annotation.attributes)
             attributes = adjectives.union(*map(self._synonyms, adjectives))
             objects.append(GroundedObject(noun, self._synonyms(noun), attributes, mask))
         return objects

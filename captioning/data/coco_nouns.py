@@ -33,7 +33,7 @@ _PLURALS = (  # the first pattern that matches is replaced
     (r"([^aeiou])y$", r"\1ies"),
     (r"$", "s"),
 )
-_MORE = {"person": ["persons"], "bus": ["busses"], "mouse": ["mouses"], "scissors": ["scissor"]}
+_IRREGULAR = {"person": ["persons"], "bus": ["busses"], "mouse": ["mouses"], "scissors": ["scissor"]}
 
 # "A baby elephant" names an elephant and no human baby, "a bus driver" a person and no bus.
 _ANIMALS = ("bird", "cat", "dog", "horse", "sheep", "cow", "elephant", "bear", "zebra", "giraffe")
@@ -51,7 +51,7 @@ def plural(name: str) -> str:
 def synonyms(category: str) -> frozenset[str]:
     """Return the other names of a category, with plurals. A category that COCO lacks has only its plural."""
     singular = {category, *CATEGORIES.get(category, [])}
-    names = singular | {plural(name) for name in singular} | {*_MORE.get(category, [])}
+    names = singular | {plural(name) for name in singular} | {*_IRREGULAR.get(category, [])}
     if category in _ANIMALS:
         names |= {f"{word} {name}" for word in _OF_ANIMALS for name in names}
     if category == "person":

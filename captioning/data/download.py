@@ -53,25 +53,25 @@ def fetch(url: str, path: Path, *, md5: str | None = None) -> None:
         for chunk in iter(lambda: file.read(CHUNK), b""):
             digest.update(chunk)
     if md5 not in (None, digest.hexdigest()):
-        part.unlink()  # nobody knows which bytes are wrong, so it cannot be resumed
+        part.unlink()  # the wrong bytes are unknown, so the download cannot be resumed
         raise InputError(f"{url}: its MD5 is not the published {md5}; download it again")
     part.rename(path)
 
 
 def _receive(url: str, part: Path) -> None:
     """Send one request and append its answer to ``part``."""
-    have = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    received = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={received}-"} if received else {})
     with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
-        have = have if response.status == 206 else 0  # otherwise the server cannot resume
+        received = received if response.status == 206 else 0  # otherwise the server cannot resume
         length = response.headers.get("Content-Length")
-        total = None if length is None else have + int(length)
-        with part.open("ab" if have else "wb") as file, Progress(part.stem, total, have, unit="B") as progress:
+        total = None if length is None else received + int(length)
+        with part.open("ab" if received else "wb") as file, Progress(part.stem, total, received, unit="B") as progress:
             while chunk := response.read(CHUNK):
                 file.write(chunk)
-                have += len(chunk)
+                received += len(chunk)
                 progress.update(len(chunk))
-    if total not in (None, have):
+    if total not in (None, received):
         raise ConnectionError("the connection broke")
 
 

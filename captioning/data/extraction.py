@@ -48,7 +48,7 @@ def extract_features(
     for split, mirrored in [(split, False) for split in indices] + [("train", True)] * flipped:
         index = indices[split]
         name, fingerprint = features_key(split, encoder.fingerprint(), flipped=mirrored)
-        about, rows, content = _opened(encoder, index, output / name, fingerprint)
+        json_path, rows, content = _opened(encoder, index, output / name, fingerprint)
         total, done = len(rows), content["done"]
         print(f"{name}: {total:,} images, {rows.nbytes / 1e9:.2f} GB; {done:,} images done already", flush=True)
         missing, free = rows.nbytes * (total - done) / total, shutil.disk_usage(output).free
@@ -67,10 +67,10 @@ def extract_features(
                     done += len(annotations)
                     progress.update(len(annotations))
                     if number % _BATCHES_BETWEEN_NOTES == 0:
-                        write_json(about, content | {"done": done}, indent=None)
+                        write_json(json_path, content | {"done": done}, indent=None)
             finally:
                 rows.flush()
-                write_json(about, content | {"done": done}, indent=None)
+                write_json(json_path, content | {"done": done}, indent=None)
                 if done < total:
                     progress.write(f"{name}: stopped at {done:,} of {total:,}; the same command resumes here")
 
@@ -79,16 +79,16 @@ def _opened(
     encoder: Encoder, index: CaptionIndex, path: Path, fingerprint: dict[str, Any]
 ) -> tuple[Path, np.memmap[Any, Any], dict[str, Any]]:
     """Open or create a split's two files; return the path of the JSON, the rows (N, L, D), and the JSON's content."""
-    about, file = path.with_name(f"{path.name}.json"), path.with_name(f"{path.name}.npy")
-    if about.exists() and file.exists():
-        content = read_features_json(about, fingerprint)
+    json_path, file = path.with_name(f"{path.name}.json"), path.with_name(f"{path.name}.npy")
+    if json_path.exists() and file.exists():
+        content = read_features_json(json_path, fingerprint)
         if content["paths"] != index.paths:
-            raise InputError(f"{about}: made from other images; give another --output or delete the folder")
-        return about, np.lib.format.open_memmap(file, "r+"), content
+            raise InputError(f"{json_path}: made from other images; give another --output or delete the folder")
+        return json_path, np.lib.format.open_memmap(file, "r+"), content
     content = {"fingerprint": fingerprint, "done": 0, "paths": index.paths}
-    write_json(about, content, indent=None)
+    write_json(json_path, content, indent=None)
     shape = len(index), encoder.grid_size[0] * encoder.grid_size[1], encoder.annotation_dim
-    return about, np.lib.format.open_memmap(file, "w+", np.dtype(np.float16), shape), content
+    return json_path, np.lib.format.open_memmap(file, "w+", np.dtype(np.float16), shape), content
 
 
 class _Views(Dataset[Tensor]):

@@ -37,16 +37,16 @@ class Features:
 
     def __init__(self, folder: str | Path, split: str, fingerprint: dict[str, Any], paths: Sequence[str]) -> None:
         self._arguments = folder, split, fingerprint, paths
-        about, file = Path(folder) / f"{split}.json", Path(folder) / f"{split}.npy"
-        if not about.exists():
+        json_path, file = Path(folder) / f"{split}.json", Path(folder) / f"{split}.npy"
+        if not json_path.exists():
             command = f"captioning extract with --split {split.replace('_flipped', ' --flipped')}"
-            raise InputError(f"{about}: no features; run {command}, or give --data.features null to do without")
-        content = read_features_json(about, fingerprint)
+            raise InputError(f"{json_path}: no features; run {command}, or give --data.features null to do without")
+        content = read_features_json(json_path, fingerprint)
         if (done := content["done"]) < (images := len(content["paths"])):
-            raise InputError(f"{about}: only {done:,} of {images:,} images are done; finish captioning extract")
+            raise InputError(f"{json_path}: only {done:,} of {images:,} images are done; finish captioning extract")
         row_of = {path: row for row, path in enumerate(content["paths"])}
         if missing := [path for path in paths if path not in row_of]:
-            raise InputError(f"{about}: has no features of image {missing[0]}, it is of other data; extract again")
+            raise InputError(f"{json_path}: has no features of image {missing[0]}, it is of other data; extract again")
         self._rows = np.array([row_of[path] for path in paths], dtype=np.int64)
         try:
             self._annotations = np.asarray(np.load(file, mmap_mode="r"))
@@ -61,12 +61,12 @@ class Features:
         return torch.from_numpy(self._annotations[self._rows[images]])
 
 
-def read_features_json(about: Path, fingerprint: dict[str, Any]) -> dict[str, Any]:
+def read_features_json(json_path: Path, fingerprint: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON beside features. Raises InputError if another encoder made them."""
-    content: dict[str, Any] = read_json(about, "delete the folder and extract again")
+    content: dict[str, Any] = read_json(json_path, "delete the folder and extract again")
     stored, present = content.get("fingerprint", {}), json.loads(json.dumps(fingerprint))  # tuples become lists
     differ = [name for name in sorted({*stored, *present}) if stored.get(name) != present.get(name)]
     if differ or "done" not in content:
         named = "; ".join(f"{name} {stored.get(name)!r} there, {present.get(name)!r} here" for name in differ)
-        raise InputError(f"{about}: features of another encoder ({named}); extract again, into another folder")
+        raise InputError(f"{json_path}: features of another encoder ({named}); extract again, into another folder")
     return content

@@ -21,9 +21,9 @@ from captioning.errors import InputError, one_line, warn_once
 _NAMES = {"file_name": "image", "image_name": "image", "text": "caption", "comment": "caption"}
 """Names of columns in other data sets, and ours."""
 
-_OWN = ("captions.jsonl", "captions.csv", "captions.txt")
-_FOREIGN = ("metadata.jsonl", "metadata.csv", "flickr8k.token.txt", "results_20130124.token", "results.csv")
-"""Files that are found without being named; a foreign one only where none of our own exists."""
+_OURS = ("captions.jsonl", "captions.csv", "captions.txt")
+_OF_OTHERS = ("metadata.jsonl", "metadata.csv", "flickr8k.token.txt", "results_20130124.token", "results.csv")
+"""Names of files that need not be given; another data set's file is read only where none of ours exists."""
 
 _SPLIT_OF = {split: split for split in SPLITS} | {"valid": "val", "validation": "val", "dev": "val"}
 """Splits by folder name."""
@@ -39,14 +39,14 @@ class FolderSource(CaptionSource):
     are ``image`` (relative to ``root``), ``caption`` and optionally ``split`` (train, val or test); others are ignored.
     Lines of one image need not be adjacent. Images are numbered in the order of first appearance.
 
-    Without a ``split`` column an image's split is that of its folder, if that is ``train``, ``validation`` (or ``val``)
-    or ``test``. Others follow from the name alone: of ten images about eight are for training, one for validation and
-    one for the test, if these have no folder, and new images never move old ones to another split. Only where that
-    leaves a split empty, as in a small set, it gets a tenth of the others, at least one (of three images or more).
+    Without a ``split`` column, an image in a folder ``train``, ``validation`` (or ``val``) or ``test`` belongs to that
+    split. The splits without a folder are drawn by a hash of the image's name: about one image in ten for validation,
+    one for the test, and the others for training. New images never move old ones to another split. A split that would
+    be empty, as in a small set, gets a tenth of the largest one, at least one image of three or more.
 
     Also read are Hugging Face's ``metadata.jsonl`` or ``.csv`` with ``file_name`` and ``text``, ``Flickr8k.token.txt``
-    and Flickr30k's ``results.csv`` or ``.token``, whose images may lie in a folder beside it; what is known to be wrong
-    in these files is mended, and said. Each folder of a split may have a file of its own.
+    and Flickr30k's ``results.csv`` or ``.token``, whose images may lie in a folder beside the file. Known errors in the
+    published files are corrected, with a line in the log. Each folder of a split may have a file of its own.
 
     Args:
         root: The folder.
@@ -56,7 +56,7 @@ class FolderSource(CaptionSource):
 
     def __init__(self, root: str, *, captions: str | None = None) -> None:
         self.root = Path(root).expanduser()
-        self.files = [self.root / (captions or _OWN[0])]
+        self.files = [self.root / (captions or _OURS[0])]
         if captions is None and self.root.is_dir():
             inside = [folder for folder in sorted(self.root.iterdir()) if folder.name.lower() in _SPLIT_OF]
             split_files = [file for folder in inside for file in _captions_of(folder)]
@@ -127,7 +127,7 @@ class FolderSource(CaptionSource):
 def _captions_of(folder: Path) -> list[Path]:
     """Return the captions file of a folder, [] if none has a usual name."""
     inside = sorted(os.listdir(folder)) if folder.is_dir() else []
-    ours, others = ([name for name in inside if name.lower() in names] for names in (_OWN, _FOREIGN))
+    ours, others = ([name for name in inside if name.lower() in names] for names in (_OURS, _OF_OTHERS))
     if len(names := ours or others) > 1:
         raise InputError(f"{folder}: has {' and '.join(names)}; give captions, one of them")
     return [folder / name for name in names]

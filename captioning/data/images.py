@@ -15,7 +15,7 @@ from PIL import ExifTags, Image, ImageOps
 from captioning.errors import InputError, one_line
 
 FORMATS = ("AVIF", "BMP", "GIF", "HEIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
-"""Formats that Pillow may open. For some others it starts programs, such as Ghostscript for EPS."""
+"""The formats that Pillow may open. For some of the others it starts programs, such as Ghostscript for EPS."""
 
 HEIC = "HEIC: pip install pillow-heif and add --import pillow_heif.HeifImagePlugin, or convert it to JPEG"
 

@@ -59,7 +59,7 @@ class BatchLoader(DataLoader[Any]):
         others = multiprocessing.active_children()
         try:
             if self.num_workers:
-                multiprocessing.Lock()  # as the queues of workers have
+                multiprocessing.Lock()  # fails without a /dev/shm, as would the queues of the workers
             batches = super().__iter__()
         except OSError as error:
             failed = f"processes that load images cannot start ({error.strerror}), perhaps for lack of a /dev/shm"
@@ -96,8 +96,8 @@ def batch_loader(
 ) -> BatchLoader:
     """Return a loader that asks the data set for each list of numbers in ``batches``."""
     if num_workers:
-        # A worker itself puts its batch into shared memory, so the main process raises its errors. By default a thread
-        # of the worker does, whose errors are lost.
+        # The worker puts its batch into shared memory itself, so that the main process raises its errors. In PyTorch's
+        # default, a thread of the worker does so, and its errors are lost.
         options = {"timeout": 300, "collate_fn": operator.methodcaller("share_memory_")} | options
     options |= {"num_workers": num_workers, "worker_init_fn": _obey_the_main_process}
     return BatchLoader(dataset, None, sampler=batches, **options)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 LARGEST_REGION = 0.5
-"""A larger fraction of the view is the scene, not the region of a phrase."""
+"""A region that covers a larger fraction of the view is the scene, and says nothing of where a phrase is."""
 
 # The adjectives of a noun phrase stand between one of these and the noun.
 _DETERMINERS = frozenset("a an the one two three four another some this that these those its his her their".split())
@@ -109,7 +109,7 @@ class RegionsInView:
         self._lookups = self.source.objects(self.split), self.source.phrases(self.split)
 
     @property
-    def known(self) -> bool:
+    def available(self) -> bool:
         """Whether the data set has regions at all."""
         return self._lookups != (None, None)
 

@@ -106,8 +106,8 @@ class ShapesSource(CocoSource):
             images.append({"id": image_id, "file_name": name, "height": self.image_size, "width": self.image_size})
             for i, (shape, mask) in enumerate(zip(shapes, masks, strict=True), 1):
                 words = [shape.size, shape.color, *([shape.texture] if shape.texture != "plain" else [])]
-                about = {"category_id": NOUNS.index(shape.noun) + 1, "attributes": words, **_mask_fields(mask)}
-                instances.append({"id": image_id * 10 + i, "image_id": image_id, **about})
+                fields = {"category_id": NOUNS.index(shape.noun) + 1, "attributes": words, **_mask_fields(mask)}
+                instances.append({"id": image_id * 10 + i, "image_id": image_id, **fields})
             for i, style in enumerate(rng.permutation(STYLES).tolist(), 1):
                 text = " ".join(describe(shapes, style))
                 captions.append({"id": image_id * 10 + i, "image_id": image_id, "caption": text})
@@ -115,8 +115,8 @@ class ShapesSource(CocoSource):
         common = {"info": {"description": f"shapes, {split}, made from seed {self.seed}"}, "images": images}
         categories = [{"id": i, "name": noun, "supercategory": "shape"} for i, noun in enumerate(NOUNS, 1)]
         contents = {"captions": {}, "instances": {"categories": categories}}
-        for (kind, more), things in zip(contents.items(), (captions, instances), strict=True):
-            content = common | {"annotations": things} | more
+        for (kind, further), items in zip(contents.items(), (captions, instances), strict=True):
+            content = common | {"annotations": items} | further
             (folder / f"annotations/{kind}_{split}.json").write_bytes(msgspec.json.encode(content))
 
 

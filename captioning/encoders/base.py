@@ -162,11 +162,11 @@ class Encoder(Component):
     def _measured_cells(self, device: torch.device) -> CellGrid:
         """Return the even cells of the view, shifted by the mean offset that probes measure.
 
-        A probe is the gradient of a random sum over one cell's channels, for an image of noise. The center of its
-        squares is where the cell looks. Cells come in mirrored pairs from the middle half of the grid, so that the part
-        of a gradient that is spread over the whole view cancels. The architecture does not give the offset: training
-        may favour one side of every window, by 10 pixels of 16 in a trained network. The standard error of 64 probes is
-        about 2 % of a stride. Without a gradient, cells are even.
+        A probe is the gradient of a random sum over one cell's channels, for an image of noise. The cell looks at the
+        center of mass of the squared gradient. Cells come in mirrored pairs from the middle half of the grid, so that
+        the part of a gradient that is spread over the whole view cancels. The offset does not follow from the
+        architecture: training may favor one side of every window, in one network by 10 pixels of 16. The standard
+        error of 64 probes is about 2 % of a stride. Cells without a gradient are even.
         """
         regular = CellGrid.regular(self.grid_size, self.preprocessing.size)
         random, centers, batch = torch.Generator().manual_seed(0), [], _PROBES_AT_A_TIME
@@ -176,9 +176,9 @@ class Encoder(Component):
             half = [torch.randint(n // 4, n - n // 4, (batch // 2,), generator=random) for n in self.grid_size]
             rows, columns = (torch.cat([cell, n - 1 - cell]) for cell, n in zip(half, self.grid_size, strict=True))
             images = torch.randn(batch, 3, *regular.size, generator=random).to(device).requires_grad_()
-            looking = self._annotations(images)[torch.arange(batch), rows * self.grid_size[1] + columns]  # (batch, D)
-            channels = torch.randn(looking.shape, generator=random).to(looking)
-            (gradient,) = torch.autograd.grad((looking * channels).sum(), images)
+            probed = self._annotations(images)[torch.arange(batch), rows * self.grid_size[1] + columns]  # (batch, D)
+            channels = torch.randn(probed.shape, generator=random).to(probed)
+            (gradient,) = torch.autograd.grad((probed * channels).sum(), images)
             mass = gradient.cpu().double().square().sum(dim=1)  # (batch, height, width)
             mass /= mass.sum(dim=(1, 2), keepdim=True)
             center = torch.stack([mass.sum(dim=2) @ y, mass.sum(dim=1) @ x], dim=1)
@@ -225,10 +225,8 @@ class Encoder(Component):
         if tuned := [value for _, value in from_stage]:
             return tuned
         coarse = (name for name, part in self.network.named_modules() if name.count(".") < 2 and [*part.parameters()])
-        raise InputError(
-            f"{type(self).__name__}: trainable_from={self.trainable_from!r} is no stage with weights; "
-            f"stages: {', '.join(filter(None, coarse))}"
-        )
+        problem = f"trainable_from={self.trainable_from!r} is no stage with weights"
+        raise InputError(f"{type(self).__name__}: {problem}; stages: {', '.join(filter(None, coarse))}")
 
     # Identity
 
@@ -238,10 +236,9 @@ class Encoder(Component):
         A feature cache with the same identity may replace the encoder.
         """
         if self.trainable_from is not None:
-            raise InputError(
-                f"{type(self).__name__}: trainable_from={self.trainable_from!r} changes the encoder while it trains, "
-                "so its features cannot be cached; set trainable_from to null, or train from the images"
-            )
+            problem = f"trainable_from={self.trainable_from!r} changes the encoder while it trains"
+            remedy = "so its features cannot be cached; set trainable_from to null, or train from the images"
+            raise InputError(f"{type(self).__name__}: {problem}, {remedy}")
         return self.identity()
 
     def identity(self) -> dict[str, Any]:
@@ -268,7 +265,7 @@ class Encoder(Component):
 
 
 def whole_name(name: str) -> str:
-    """Return a tensor's name in timm's whole network; feature extraction adds a prefix or joins names by "_"."""
+    """Return a tensor's name in timm's whole network. Feature extraction adds a prefix, or joins two names by "_"."""
     return re.sub(r"^([a-z_]*[a-z])_(\d+)\.", r"\1.\2.", name.removeprefix("model."))
 
 

@@ -44,10 +44,8 @@ class ConvEncoder(Encoder):
             check_range(1, 4096, channels=number)  # more would take minutes to build
         check_range(1, 4096, image_size=image_size, strides=min(strides, default=0))
         if len(channels) != len(strides) or image_size % math.prod(strides):
-            raise InputError(
-                f"ConvEncoder: channels {list(channels)} and strides {list(strides)} must be equally many, "
-                f"and the strides' product must divide image_size {image_size}"
-            )
+            layers = f"channels {list(channels)} and strides {list(strides)} must be equally many"
+            raise InputError(f"ConvEncoder: {layers}, and the strides' product must divide image_size {image_size}")
         stages: OrderedDict[str, nn.Module] = OrderedDict()
         for i, (before, after, stride) in enumerate(zip((3, *channels), channels, strides, strict=False)):
             # The first kernel is larger than its stride, and holds a texture's period of a few pixels.

@@ -196,7 +196,7 @@ def _up_to(name: str, out_index: int | str, args: dict[str, Any], image_size: in
         raise InputError(f"out_index: {name} has no block {block!r} in a sequence of blocks")
     while child:  # some networks compute all of their stages
         sequence = network.get_submodule(parent)
-        children = [each for each, _ in sequence.named_children()]
+        children = [name for name, _ in sequence.named_children()]
         for later in children[children.index(child) + 1 :] if isinstance(sequence, nn.Sequential) else ():
             delattr(sequence, later)
         parent, _, child = parent.rpartition(".")

@@ -175,8 +175,7 @@ def pair(
     Raises InputError, which names the captions' file ``where``, if an image with a caption has no references.
     """
     if unknown := [image_id for image_id in captions if image_id not in references]:
-        raise InputError(
-            f"{where}: {len(unknown)} of {len(captions)} images have no references, among them image_id {unknown[0]}"
-        )
+        problem = f"{len(unknown)} of {len(captions)} images have no references"
+        raise InputError(f"{where}: {problem}, among them image_id {unknown[0]}")
     words = [tokenizer.tokenize(caption) for caption in captions.values()]
     return words, [references[image_id] for image_id in captions]

@@ -30,9 +30,9 @@ _PHOTO_SIDE = 768  # pixels of a photograph's shorter side, about what a figure 
 def views_of(
     source: ImageSource, preprocessings: Sequence[Preprocessing]
 ) -> tuple[list[Image.Image], Callable[[], Photo | None]]:
-    """Return the models' views of an image, and a function that returns its ``Photo`` later.
+    """Return the models' views of an image, and a function that reads its ``Photo`` again.
 
-    The function returns None if the file has changed by then. Raises InputError if the image cannot be read.
+    The function returns None if the file has changed since. Raises InputError if the image cannot be read.
     """
     if isinstance(source, (str, os.PathLike)):
         path = os.path.abspath(source)  # the working directory may change

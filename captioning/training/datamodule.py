@@ -210,7 +210,7 @@ class CaptionDataModule(pl.LightningDataModule):
             options["transform"] = transform
         if self.needs_regions:
             options["regions"] = self.regions("train")
-            if not options["regions"].known:
+            if not options["regions"].available:
                 problem = "RegionGuidance needs regions, and the data set has none; see data/README.md"
                 raise InputError(f"objective.guidance: {problem}")
         start = (0, 0) if self.trainer is None else next_batch(self.trainer)

@@ -72,7 +72,8 @@ def write_export(
     config = describe(captioner, vocabulary, settings)
     write_json(folder / VOCABULARY, {"words": config.pop("vocabulary")}, indent=0)
     config["cells"] = dataclasses.asdict(captioner.encoder.cells)  # measuring them takes a second
-    write_json(folder / CONFIG, map_strings(_without_folder, config))
+    without_folder = map_strings(lambda text: os.path.basename(text) if os.path.isabs(text) else text, config)
+    write_json(folder / CONFIG, without_folder)
     write_text(folder / CARD, card)
     files = (WEIGHTS, CONFIG, VOCABULARY)
     sums = [f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in files]
@@ -91,10 +92,6 @@ def read_export(folder: Path) -> dict[str, Any]:
     content = read_json(folder / CONFIG) | {"vocabulary": read_json(folder / VOCABULARY)["words"]}
     state = {f"captioner.{name}": tensor for name, tensor in load_file(folder / WEIGHTS).items()}
     return {"captioning": content, "state_dict": state}
-
-
-def _without_folder(text: str) -> str:
-    return os.path.basename(text) if os.path.isabs(text) else text
 
 
 def _stored_weights(captioner: Captioner, dtype: StoredType) -> dict[str, Tensor]:

@@ -79,7 +79,8 @@ class FolderSource(CaptionSource):
         first_name: dict[str, str] = {}  # of each image file, which may have several spellings and links
         real = functools.cache(lambda name: os.path.realpath(self.root / name))
         rows = [(file, *row) for file in self.files for row in self._named_rows(file)]
-        folder_split = {name: _split_named(name) for *_, name, _ in rows}
+        first_folders = ((name, os.path.normpath(name).partition(os.sep)[0].lower()) for *_, name, _ in rows)
+        folder_split = {name: _SPLIT_OF.get(folder, "") for name, folder in first_folders}
         splits_with_folder, assigned = {*folder_split.values()}, set[str]()
         for captions, line, name, row in rows:
             image, by_folder, by_hash = (
@@ -131,11 +132,6 @@ def _captions_of(folder: Path) -> list[Path]:
     if len(names := ours or others) > 1:
         raise InputError(f"{folder}: has {' and '.join(names)}; give captions, one of them")
     return [folder / name for name in names]
-
-
-def _split_named(image: str) -> str:
-    """Return the split that the first folder of a path names, "" if it names none."""
-    return _SPLIT_OF.get(os.path.normpath(image).partition(os.sep)[0].lower(), "")
 
 
 def hashed_split(image: str) -> str:

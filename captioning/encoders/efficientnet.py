@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,6 +18,7 @@ _STAGES = ((1, 16, 3, 1), (3, 24, 3, 2), (3, 48, 5, 2), (4, 88, 3, 2), (4, 120, 
 _EXPANSION = 6  # factor of the channels within a block
 
 _norm = functools.partial(nn.BatchNorm2d, eps=1e-3)
+_relu6 = functools.partial(nn.ReLU6, inplace=True)
 
 
 class EfficientNetLite2(Encoder):
@@ -51,63 +54,45 @@ class EfficientNetLite2(Encoder):
         super().__init__(network, preprocessing, weights, trainable_from=trainable_from, learning_rate=learning_rate)
 
 
-class _Network(nn.Module):
+class _Network(nn.Sequential):
     """Images (B, 3, side, side) to maps (B, D, side / 32, side / 32)."""
 
     def __init__(self, *, head: bool) -> None:
-        super().__init__()
-        self.conv_stem = _Convolution(3, 32, 3, stride=2)
-        self.bn1 = _norm(32)
-        self.blocks, before = nn.Sequential(), 32
+        stages, before = nn.Sequential(), 32
         for blocks, channels, side, stride in _STAGES:
-            block = _Block if len(self.blocks) else _FirstBlock
+            block = _Block if len(stages) else _first_block
             further = (block(channels, channels, side, 1) for _ in range(blocks - 1))
-            self.blocks.append(nn.Sequential(block(before, channels, side, stride), *further))
+            stages.append(nn.Sequential(block(before, channels, side, stride), *further))
             before = channels
-        self.head = head
+        layers = {"conv_stem": _Convolution(3, 32, 3, stride=2), "bn1": _norm(32), "act1": _relu6(), "blocks": stages}
         if head:
-            self.conv_head, self.bn2 = _Convolution(before, 1280, 1), _norm(1280)
+            layers |= {"conv_head": _Convolution(before, 1280, 1), "bn2": _norm(1280), "act2": _relu6()}
         else:
-            last = self.blocks.get_submodule("6.0")
+            last: Any = stages.get_submodule("6.0")
             last.conv_pwl = last.bn3 = nn.Identity()
-
-    def forward(self, images: Tensor) -> Tensor:
-        maps = self.blocks(F.relu6(self.bn1(self.conv_stem(images)), inplace=True))
-        return F.relu6(self.bn2(self.conv_head(maps)), inplace=True) if self.head else maps
+        super().__init__(OrderedDict(layers))
 
 
-class _FirstBlock(nn.Module):
-    """A depthwise convolution, then one of 1 x 1."""
-
-    def __init__(self, before: int, after: int, side: int, stride: int) -> None:
-        super().__init__()
-        self.conv_dw = _Convolution(before, before, side, stride=stride, groups=before)
-        self.bn1 = _norm(before)
-        self.conv_pw = _Convolution(before, after, 1)
-        self.bn2 = _norm(after)
-
-    def forward(self, maps: Tensor) -> Tensor:
-        return self.bn2(self.conv_pw(F.relu6(self.bn1(self.conv_dw(maps)), inplace=True)))
+def _first_block(before: int, after: int, side: int, stride: int) -> nn.Module:
+    """Return a depthwise convolution, followed by one of 1 x 1."""
+    depthwise = _Convolution(before, before, side, stride=stride, groups=before)
+    layers = {"conv_dw": depthwise, "bn1": _norm(before), "act1": _relu6()}
+    return nn.Sequential(OrderedDict(layers | {"conv_pw": _Convolution(before, after, 1), "bn2": _norm(after)}))
 
 
-class _Block(nn.Module):
+class _Block(nn.Sequential):
     """An inverted residual: more channels, a depthwise convolution, fewer channels again."""
 
     def __init__(self, before: int, after: int, side: int, stride: int) -> None:
-        super().__init__()
         inside = _EXPANSION * before
-        self.conv_pw = _Convolution(before, inside, 1)
-        self.bn1 = _norm(inside)
-        self.conv_dw = _Convolution(inside, inside, side, stride=stride, groups=inside)
-        self.bn2 = _norm(inside)
-        self.conv_pwl = _Convolution(inside, after, 1)
-        self.bn3 = _norm(after)
+        depthwise = _Convolution(inside, inside, side, stride=stride, groups=inside)
+        layers = {"conv_pw": _Convolution(before, inside, 1), "bn1": _norm(inside), "act1": _relu6()}
+        layers |= {"conv_dw": depthwise, "bn2": _norm(inside), "act2": _relu6()}
+        super().__init__(OrderedDict(layers | {"conv_pwl": _Convolution(inside, after, 1), "bn3": _norm(after)}))
         self.residual = before == after and stride == 1
 
     def forward(self, maps: Tensor) -> Tensor:
-        inside = F.relu6(self.bn1(self.conv_pw(maps)), inplace=True)
-        inside = F.relu6(self.bn2(self.conv_dw(inside)), inplace=True)
-        after = self.bn3(self.conv_pwl(inside))
+        after = super().forward(maps)
         return maps + after if self.residual else after
 
 

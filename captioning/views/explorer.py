@@ -52,8 +52,10 @@ def shown_image(name: str, seen: Image.Image, runs: Sequence[Shown], *, referenc
     """
     seen = seen.convert("RGB")
     seen.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE), Image.Resampling.LANCZOS)
-    size = {"width": seen.width, "height": seen.height}
-    return {"name": name, **size, "view": data_uri(seen), "references": list(references), "runs": list(runs)}
+    kind, file = "png" if max(seen.size) <= _LOSSLESS_SIDE else "jpeg", io.BytesIO()
+    seen.save(file, kind, quality=_JPEG_QUALITY)
+    view = {"width": seen.width, "height": seen.height, "view": f"data:image/{kind};base64,{_base64(file.getvalue())}"}
+    return {"name": name, **view, "references": list(references), "runs": list(runs)}
 
 
 def shown_run(
@@ -144,10 +146,3 @@ def _number(value: float) -> float | None:
 
 def _base64(content: bytes) -> str:
     return base64.b64encode(content).decode("ascii")
-
-
-def data_uri(image: Image.Image) -> str:
-    """Return an image as a data URI: PNG if it is small, else JPEG."""
-    kind, file = "png" if max(image.size) <= _LOSSLESS_SIDE else "jpeg", io.BytesIO()
-    image.save(file, kind, quality=_JPEG_QUALITY)
-    return f"data:image/{kind};base64,{_base64(file.getvalue())}"

@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from PIL import Image
-from torch import Tensor
-from torch.utils.data import Dataset
 
 from captioning.data.features import features_key, read_features_json
-from captioning.data.loading import batch_loader
+from captioning.data.loading import CaptionDataset, batch_loader
 from captioning.data.records import CaptionIndex
-from captioning.data.transforms import Preprocessing
+from captioning.data.transforms import TrainingTransform
 from captioning.errors import InputError
 from captioning.files import write_json
 from captioning.progress import Progress
+from captioning.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from captioning.encoders import Encoder
@@ -55,11 +53,13 @@ def extract_features(
         if missing > free:
             raise InputError(f"--output {output}: needs {missing / 1e9:.2f} GB, {free / 1e9:.2f} GB are free")
         batches = [list(range(first, min(first + batch_size, total))) for first in range(done, total, batch_size)]
-        loader = batch_loader(_Views(index, encoder.preprocessing, mirrored), batches, num_workers=num_workers)
+        transform = TrainingTransform(encoder.preprocessing, random_crop=False, flip=1.0) if mirrored else None
+        dataset = CaptionDataset(index, Vocabulary([]), encoder.preprocessing, transform=transform, by_image=True)
+        loader = batch_loader(dataset, batches, num_workers=num_workers)
         with Progress(name, total, done) as progress, torch.inference_mode():
             try:
-                for number, pixels in enumerate(loader, 1):
-                    annotations = encoder(encoder.preprocessing.normalize_all(pixels, device)).half().cpu()
+                for number, batch in enumerate(loader, 1):
+                    annotations = encoder(batch.images.to(device)).half().cpu()
                     if not annotations.isfinite().all():
                         where = f"in images {done} to {done + len(annotations) - 1} of {name}"
                         raise InputError(f"values beyond fp16's 65504 {where}; train from the images instead")
@@ -89,16 +89,3 @@ def _opened(
     write_json(json_path, content, indent=None)
     shape = len(index), encoder.grid_size[0] * encoder.grid_size[1], encoder.annotation_dim
     return json_path, np.lib.format.open_memmap(file, "w+", np.dtype(np.float16), shape), content
-
-
-class _Views(Dataset[Tensor]):
-    """Views of an index's images before normalisation, (B, height, width, 3) uint8."""
-
-    def __init__(self, index: CaptionIndex, preprocessing: Preprocessing, mirrored: bool) -> None:
-        self.index, self.preprocessing, self.mirrored = index, preprocessing, mirrored
-
-    def __getitem__(self, numbers: list[int]) -> Tensor:
-        views = [self.preprocessing.view(self.index.image(row, self.preprocessing)) for row in numbers]
-        if self.mirrored:
-            views = [view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for view in views]
-        return torch.from_numpy(np.stack([np.asarray(view) for view in views]))

@@ -91,7 +91,7 @@ class Preprocessing:
         """Return the encoder's input, (3, height, width) float32, from a view: by default the view of evaluation."""
         return self.normalize_all([self.view(image, view)])[0].contiguous()
 
-    def normalize_all(self, views: Sequence[Image.Image] | Tensor, device: torch.device | None = None) -> Tensor:
+    def normalize_all(self, views: Sequence[Image.Image], device: torch.device | None = None) -> Tensor:
         """Return the input (B, 3, height, width) float32, channels last in memory, from the views of B images."""
         pixels = torch.from_numpy(np.stack([np.asarray(view, dtype=np.uint8) for view in views]))
         B, height, width, channels = pixels.shape

@@ -28,9 +28,7 @@ def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner[Captioner
     Return the models by run, and one sentence on every checkpoint that cannot be loaded.
     """
     models, problems = {}, []
-    for run in Progress("loading models", over=runs, unit=" runs"):
-        if run.checkpoint is None:
-            continue
+    for run in Progress("loading models", over=[run for run in runs if run.checkpoint is not None], unit=" runs"):
         try:
             model = models[run.name] = load(run.checkpoint)
         except InputError as error:
@@ -64,10 +62,9 @@ def explore(
     images: dict[str, Shown] = {}
     framings: dict[float, str] = {}  # by crop, a suffix of image names; runs that crop differently share no view
     for run in Progress("attention", over=tested, unit=" runs"):
-        if run.name not in models:
+        if (model := models.get(run.name)) is None:
             notices.append(f"No attention of {run.name}: its checkpoint is missing, or cannot be loaded.")
             continue
-        model = models[run.name]
         framing = (model.encoder.preprocessing.crop or 0) / model.encoder.preprocessing.resize
         suffix = framings.setdefault(framing, f", as {run.name} cuts it" if framings else "")
         context_mode = run.search.get("context_mode", model.model.decoder.attention.context_mode)

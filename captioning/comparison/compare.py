@@ -73,11 +73,11 @@ def compare(
     groups = [with_scores(group, [*captions, *nouns], runs, len(common)) for group in tested_groups]
     groups = groups if max(seeds.values(), default=0) > 1 else []
     several = [score_variants(groups, [*captions, *nouns], tested=bool(common))] if groups else []
+    limits = [notice for part in (*single, *several) for notice in part.notices]
     return Comparison(
         variants,
         metric,
-        notices=[*elsewhere, *_limits(runs), *different]
-        + [notice for part in (*single, *several) for notice in part.notices],
+        notices=[*elsewhere, *_limits(runs), *different, *limits],
         tables=[*(part.table for part in (*several, *single)), *condition_tables(runs, metric)],
         scores=by_name(*(part.scores for part in single)),
         tests=by_name(*(part.tests for part in single)),

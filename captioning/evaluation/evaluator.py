@@ -89,12 +89,12 @@ class Evaluator:
             hypotheses = [[best] for best, *_ in self.captioner.search(memory, self.search, self.vocabulary)]
             if any(objects) or any(row < self.keep for row in rows):
                 hypotheses = self.captioner.with_evidence(memory, hypotheses)
-        for image_id, row, in_view, hits, (best,) in zip(
-            batch.image_ids.tolist(), rows, objects, reference_hits, hypotheses, strict=True
-        ):
+        cells, image_ids = self.captioner.encoder.cells, batch.image_ids.tolist()
+        images = zip(image_ids, rows, objects, reference_hits, hypotheses, strict=True)
+        for image_id, row, in_view, hits, (best,) in images:
             words, (alphas, evidence) = self.vocabulary.decode(best.ids), (best.trace.alphas, best.trace.evidence)
             caption, written = " ".join(words), self.vocabulary.tokenizer.join(words)
-            judged = named_regions(words, in_view), self.captioner.encoder.cells
+            regions = named_regions(words, in_view)
             image = CaptionedImage(
                 image_id=image_id,
                 file=str(self.regions.index.image_path(row)),
@@ -103,8 +103,8 @@ class Evaluator:
                 log_prob=best.log_prob,
                 finished=best.finished,
                 references=self.regions.index.references(row),
-                hits=noun_hits(words, alphas.numpy(), *judged),
-                evidence_hits=[] if evidence is None else noun_hits(words, evidence.numpy(), *judged),
+                hits=noun_hits(words, alphas.numpy(), regions, cells),
+                evidence_hits=[] if evidence is None else noun_hits(words, evidence.numpy(), regions, cells),
                 **hits,
             )
             self.images[row] = image

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _COLUMNS = 7
 _PANEL = 1.75  # inches, a panel's longer side
 _WORD, _WORD_WITH_DETAILS = 0.75, 1.3  # inches, the least width for a word, whose panel may be narrower
-_FIGURE = 6.2  # inches, the least width, for the scale with its text
+_FIGURE, _SCALE = 6.2, 1.2  # inches, the least width of the figure, and the width of the scale without its text
 _GAP, _ABOVE, _NOTE, _MARGIN = 0.09, 0.27, 0.13, 0.3  # inches between panels, above, a line below, around all
 _LINE, _LETTER = 0.2, 0.13  # inches, of the caption
 _PIXELS = 448  # most of a panel's longer side
@@ -225,13 +225,13 @@ def _draw_photo(axes: Axes, photo: Image.Image, region: Box) -> None:
 
 def _draw_scale(figure: Figure, ends: Mapping[str, float], style: Style) -> None:
     """Draw the scale of all maps at the bottom."""
-    width, height = figure.get_figwidth(), figure.get_figheight()
-    axes = figure.add_axes((_MARGIN / width, 0.15 / height, min(1.2, width / 4) / width, 0.1 / height))
+    width, height = figure.get_size_inches()
+    axes = figure.add_axes((_MARGIN / width, 0.15 / height, _SCALE / width, 0.1 / height))
     white, ramp = np.ones((1, 256, 3), dtype=np.float32), np.linspace(0, 1, 256, dtype=np.float32)[None]
     axes.imshow(paint(white, ramp, 1.0, style), aspect="auto")
     axes.set_axis_off()
     text = "; ".join(f"{kind} per location, from 0 to {end or 1:#.2g}" for kind, end in ends.items())
-    figure.text((min(1.2, width / 4) + 1.5 * _MARGIN) / width, 0.2 / height, text, size=8, color=_GRAY, va="center")
+    figure.text((_SCALE + 1.5 * _MARGIN) / width, 0.2 / height, text, size=8, color=_GRAY, va="center")
 
 
 def _outline(axes: Axes, box: Box) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.sparse import csr_array
+from scipy.sparse.linalg import norm
 
 from captioning.metrics.bleu import ORDERS, ReferenceNGrams, Words
 from captioning.metrics.resampling import Floats, ratio
@@ -45,14 +45,10 @@ class CiderD:
             values = (counts * np.append(weights, weights_of_unseen)).tocsr()
             first, second = values[:, : len(weights)][hypothesis], reference_values[reference]
             products = (first.minimum(second) * second).sum(axis=1)
-            similarity += ratio(products, _norms(values)[hypothesis] * _norms(second))
+            similarity += ratio(products, norm(values, axis=1)[hypothesis] * norm(second, axis=1))
         # The toolkit measures length in bigrams, so no word and one word are equally long.
         lengths = np.array([max(len(words) - 1, 0) for words in hypotheses], dtype=np.int64)
         difference = lengths[hypothesis] - np.maximum(self.index.lengths[reference] - 1, 0)
         similarity *= np.exp(-(difference**2) / (2 * SIGMA**2))
         summed = np.bincount(hypothesis, similarity, minlength=len(numbers))
         return SCALE * summed / (ORDERS * self.index.sizes[numbers])
-
-
-def _norms(values: csr_array) -> Floats:
-    return np.asarray(np.sqrt((values**2).sum(axis=1)))

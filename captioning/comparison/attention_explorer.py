@@ -98,7 +98,7 @@ def _image_files(
 ) -> tuple[dict[int, Path], str]:
     """Return the image files of the tested data by id, and the reason if there are none.
 
-    An image with other references than in the test is another image: adding a line to a folder's captions moves ids.
+    An image whose references differ from the test's is another image: a new line in a folder's captions moves the ids.
     """
     problem = "no run's data settings are known"
     for run in runs:

@@ -40,7 +40,7 @@ _VARIANTS = (
 _NEEDS_MODEL = [name for name, metric in METRICS.items() if metric.needs_model]
 
 Key = tuple[str, str]
-"""A run or a variant, and a measure."""
+"""The names of a run or a variant, and of a metric."""
 
 
 Captions = Mapping[int, CaptionedImage]

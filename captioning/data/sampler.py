@@ -106,10 +106,10 @@ class CaptionBatches(Sampler[list[int]]):
 
 
 def image_batches(images: int, batch_size: int, *, rank: int = 0, world_size: int = 1) -> list[list[int]]:
-    """Return the batches of image rows that a rank evaluates: its share of the batches of a single process.
+    """Return the batches of image rows that a rank evaluates, out of those that a single process would evaluate.
 
-    Ranks wait for each other, so every rank has the same number of batches; a rank that has fewer repeats the last
-    batch of all. The caller counts each image once, by its row.
+    Ranks wait for each other, so every rank has the same number of batches; a rank with fewer repeats the last batch of
+    all. The caller counts each image once, by its row.
     """
     batches = [list(range(first, min(first + batch_size, images))) for first in range(0, images, batch_size)]
     per_rank = -(-len(batches) // world_size)

@@ -100,7 +100,7 @@ def read_metrics(path: Path) -> tuple[dict[str, float], dict[str, Any]]:
 
 
 def read_captions(path: Path) -> dict[int, CaptionedImage]:
-    """Return the images of STAGE_captions.json by their id, without further fields of earlier versions."""
+    """Return the images of STAGE_captions.json by their id. Fields of earlier versions are ignored."""
     images = converted(path, read_json(path), list[CaptionedImage], _EXPECTED)
     return {image.image_id: image for image in images}
 

@@ -156,6 +156,7 @@ def test_processes_that_share_a_split_find_what_one_finds(split):
     shared = split.evaluator()
     for part in (split.evaluator(third), split.evaluator(), split.evaluator(first, second), split.evaluator(third)):
         shared.images |= part.images  # the third batch counts once
+        shared.sums |= part.sums
     assert shared.finish() == expected
 
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 class CellGrid:
     """Evenly spaced cells in rows and columns, in pixels of the encoder's input.
 
-    The first pixel reaches from 0 to 1. A cell is the square that reaches half a stride around its center, cut off
-    where the view ends. The squares need not reach the view's edges.
+    The first pixel reaches from 0 to 1. A cell is the square within half a stride of its center, cut off at the edges
+    of the view, which the squares need not reach.
 
     Attributes:
         grid_size: (height, width) of the grid; their product is L, row by row.
@@ -49,9 +49,9 @@ class CellGrid:
 
     def near(self, other: CellGrid) -> bool:
         """Return whether no cell is more than a quarter of a stride from the other grid's cell."""
-        apart = np.abs(np.subtract(self.offset, other.offset))
-        alike = (self.grid_size, self.stride, self.size) == (other.grid_size, other.stride, other.size)
-        return alike and bool((apart <= np.divide(self.stride, 4)).all())
+        if (self.grid_size, self.stride, self.size) != (other.grid_size, other.stride, other.size):
+            return False
+        return bool((np.abs(np.subtract(self.offset, other.offset)) <= np.divide(self.stride, 4)).all())
 
     def coverage(self, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return the exact fraction of each cell's area in view that a mask of the view covers, ``grid_size``.

@@ -19,7 +19,7 @@ from captioning.trace import NO_LOCATION, AttentionTrace, State, map_fields
 
 
 class AttentionOutput(NamedTuple):
-    """What attention returns for N rows, (N, ..); a selection for B images with R rows each, (B, R, ..).
+    """The output of attention for N rows, (N, ..), or of a selection for R rows of each of B images, (B, R, ..).
 
     Attributes:
         context: (.., D), the paper's z-hat.

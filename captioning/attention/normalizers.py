@@ -122,11 +122,9 @@ class _Entmax(torch.autograd.Function):
 
 
 def masked_log_softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
-    """Return log-softmax over the last axis where ``mask`` is True, -inf elsewhere; at least in float32.
+    """Return log-softmax over the last axis, at least float32, and -inf where ``mask`` (bool, broadcastable) is False.
 
-    Args:
-        logits: (..., L).
-        mask: bool, broadcastable to ``logits``; every row needs at least one True, otherwise it becomes NaN.
+    A row without any True becomes NaN.
     """
     return torch.log_softmax(_masked(logits, mask), dim=-1)
 

@@ -74,13 +74,7 @@ def beam_search(
         return total.masked_fill(slots >= left, float("-inf")), parent, word, log_prob
 
     hypotheses = search(
-        step,
-        state,
-        choose,
-        slots=beam_size,
-        max_length=max_length,
-        constraints=constraints,
-        length_normalization=length_normalization,
+        step, state, choose, K=beam_size, max_length=max_length, constraints=constraints, exponent=length_normalization
     )
     if len(hypotheses) < step.images:
         raise InputError("the model gives no word a finite probability; use another checkpoint")
@@ -146,7 +140,7 @@ def sample(
         log_prob = log_probs.gather(2, word.view(-1, R, 1)).squeeze(2)
         return total + log_prob, torch.arange(R, device=device).expand_as(total), word.view_as(total), log_prob
 
-    images = search(step, state, choose, slots=R, max_length=max_length, constraints=constraints)
+    images = search(step, state, choose, K=R, max_length=max_length, constraints=constraints)
     return [hypothesis for image in images for hypothesis in image]
 
 

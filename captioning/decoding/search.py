@@ -17,10 +17,9 @@ from captioning.vocabulary import END, START
 Choose = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor, Tensor]]
 """``choose(log_probs, total, left, images)`` fills the K slots of B images with the continuations of R beams.
 
-It takes the log-probabilities of the next word (B, R, V) and of the beams (B, R), -inf for no beam; how many hypotheses
-may still leave the slots (B, 1); and the numbers of the images (B,). It returns (B, K) each: the log-probability of the
-hypothesis in the slot, -inf for none; the beam that it continues, 0 .. R - 1; its next word, and the word's
-log-probability."""
+Arguments: log-probabilities of the next word (B, R, V) and of the beams (B, R), -inf for no beam; how many hypotheses
+may still leave the slots (B, 1); numbers of the images (B,). Results, (B, K) each: log-probability of the hypothesis in
+the slot, -inf for none; the beam that it continues, 0 .. R - 1; its next word; log-probability of that word."""
 
 
 def search(
@@ -28,18 +27,18 @@ def search(
     state: State,
     choose: Choose,
     *,
-    slots: int,
+    K: int,
     max_length: int,
     constraints: Constraints,
-    length_normalization: float = 0.0,
+    exponent: float = 0.0,
 ) -> list[list[Hypothesis]]:
-    """Return up to K hypotheses of every image, by slot and then by step; ``beam_search`` explains the arguments.
+    """Return up to K hypotheses of every image, by slot and then by step; ``beam_search`` explains the other arguments.
 
-    A hypothesis leaves its slot with <end> or at ``max_length``. An image without hypotheses is dropped from the batch
-    when half of the images have none.
+    A hypothesis leaves its slot with <end> or at ``max_length``. Once half of the images have none left, these images
+    leave the batch.
     """
     constraints.check(max_length)
-    B, K, device = step.images, slots, state[0].device
+    B, device = step.images, state[0].device
     R = len(state[0]) // B
     images = torch.arange(B, device=device)
     left = torch.full((B, 1), K, device=device)
@@ -77,14 +76,12 @@ def search(
             images, left, total, words, rows = (x[unfinished] for x in (images, left, total, words, rows))
         tokens, R = words.flatten(), K
         state = tuple(tensor.index_select(0, rows.flatten()) for tensor in out.state)
-    return _hypotheses(complete, traces, length_normalization)
+    return _hypotheses(complete, traces, exponent)
 
 
-def _hypotheses(
-    complete: list[list[Tensor]], traces: list[AttentionTrace], length_normalization: float
-) -> list[list[Hypothesis]]:
+def _hypotheses(complete: list[list[Tensor]], traces: list[AttentionTrace], exponent: float) -> list[list[Hypothesis]]:
     ids, log_probs, numbers, image, slot, last = (torch.cat(fields) for fields in zip(*complete, strict=True))
-    total = log_probs.cumsum(dim=1).gather(1, last.unsqueeze(1)).squeeze(1) / (last + 1.0) ** length_normalization
+    total = log_probs.cumsum(dim=1).gather(1, last.unsqueeze(1)).squeeze(1) / (last + 1.0) ** exponent
     fields = (None if steps[0] is None else torch.cat(steps)[numbers] for steps in zip(*traces, strict=True))
     trace = AttentionTrace(*fields).map(lambda field: (field.float() if field.is_floating_point() else field).cpu())
     columns = [column.tolist() for column in (image, slot, last, total, ids, log_probs)]
@@ -93,8 +90,6 @@ def _hypotheses(
     for n, (i, _, end, log_prob, words, word_log_probs) in rows:
         finished = words[end] == END
         steps = slice(end + (not finished))  # without <end>
-        hypothesis = Hypothesis(
-            words[steps], word_log_probs[: end + 1], log_prob, finished, trace.map(itemgetter((n, steps)))
-        )
-        images.setdefault(i, []).append(hypothesis)
+        ids, log_probs_of_ids, own_trace = words[steps], word_log_probs[: end + 1], trace.map(itemgetter((n, steps)))
+        images.setdefault(i, []).append(Hypothesis(ids, log_probs_of_ids, log_prob, finished, own_trace))
     return list(images.values())

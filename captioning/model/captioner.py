@@ -78,7 +78,7 @@ class CaptionModel(nn.Module, metaclass=ABCMeta):
 
     @abstractmethod
     def in_context_mode(self, mode: str | None) -> AbstractContextManager[None]:
-        """Form contexts by a context mode of attention within the context; None leaves the mode as it is.
+        """Use a context mode of attention within a ``with`` block, None for the model's own.
 
         An InputError says that the attention does not know the mode.
         """
@@ -176,7 +176,7 @@ class Captioner(CaptionModel):
         """Return the words and traces of every caption in the batch, over the memory of its images.
 
         Args:
-            samples: How many times each caption is decoded, with its own draws and dropout; adjacent in the output.
+            samples: How often each caption is decoded, with draws and dropout of its own; adjacent in the output.
         """
         return self.decoder(batch.captions, batch.lengths, expand_to_captions(batch, memory), samples)
 

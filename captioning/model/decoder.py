@@ -83,9 +83,7 @@ class Decoder(Component):
     """Turns annotations into words. ``build`` must be called once before use; ``Captioner`` does so.
 
     Args:
-        attention: The attention over annotations.
-        standardize_annotations: Whether to standardise the channels of the annotations first.
-        annotation_layer: A layer over the (standardised) annotations.
+        attention, standardize_annotations, annotation_layer: As in ``AttentionDecoder``.
 
     Attributes:
         attention: The attention whose alphas are traced.
@@ -115,10 +113,7 @@ class Decoder(Component):
         return output
 
     def evidence(self, captions: Tensor, lengths: Tensor, memory: Memory) -> Tensor | None:
-        """Return the evidence of captions' words, (N, T, L), in evaluation; arguments as of ``forward``.
-
-        None if the logits are no sum over locations.
-        """
+        """Return the evidence of the words, (N, T, L), in evaluation; None if the logits are no sum over locations."""
         return None
 
     @property
@@ -157,21 +152,15 @@ class Decoder(Component):
         if mask is not None and not mask.any(dim=1).all():
             raise ValueError("every image needs at least one location that is not masked")
         annotations = annotations.to(self.embedding.weight.dtype)
-        if self.feature_norm is not None:
-            annotations = self._standardized(annotations, mask)
+        if self.feature_norm is not None and mask is None:
+            annotations = self.feature_norm(annotations.flatten(0, 1)).view_as(annotations)
+        elif self.feature_norm is not None:  # absent locations must not enter the statistics
+            annotations = torch.zeros_like(annotations).index_put((mask,), self.feature_norm(annotations[mask]))
         annotations = to_autocast(annotations)
         if self.annotation_layer is not None:
             # Normalisation layers return float32 on a GPU.
             annotations = to_autocast(self.annotation_layer(annotations, mask))  # (B, L, D')
         return self.prepare_memory(annotations, mask)
-
-    def _standardized(self, annotations: Tensor, mask: Tensor | None) -> Tensor:
-        assert self.feature_norm is not None
-        if mask is None:
-            return self.feature_norm(annotations.flatten(0, 1)).view_as(annotations)
-        standardized = torch.zeros_like(annotations)
-        standardized[mask] = self.feature_norm(annotations[mask])  # absent locations must not enter the statistics
-        return standardized
 
     @abstractmethod
     def prepare_memory(self, annotations: Tensor, mask: Tensor | None) -> Memory:
@@ -206,8 +195,8 @@ class Decoder(Component):
             captions: (N, T+1) int64, ``<start> w_1 .. <end> <pad> ..``; N = B * R, the captions of an image adjacent.
             lengths: (N,) int64, steps of each caption: its words and <end>.
             memory: The memory of B images.
-            samples: S, the decodings of each caption. They share the initial state; draws and later dropout are their
-                own. The output has N * S captions, the samples of a caption adjacent.
+            samples: S, how often each caption is decoded, with draws and dropout of its own after a shared initial
+                state. The output has N * S captions, the samples of a caption adjacent.
 
         Raises:
             ValueError: Captions or lengths of another shape.

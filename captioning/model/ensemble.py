@@ -34,8 +34,8 @@ class Ensemble(CaptionModel):
 
     Args:
         members: The captioners. The first member's encoder determines views and batches.
-        load: Returns the images (B, 3, height, width) of records (B,) of the split being evaluated. Only needed for
-            batches, if a member's encoder differs from the first one's.
+        load: Returns the images (B, 3, height, width) of records (B,) of the evaluated split. Only batches need it, if
+            the encoders of the members differ.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Ensemble(CaptionModel):
 
     @contextmanager
     def in_context_mode(self, mode: str | None) -> Iterator[None]:
-        """Members without the mode keep their own; at least one member must have it."""
+        """Use the mode in the members that have it, at least one; the others keep their own."""
         with_mode = [member for member in self.members if mode in member.decoder.attention.context_modes]
         if mode is not None and not with_mode:
             raise InputError(f"context_mode: no model of the ensemble knows {mode!r}")

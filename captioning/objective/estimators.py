@@ -1,4 +1,4 @@
-"""Estimators of the gradient that draws give the alphas (Eq. 11-12), one small class each.
+"""Estimators of the alphas' gradient from draws of locations (Eq. 11-12), one class each.
 
 REINFORCE: the gradient of E_s[log p(y | s, a)] with respect to the alphas is the mean over draws of
 
@@ -22,7 +22,7 @@ from captioning.component import Component
 from captioning.errors import InputError, check_range
 from captioning.objective.processes import sum_over_processes
 
-_STEPS = 50  # that have an average of their own
+_STEPS = 50  # number of averages; later steps share the last one
 
 
 class Signal(NamedTuple):
@@ -32,7 +32,7 @@ class Signal(NamedTuple):
         returns: R_t.
         baseline: b_t.
         advantages: R_t - b_t, 0 where a step does not exist or its location was not drawn.
-        drawn: bool, True where a step exists and its location was drawn; False where the context is the expectation.
+        drawn: bool, True where a step exists and its location was drawn; False where the context is an expectation.
     """
 
     returns: Tensor
@@ -82,12 +82,12 @@ class Estimator(Component):
         return rewards.sum(dim=1, keepdim=True).expand_as(rewards)
 
     def baseline(self, returns: Tensor, rewards: Tensor, mask: Tensor, drawn: Tensor) -> Tensor:
-        """Return b_t (N, T): 0, unless a subclass knows better. ``drawn`` is that of ``Signal``; no gradients."""
+        """Return b_t (N, T), 0 in this class; ``drawn`` is that of ``Signal``, and nothing has a gradient."""
         return torch.zeros_like(returns)
 
 
 class MovingAverage(Estimator):
-    """b_k = decay b_{k-1} + (1 - decay) times the mean of batch k (Sec. 4.1), of the drawn captions alone.
+    """b_k = decay b_{k-1} + (1 - decay) times the mean over the captions of batch k with draws (Sec. 4.1).
 
     By default R_t sums the rewards from step t on, every step has an average of its rewards, and b_t sums the averages
     of the caption's steps from t on. With ``per_step`` and ``to_go`` false, R_t and b_t are the paper's: R_t is

@@ -83,8 +83,8 @@ class Likelihood(Objective):
         entropy_weight: lambda_e of that rule, the weight of the alphas' entropy, for stochastic attention.
         label_smoothing: Fraction of the target probability that is spread over the vocabulary. Rewards are plain
             log-probabilities.
-        samples: How many times each caption is decoded in training, each with its own dropout, over one encoding of
-            the image. With hard attention the estimator sets it.
+        samples: How often each caption is decoded in training, with dropout of its own, over one encoding of the
+            image. With hard attention the estimator sets it.
         guidance: Terms that teach attention where to look, in training alone; none in the paper.
         reduction: How terms are averaged; per word by default.
     """
@@ -143,9 +143,7 @@ class Likelihood(Objective):
         image_index = repeat_rows(batch.image_index, self.samples)  # (N,)
         exists = None if memory.mask is None else memory.mask[image_index]  # (N, L)
 
-        nll = reduction.nll(
-            output.logits, output.targets, mask, label_smoothing=self.label_smoothing
-        )  # a draw of Eq. 10
+        nll = reduction.nll(output.logits, output.targets, mask, label_smoothing=self.label_smoothing)  # of Eq. 10, 14
         penalty = reduction.penalty(alphas, exists, stochastic=log_prob is not None)
         loss = nll + self.attention_penalty * penalty  # Eq. 14
         if log_prob is not None:  # below Eq. 12: stochastic attention should keep exploring

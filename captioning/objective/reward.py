@@ -37,7 +37,7 @@ class CaptionReward:
         self.cider_d = CiderD([[[*words, END_WORD] for words in image] for image in references])
 
     def __call__(self, rows: Sequence[int], captions: Sequence[Hypothesis]) -> Tensor:
-        """Return the rewards (N,) float32 of N captions; ``rows`` are their images in the training split."""
+        """Return the rewards (N,), float32."""
         hypotheses = [self.vocabulary.decode(caption.ids) + [END_WORD] * caption.finished for caption in captions]
         reward = self.cider_d_weight * self.cider_d.values(hypotheses, rows)
         if self.bleu4_weight:

@@ -82,7 +82,7 @@ def gallery(captioner: ImageCaptioner[Any]) -> None:
 
 def filled(page: str, examples: list[dict[str, Any]]) -> str:
     """Return the gallery's page with the table of the examples."""
-    lines = ["| photograph | caption | shown |", "|---|---|---|"]
+    lines = ["| photo | caption | what the photo shows |", "|---|---|---|"]
     for one in examples:
         wrong = set(one["wrong"] or ())
         caption = " ".join(f"<del>{word}</del>" if word in wrong else word for word in one["caption"].split())

@@ -30,7 +30,7 @@ DATA = {"ShapesSource": "shapes", "FolderSource": "own photos"}
 def tables() -> str:
     """Return the table of the configurations that were measured, and a sentence that names the others."""
     rows = [
-        "| Config | Data | Encoder | Attention | Parameters, million | BLEU-4 | CIDEr-D |",
+        "| Configuration | Data | Encoder | Attention | Parameters, million | BLEU-4, % | CIDEr-D, x 100 |",
         "|---|---|---|---|---|---|---|",
     ]
     others = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import tempfile
 from collections.abc import Sequence
@@ -77,8 +78,13 @@ def test_own_photos_goes_on_from_the_captioner_in_the_package(monkeypatch):
 def test_every_variant_of_a_study_is_instantiated_with_its_options(study, name, monkeypatch):
     monkeypatch.setattr("sys.argv", ["captioning"])
     monkeypatch.chdir(CONFIGS.parent)
-    variant = study.variants[name]
-    cli = instantiate(CONFIGS / f"{variant.config}.yaml", options=[*study.fit, *variant.fit])
+    variant, options = study.variants[name], [*study.fit, *study.variants[name].fit]
+    modules = [option.removeprefix("--import=") for option in options if option.startswith("--import=")]
+    monkeypatch.setattr("captioning.cli.build.IMPORTED", modules)
+    for module in modules:
+        importlib.import_module(module)
+    options = [option for option in options if not option.startswith("--import=")]
+    cli = instantiate(CONFIGS / f"{variant.config}.yaml", options=options)
     cli.model.assemble(Vocabulary(["a", "dog", "runs"]))
 
 

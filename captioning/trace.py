@@ -1,15 +1,19 @@
-"""What passes from one decoding step to the next, and what a step leaves for the picture."""
+"""The state that decoding steps pass on, and the trace of attention that pictures are drawn from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 State: TypeAlias = "tuple[Tensor, ...]"
 """What a decoder, an attention or a search carries from step to step. The number of tensors does not change."""
+
+ContextMode = Literal["expected", "argmax", "sample"]
+"""How attention forms its contexts; see ``Attention.context_mode``."""
+CONTEXT_MODES: tuple[ContextMode, ...] = get_args(ContextMode)
 
 NO_LOCATION = -1
 """In place of a location: the context is an expectation over locations."""
@@ -33,7 +37,7 @@ class AttentionTrace(NamedTuple):
         betas: (..), beta of Sec. 4.2.1 in [0, 1]; None if the decoder has no such gate.
         locations: (..) integers, the location whose annotation the context is; ``NO_LOCATION`` where the context is an
             expectation.
-        evidence: (.., L), where the word came from: the fractions of locations in what the image says for the word
+        evidence: (.., L), how strongly the image at each location speaks for the word, as fractions that sum to 1
             (``Output.evidence``). None for a decoder without it, in training, and during a search.
         heads: (.., h, L), the alphas of each head, whose mean is ``alphas``; None in training, and where attention has
             no heads.

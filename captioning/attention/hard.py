@@ -15,7 +15,7 @@ from captioning.attention.memory import Memory, expected_context
 from captioning.attention.normalizers import Normalizer
 from captioning.attention.scores import Score
 from captioning.errors import InputError, check_range
-from captioning.trace import NO_LOCATION
+from captioning.trace import CONTEXT_MODES, NO_LOCATION
 
 
 class StochasticAttention(Attention):
@@ -42,7 +42,7 @@ class StochasticAttention(Attention):
             trainer sets it; in a loop of your own, set it before the first batch.
     """
 
-    context_modes = ("expected", "argmax", "sample")
+    context_modes = CONTEXT_MODES
     batches: Tensor
 
     def __init__(

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from captioning.decoding.constraints import Constraints, check_lengths
 from captioning.errors import InputError, check_range, check_whole
+from captioning.trace import ContextMode
 from captioning.vocabulary import FUNCTION_WORDS, Vocabulary
 
 
@@ -74,7 +75,7 @@ class DecodingOptions(BeamOptions):
     method: Literal["beam", "greedy", "sample"] = "beam"
     samples: int | None = None
     prefix: str | None = None
-    context_mode: Literal["expected", "argmax", "sample"] | None = None
+    context_mode: ContextMode | None = None
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None

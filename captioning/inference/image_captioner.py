@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 import torch
 from PIL import Image
@@ -22,6 +22,7 @@ from captioning.inference.caption import Caption, Photo
 from captioning.inference.images import ImageSource, is_single, snapshot, views_of
 from captioning.model.captioner import Captioner, CaptionModel
 from captioning.model.ensemble import Ensemble
+from captioning.trace import ContextMode
 from captioning.vocabulary import Vocabulary
 
 Model = TypeVar("Model", bound=CaptionModel, covariant=True)
@@ -142,7 +143,7 @@ class ImageCaptioner(Generic[Model]):
         images: Sequence[ImageSource],
         captions: Sequence[Sequence[str]],
         *,
-        context_mode: Literal["expected", "argmax", "sample"] | None = None,
+        context_mode: ContextMode | None = None,
         seed: int | None = None,
     ) -> list[Caption]:
         """Teacher-force given captions of images, and return them with the model's attention.

@@ -79,7 +79,7 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
         """Rebuild what ``to_config`` described.
 
         The file cannot choose which code runs: only subclasses of ``cls`` are constructed that are in this package or
-        that the caller has imported already. An InputError names another class, or arguments that do not fit.
+        that the caller has imported already. Raises InputError for another class, or arguments that do not fit.
         """
         kind = known_class(config["class_path"], cls)
         accepted = inspect.signature(kind.__init__).parameters  # an option of an earlier version may not be set
@@ -105,7 +105,7 @@ def public_path(cls: type) -> str:
 
 
 def known_class(path: str, kind: type[T]) -> type[T]:
-    """Return the subclass of ``kind`` that a file names. InputError if it is neither ours nor imported."""
+    """Return the subclass of ``kind`` that a file names. Raises InputError if it is neither ours nor imported."""
     module, remedy = path.rpartition(".")[0], "import the module that defines it first (--import)"
     if module.split(".")[0] == __package__:
         remedy = "this version of captioning has no such class"

@@ -52,7 +52,7 @@ class PennTreebank(Tokenizer):
 
 
 class Whitespace(Tokenizer):
-    """Splits at white space alone: for captions that another program has tokenised."""
+    """Splits at white space alone: for captions that another program has tokenized."""
 
     description = "split at white space, unchanged"
 

@@ -54,7 +54,7 @@ class Vocabulary:
         max_size: int | None = None,
         tokenizer: Tokenizer = PennTreebank(),  # noqa: B008 - no state
     ) -> Vocabulary:
-        """Count the words of tokenised **training** captions and keep the frequent ones, most frequent first.
+        """Count the words of tokenized **training** captions and keep the frequent ones, most frequent first.
 
         Args:
             min_count: A word that occurs less often becomes ``<unk>``.

@@ -16,7 +16,7 @@ from captioning.data.records import GroundedObject
 from captioning.data.regions import named_regions, object_cells
 from captioning.data.transforms import Preprocessing
 from captioning.encoders import ConvEncoder, Encoder, TimmEncoder, TorchvisionEncoder
-from captioning.evaluation.grounding import centre_attention, noun_hits
+from captioning.evaluation.grounding import center_attention, noun_hits
 
 SHIFTED = CellGrid((3, 4), (2.0, 7.0), (10.0, 8.0), (30, 32))  # rows -3..7, 7..17, 17..27; columns 3..11, .. 27..35
 
@@ -27,7 +27,7 @@ class OwnEncoder(Encoder):
     def __init__(self, *network: nn.Module) -> None:
         super().__init__(nn.Sequential(*network), Preprocessing(48, None, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)))
 
-    def _maps(self, images: Tensor) -> Tensor:
+    def maps(self, images: Tensor) -> Tensor:
         return self.network(images)
 
 
@@ -163,7 +163,7 @@ def test_attention_is_judged_where_the_cells_lie():
     assert hit.hit and hit.chance == 1 / 12
     assert hit.correctness == pytest.approx(0.45 * 48 / 80)
     assert hit.centre_hit == 1  # the middle is (15, 16): row 1 at 12, columns 1 and 2 at 15 and 23
-    weights = centre_attention(SHIFTED)
+    weights = center_attention(SHIFTED)
     assert hit.centre == pytest.approx(weights[1, 1] * 48 / 80)
     rows = np.exp(-0.5 * ((np.array([2, 12, 22]) / 30 - 0.5) / 0.25) ** 2)
     np.testing.assert_allclose(weights.sum(axis=1), rows / rows.sum())

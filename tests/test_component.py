@@ -7,6 +7,7 @@ from captioning.attention import AdditiveScore, Attention, Score, SoftAttention
 from captioning.component import Component
 from captioning.errors import InputError
 from captioning.model import AttentionDecoder
+from captioning.objective import ArcticReduction, Likelihood
 
 
 def test_config_names_the_class_and_every_argument_also_the_defaults():
@@ -16,7 +17,10 @@ def test_config_names_the_class_and_every_argument_also_the_defaults():
         "init_args": {"score": score, "normalizer": None, "dropout": 0.0},
     }
     decoder = AttentionDecoder(SoftAttention(AdditiveScore(7)), hidden_dim=3, gated=False)
-    assert AttentionDecoder.from_config(decoder.to_config()).to_config() == decoder.to_config()
+    objective = Likelihood(reduction=ArcticReduction())
+    for component in (decoder, objective):
+        assert type(component).from_config(component.to_config()).to_config() == component.to_config()
+    assert isinstance(Likelihood.from_config(objective.to_config()).reduction, ArcticReduction)
 
 
 def test_names_of_version_02_are_read_under_those_of_today():

@@ -31,7 +31,7 @@ class TinyEncoder(Encoder):
         preprocessing = Preprocessing(6, None, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
         super().__init__(network, preprocessing, trainable_from=trainable_from, learning_rate=learning_rate)
 
-    def _maps(self, images: Tensor) -> Tensor:
+    def maps(self, images: Tensor) -> Tensor:
         return self.network(images)
 
 
@@ -129,7 +129,7 @@ ARRANGED = {  # of maps (B, D, height, width)
 @pytest.mark.parametrize("arranged", ARRANGED.values(), ids=ARRANGED)
 def test_other_layouts_are_recognised_and_a_class_token_is_no_location(arranged):
     class Arranged(TinyEncoder):
-        def _maps(self, images):
+        def maps(self, images):
             return arranged(self.network(images))
 
     encoder, plain, images = Arranged(), TinyEncoder(), torch.randn(2, 3, 6, 6)

@@ -66,7 +66,7 @@ def test_the_folder_captions_as_the_checkpoint_does(run, tmp_path, capsys):
 def test_the_card_says_what_it_is_what_it_learned_from_and_how_well(run):
     text = (export(run, "--license", "cc-by-4.0") / "README.md").read_text()
     assert text.startswith("---\nlibrary_name: captioning\n") and "license: cc-by-4.0" in text
-    for part in ("# mine", "## Model", "## Training", "## Metrics", "## Limits", "## Licence"):
+    for part in ("# mine", "## Model", "## Training", "## Metrics", "## Limits", "## License"):
         assert f"\n{part}\n" in text
     assert "| data | ShapesSource, train 5 |" in text and "| optimizer | Adam, lr 0.25 |" in text
     assert "| attention | SoftAttention |" in text and "| vocabulary | 7 words; tokens: Penn Treebank" in text
@@ -98,7 +98,7 @@ def test_notes_replace_the_sections_of_the_card_that_they_have_and_add_the_other
     text = (export(run, "--license", "other", "--notes", str(notes)) / "README.md").read_text()
     assert text.startswith("---\nlibrary_name: captioning\n")
     assert "license: other\n---\n\n# Mine\n\nA captioner.\n" in text
-    assert "# mine" not in text and text.count("## Limits\n\nIt has seen no cat.\n\n## Licence") == 1
+    assert "# mine" not in text and text.count("## Limits\n\nIt has seen no cat.\n\n## License") == 1
     assert text.endswith("## Thanks\n\nTo all.\n") and "## Metrics\n\nSplit test" in text
 
 
@@ -158,5 +158,11 @@ def test_a_folder_of_something_else_keeps_its_files(run, tmp_path, capsys):
     for name in ("README.md", "config.json", "model.safetensors"):  # as a clone from a hub
         (tmp_path / "exported" / name).write_text("mine")
     line = refused(capsys, "export", "--model", run / "checkpoints/best.ckpt", "--output", tmp_path / "exported")
-    assert "of something else; give a folder of its own" in line
+    assert "another program's README.md; choose an empty folder" in line
     assert {path.read_text() for path in (tmp_path / "exported").iterdir()} == {"mine"}
+
+
+def test_an_ensemble_is_not_exported(run, tmp_path):
+    ensemble = load([run / "checkpoints/best.ckpt"] * 2)
+    with pytest.raises(InputError, match="an ensemble is not exported as one; export its members"):
+        ensemble.export(tmp_path / "exported")

@@ -9,7 +9,7 @@ from captioning.cells import CellGrid
 from captioning.data.records import GroundedObject
 from captioning.data.regions import named_regions, object_cells
 from captioning.evaluation import grounding
-from captioning.evaluation.grounding import centre_attention, grounding_metrics
+from captioning.evaluation.grounding import center_attention, grounding_metrics
 from captioning.evaluation.records import CaptionedImage, NounHit
 
 GRID = (2, 3)  # rows, columns, over 20 x 30 pixels: cells of 10 x 10
@@ -144,7 +144,7 @@ def test_correctness_is_the_fraction_of_attention_on_the_object():
     (hit,) = noun_hits(["a", "circle"], alphas, [circle])
     assert hit.correctness == pytest.approx(0.4 / 2 + 0.3)
     assert hit.uniform == pytest.approx(150 / 600)
-    centre = centre_attention(CELLS)
+    centre = center_attention(CELLS)
     assert hit.centre == pytest.approx(centre[0, 0] / 2 + centre[0, 1])
     assert hit.centre_hit == 0.5  # the two cells in the middle are (0, 1) and (1, 1)
 
@@ -165,8 +165,8 @@ def test_a_central_location_is_one_of_those_nearest_to_the_middle(grid_size, mid
 
 
 @pytest.mark.parametrize("grid_size", [(3, 5), (4, 6)])
-def test_centre_attention_is_a_symmetric_gaussian_of_a_quarter_of_the_view(grid_size):
-    weights = centre_attention(CellGrid.regular(grid_size, (20, 30)))
+def test_center_attention_is_a_symmetric_gaussian_of_a_quarter_of_the_view(grid_size):
+    weights = center_attention(CellGrid.regular(grid_size, (20, 30)))
     assert weights.shape == grid_size
     assert weights.sum() == pytest.approx(1)
     np.testing.assert_allclose(weights, weights[::-1, ::-1], rtol=1e-12)

@@ -13,8 +13,8 @@ from PIL import Image
 
 from captioning.cells import CellGrid
 from captioning.errors import warn_once
-from captioning.views.maps import LOOKS, smooth_alphas
-from captioning.views.overlays import WHOLE, Look, attention_figure, save_figure
+from captioning.views.maps import STYLES, smooth_alphas
+from captioning.views.overlays import WHOLE, ModelAttention, attention_figure, save_figure
 
 CELLS = CellGrid.regular((3, 5), (40, 60))
 GREY = Image.new("RGB", (60, 40), "gray")
@@ -28,7 +28,7 @@ def one_hot(cell: int, cells: int = 15) -> np.ndarray:
 
 def figure_of(photo, words, trace, cells=CELLS, *, region=WHOLE, **options):
     """The figure of one model."""
-    return attention_figure(photo, words, {"": Look(trace, cells, region)}, **options)
+    return attention_figure(photo, words, {"": ModelAttention(trace, cells, region)}, **options)
 
 
 def panels(figure) -> list:
@@ -101,7 +101,7 @@ def test_the_figure_has_the_untouched_view_the_caption_a_panel_for_every_word_an
 
 
 def test_all_maps_have_one_scale_which_ends_at_the_greatest_attention_of_all_words():
-    strong, look = one_hot(7), LOOKS["paper"]
+    strong, look = one_hot(7), STYLES["paper"]
     alphas = [0.3 * strong + 0.7 / 15, 0.6 * strong + 0.4 / 15, 0.1 * strong + 0.9 / 15]
     end = alphas[1].max()
     figure = figure_of(GREY, ["a", "cat", "of"], trace_of(alphas), style="paper")
@@ -127,7 +127,7 @@ def test_maps_are_painted_on_the_photos_own_pixels_of_the_view():
     photo, region = random_view(1200, 800), (0.2, 0.1, 0.7, 0.6)
     figure = figure_of(photo, ["cat"], trace_of([np.zeros(15)]), region=region)
     expected = photo.resize((448, 299), Image.Resampling.BICUBIC, box=(240, 80, 840, 480))
-    dimmed = np.asarray(expected, dtype=np.float32) * LOOKS["color"]["dim"]
+    dimmed = np.asarray(expected, dtype=np.float32) * STYLES["color"]["dim"]
     np.testing.assert_allclose(pixels(panels(figure)[0]), dimmed, atol=1)
 
 
@@ -158,7 +158,7 @@ def test_the_papers_style_is_white_on_the_grey_photograph():
     painted = pixels(axes)
     assert (painted == painted[:, :, :1]).all()
     grey = float(np.asarray(red.convert("L"))[0, 0])
-    assert painted.min() == pytest.approx(LOOKS["paper"]["dim"] * grey, abs=2) and painted.max() > 180
+    assert painted.min() == pytest.approx(STYLES["paper"]["dim"] * grey, abs=2) and painted.max() > 180
 
 
 def test_each_panel_is_brightest_where_its_word_looked_and_details_are_written_beneath():
@@ -271,7 +271,7 @@ def test_models_stand_beneath_one_another_and_of_hard_attention_the_chosen_cell_
     words, chosen = ["a", "b", "c"], [0, 14, 9]
     spread = np.full((3, 15), 1 / 15)  # what hard attention drew from
     traces = {"soft": trace_of([one_hot(cell) for cell in (7, 2, 12)]), "hard": trace_of(spread, locations=chosen)}
-    figure = attention_figure(GREY, words, {name: Look(trace, CELLS) for name, trace in traces.items()})
+    figure = attention_figure(GREY, words, {name: ModelAttention(trace, CELLS) for name, trace in traces.items()})
     assert brightest_cells(figure) == [7, 0, 2, 14, 12, 9]
     assert [axes.get_ylabel() for axes in panels(figure)] == ["soft", "hard", "", "", "", ""]
     assert [bool(axes.patches) for axes in panels(figure)] == [False, True] * 3

@@ -26,8 +26,8 @@ class StochasticAttention(Attention):
     Args:
         score: Gives the logits.
         normalizer: Turns the logits into alphas; None for ``Softmax()``.
-        sample_probability: Probability that the contexts of an image are drawn in training; otherwise they are
-            expectations. The paper has 0.5 (Sec. 4.1).
+        sample_probability: Greatest probability that the contexts of an image are drawn in training; otherwise they
+            are expectations. The paper has 0.5 (Sec. 4.1). The attribute is the value in this training batch.
         ramp: Fractions of training, 0 to 1, between which that probability changes. With two, it rises linearly from
             0 between them; with four, it also falls back to 0 between the last two. Empty for a constant probability,
             as in the paper. Early alphas are uninformative, and draws from them teach the decoder to ignore its
@@ -69,7 +69,7 @@ class StochasticAttention(Attention):
         self.per_batch = per_batch
         self.dropout = nn.Dropout(dropout)
         self.context_mode = context_mode
-        # The number of batches begun is a buffer, for resumed runs, and an int, to spare a device synchronisation.
+        # The number of batches begun is a buffer, for resumed runs, and an int, to spare a device synchronization.
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
         self._batches = 0
         self.register_load_state_dict_post_hook(lambda module, _: setattr(module, "_batches", int(module.batches)))
@@ -147,6 +147,7 @@ class StochasticAttention(Attention):
             one_hot = one_hot + (relaxed - relaxed.detach())
         drawn = torch.ones_like(locations[:, 0]).bool() if memory.drawn is None else memory.drawn
         drawn = drawn.unsqueeze(1)  # (B, 1)
+        # log_alphas.exp(), not alphas: recorded trainings depend on its last digits.
         weights = torch.where(drawn.unsqueeze(2), one_hot, self.dropout(log_alphas.exp()))  # (B, R, L)
         return AttentionOutput(
             expected_context(weights, memory.annotations),

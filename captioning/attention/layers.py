@@ -40,7 +40,7 @@ class AnnotationAttention(AnnotationLayer):
     """Self-attention over the locations of an image: the encoder of Vaswani et al. 2017, over regions.
 
     Annotations are projected to d, and sines and cosines of their row and column are added, d / 2 channels each, as in
-    DETR (Carion et al. 2020). Layers of multi-head self-attention and a perceptron follow. Layer normalisation comes
+    DETR (Carion et al. 2020). Layers of multi-head self-attention and a perceptron follow. Layer normalization comes
     before each of them and at the end.
 
     Args:

@@ -1,4 +1,4 @@
-"""The annotations of a batch of images, prepared once for all steps, and a helper that repeats rows."""
+"""The annotations of a batch of images, prepared once for all steps; the expected context; rows repeated."""
 
 from __future__ import annotations
 

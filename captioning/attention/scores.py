@@ -33,7 +33,7 @@ class Score(Component):
 
     @abstractmethod
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
-        """Create the parameters; arguments as of ``Attention.build``. An InputError says that a size does not fit."""
+        """Create the parameters; arguments as of ``Attention.build``. Raises InputError if a size does not fit."""
 
     @abstractmethod
     def project(self, annotations: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ def refuse_other_folder(folder: Path) -> None:
     is_ours = is_export(folder) and (folder / VOCABULARY).is_file()  # other libraries write no vocabulary.json
     for name in () if is_ours else (CARD, WEIGHTS, CONFIG, VOCABULARY, CHECKSUMS):
         if (folder / name).exists():
-            raise InputError(f"--output {folder}: has a {name} of something else; give a folder of its own")
+            raise InputError(f"--output {folder}: has another program's {name}; choose an empty folder")
 
 
 def write_export(
@@ -83,7 +83,7 @@ def write_export(
 def read_export(folder: Path) -> dict[str, Any]:
     """Return the content and the weights of a folder, arranged as in a checkpoint.
 
-    Raise InputError if a file is missing or is no JSON, and any other exception if the content is damaged.
+    Raises InputError if a file is missing or is no JSON, and any other exception if the content is damaged.
     """
     from safetensors.torch import load_file
 

@@ -20,11 +20,11 @@ class CaptionBatch:
     image_index: Tensor  # (N,) int64, the image (0 .. B - 1) that each caption describes
     image_ids: Tensor  # (B,) int64, the data set's ids
     rows: Tensor  # (B,) int64, positions in the split's ``CaptionIndex``
-    images: Tensor | None = None  # (B, 3, height, width) float, normalised for the encoder; None with annotations
+    images: Tensor | None = None  # (B, 3, height, width) float, normalized for the encoder; None with annotations
     annotations: Tensor | None = None  # (B, L, D) float or half, cached encoder output; None with images
     annotation_mask: Tensor | None = None  # (B, L) bool, True where a location exists; None if all exist
-    regions: Tensor | None = None  # (R, L) float, for R words of phrases, the fraction of each cell in the region
-    region_steps: Tensor | None = None  # (R, 2) int64, caption and step of the word: captions[caption, step + 1]
+    regions: Tensor | None = None  # (P, L) float, for P words of phrases, the fraction of each cell in the region
+    region_steps: Tensor | None = None  # (P, 2) int64, caption and step of the word: captions[caption, step + 1]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> CaptionBatch:
         return self._each("to", device, non_blocking=non_blocking)

@@ -22,7 +22,7 @@ class Entities:
     """Reads the published annotations of a folder: ``Annotations/NUMBER.xml`` and ``Sentences/NUMBER.txt``."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(folder).expanduser()
         for name in ("Annotations", "Sentences"):
             if not (self.folder / name).is_dir():
                 remedy = "unpack annotations.zip of Flickr30k Entities there, see data/README.md"

@@ -21,8 +21,8 @@ from captioning.errors import InputError, one_line, warn_once
 _NAMES = {"file_name": "image", "image_name": "image", "text": "caption", "comment": "caption"}
 """Names of columns in other data sets, and ours."""
 
-_OURS = ("captions.jsonl", "captions.csv", "captions.txt")
-_OF_OTHERS = ("metadata.jsonl", "metadata.csv", "flickr8k.token.txt", "results_20130124.token", "results.csv")
+_CAPTION_FILES = ("captions.jsonl", "captions.csv", "captions.txt")
+_FOREIGN_FILES = ("metadata.jsonl", "metadata.csv", "flickr8k.token.txt", "results_20130124.token", "results.csv")
 """Names of files that need not be given; another data set's file is read only where none of ours exists."""
 
 _SPLIT_OF = {split: split for split in SPLITS} | {"valid": "val", "validation": "val", "dev": "val"}
@@ -56,7 +56,7 @@ class FolderSource(CaptionSource):
 
     def __init__(self, root: str, *, captions: str | None = None) -> None:
         self.root = Path(root).expanduser()
-        self.files = [self.root / (captions or _OURS[0])]
+        self.files = [self.root / (captions or _CAPTION_FILES[0])]
         if captions is None and self.root.is_dir():
             inside = [folder for folder in sorted(self.root.iterdir()) if folder.name.lower() in _SPLIT_OF]
             split_files = [file for folder in inside for file in _captions_of(folder)]
@@ -102,10 +102,8 @@ class FolderSource(CaptionSource):
         chosen = [entry for image, entry in entries.items() if split_of[image] == split]
         if not chosen:
             few = len(entries) < 3 and assigned < {*entries}
-            remedy = (
-                "add images, three or more are divided by themselves; or " * few
-                + "write it in the split column of some"
-            )
+            remedy = "add images, three or more are split automatically; or " * few
+            remedy += "write it in the split column of some"
             raise InputError(f"{origin}: none of {len(entries)} images is in the {split} split; {remedy}")
         for entry in chosen:
             entry.captions[:] = [" ".join(self.tokenizer.tokenize(caption)) for caption in entry.captions]
@@ -128,8 +126,8 @@ class FolderSource(CaptionSource):
 def _captions_of(folder: Path) -> list[Path]:
     """Return the captions file of a folder, [] if none has a usual name."""
     inside = sorted(os.listdir(folder)) if folder.is_dir() else []
-    ours, others = ([name for name in inside if name.lower() in names] for names in (_OURS, _OF_OTHERS))
-    if len(names := ours or others) > 1:
+    own, foreign = ([name for name in inside if name.lower() in names] for names in (_CAPTION_FILES, _FOREIGN_FILES))
+    if len(names := own or foreign) > 1:
         raise InputError(f"{folder}: has {' and '.join(names)}; give captions, one of them")
     return [folder / name for name in names]
 
@@ -179,7 +177,7 @@ def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     row = msgspec.json.decode(line, type=dict[str, Any])
-                    yield number, msgspec.convert(dict(zip(_ours([*row]), row.values(), strict=True)), _Row)
+                    yield number, msgspec.convert(dict(zip(_renamed_columns([*row]), row.values(), strict=True)), _Row)
             return
         if token or bars:  # in Flickr's files, quotes belong to the captions
             form |= {"delimiter": "\t" if token else "|", "quoting": csv.QUOTE_NONE}
@@ -212,22 +210,22 @@ def _text(path: Path) -> str:
         raise InputError(f"{path}: line {line}: {wrong}; save the file in UTF-8") from error
 
 
-def _ours(names: Sequence[str]) -> list[str]:
+def _renamed_columns(names: Sequence[str]) -> list[str]:
     """Return the names of columns, other data sets' names replaced by ours."""
-    ours = list(names)
+    renamed = list(names)
     for other, name in _NAMES.items():
-        if other in ours and name not in ours:
-            ours[ours.index(other)] = name
-    return ours
+        if other in renamed and name not in renamed:
+            renamed[renamed.index(other)] = name
+    return renamed
 
 
 def _columns(names: list[str]) -> list[str]:
     """Return the names of a table's columns. Raises ValueError, which quotes them, if one is missing or doubled."""
-    ours = _ours(names)
+    columns = _renamed_columns(names)
     for name in ("image", "caption"):
-        if ours.count(name) != 1:
-            wrong = f"{ours.count(name)} of them are called {name!r}"
+        if columns.count(name) != 1:
+            wrong = f"{columns.count(name)} of them are called {name!r}"
             if len(names) == 1 and (marks := [mark for mark in ";\t|" if mark in names[0]]):
                 wrong = f"{marks[0]!r} separates them, not a comma"
             raise ValueError(f"the columns are {', '.join(map(repr, names))}: {wrong}")
-    return ours
+    return columns

@@ -32,7 +32,7 @@ def suffixes() -> list[str]:
     return sorted(suffix for suffix, name in Image.registered_extensions().items() if name in readable)
 
 
-def unreadable(error: Exception, source: str | Path | bytes) -> str:
+def why_unreadable(error: Exception, source: str | Path | bytes) -> str:
     """Return why an image file, or its bytes, cannot be read."""
     head = b""
     with suppress(OSError), open(source, "rb") if isinstance(source, (str, Path)) else io.BytesIO(source) as file:
@@ -71,15 +71,15 @@ def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Im
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such image file") from error
     except Exception as error:  # Pillow's exceptions depend on the format
-        reason = unreadable(error, path)
+        reason = why_unreadable(error, path)
         raise InputError(f"{path}: cannot be read as an image ({reason}); replace the file or drop it") from error
 
 
 def rgb(image: Image.Image) -> Image.Image:
     """Return an image in 8-bit RGB, upright by its EXIF mark, transparency on white. Raises ValueError for floats."""
     if image.mode.startswith("I"):  # 16-bit grayscale; Pillow's own conversion clips everything above 255 to white
-        grey = np.clip(np.asarray(image, dtype=np.int64), 0, 65535) // 257
-        converted = Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+        gray = np.clip(np.asarray(image, dtype=np.int64), 0, 65535) // 257
+        converted = Image.fromarray(gray.astype(np.uint8)).convert("RGB")
     elif image.mode == "F":
         raise ValueError("floating point pixels have no defined white; save it with 8 bits")
     elif image.has_transparency_data:

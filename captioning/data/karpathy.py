@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class KarpathySource(CaptionSource):
-    """A data set split and tokenised as in Karpathy & Fei-Fei 2015, which most published numbers use.
+    """A data set split and tokenized as in Karpathy & Fei-Fei 2015, which most published numbers use.
 
     Captions are the file's tokens, in lower case and without punctuation. A tokenizer other than the default gets the
     ``raw`` sentences instead. ``restval``, COCO's validation images outside his validation and test splits, belongs to
@@ -44,7 +44,7 @@ class KarpathySource(CaptionSource):
         self, json_path: str, image_dir: str, *, entities: str | None = None, instances: list[str] | None = None
     ) -> None:
         self.json_path, self.image_dir = Path(json_path).expanduser(), Path(image_dir).expanduser()
-        self.entities, self.instances = entities, [Path(path) for path in instances or ()]
+        self.entities, self.instances = entities, [Path(path).expanduser() for path in instances or ()]
 
     def annotations(self) -> list[Path]:
         return [self.json_path, *self.instances]
@@ -85,8 +85,8 @@ class KarpathySource(CaptionSource):
         image_id = image.imgid if image.cocoid is None else image.cocoid
         if image_id is None:
             raise InputError(f"{self.json_path}: {image.filename} has neither cocoid nor imgid")
-        tokenised = isinstance(self.tokenizer, PennTreebank)
-        texts = (" ".join(sentence.tokens) if tokenised else sentence.raw for sentence in image.sentences)
+        tokenized = isinstance(self.tokenizer, PennTreebank)
+        texts = (" ".join(sentence.tokens) if tokenized else sentence.raw for sentence in image.sentences)
         captions = [" ".join(self.tokenizer.tokenize(text)) for text in texts]
         return ImageEntry(image_id, str(Path(image.filepath, image.filename)), captions)
 

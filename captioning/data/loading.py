@@ -50,7 +50,7 @@ def _end_with_the_main_process() -> None:
 
 
 class BatchLoader(DataLoader[Any]):
-    """A ``DataLoader`` that knows when the present wait for a batch began, and that does not wait for ever."""
+    """A ``DataLoader`` that knows since when it waits for a batch, and gives up after a time-out."""
 
     waits_since: ClassVar[float | None] = None  # time.monotonic() at the beginning of the wait in progress
     workers: tuple[Any, ...] = ()

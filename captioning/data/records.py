@@ -1,10 +1,11 @@
-"""One index for every data set: its images, their files, their tokenised captions, and named objects with masks."""
+"""One index for every data set: its images, their files, their tokenized captions, and named objects with masks."""
 
 from __future__ import annotations
 
 import codecs
 import logging
 import os
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ class ImageEntry(NamedTuple):
 
     image_id: int  # the data set's own number, unique within a split
     path: str  # relative to the index's root; the index writes ./a//1.jpg as a/1.jpg
-    captions: list[str]  # tokenised, their words joined by spaces
+    captions: list[str]  # tokenized, their words joined by spaces
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class CaptionIndex:
     root: Path
     image_ids: np.ndarray  # (N,) int64, the data set's own numbers
     paths: list[str]  # N image files relative to ``root``
-    captions: list[str]  # M tokenised captions, words joined by one space; captions of an image are neighbors
+    captions: list[str]  # M tokenized captions, words joined by one space; captions of an image are neighbors
     first_caption: np.ndarray  # (N+1,) int64; image i owns captions first_caption[i]:first_caption[i + 1]
     origin: str = ""  # the file that the captions were read from, for messages
     caption_lengths: np.ndarray = field(init=False)  # (M,) int64, words without <start> and <end>; at least 1
@@ -153,7 +154,7 @@ def _first_names(paths: Sequence[Path]) -> str:
     return ", ".join(f'"{path}"' for path in paths[:5]) + more + slashes
 
 
-class CaptionSource:
+class CaptionSource(ABC):
     """A data set. Constructors take plain options, so that a YAML file can name a source."""
 
     tokenizer: Tokenizer = PennTreebank()
@@ -161,7 +162,7 @@ class CaptionSource:
     assigned wherever a source meets a vocabulary, as in the data module and in ``evaluate``."""
 
     def prepare(self) -> None:
-        """Generate the data, or raise InputError if a file is missing. Runs once per machine, before a run's folder."""
+        """Generate the data, or raise InputError if a file is missing. `fit` calls it once per machine."""
         for path in self.annotations():
             if not path.is_file():
                 raise InputError(f"{path}: missing; {self.remedy()}")
@@ -173,9 +174,9 @@ class CaptionSource:
     def remedy(self) -> str:
         return "see data/README.md"
 
+    @abstractmethod
     def index(self, split: str) -> CaptionIndex:
         """Return the images and captions of "train", "val" or "test". Raises InputError if there are none."""
-        raise NotImplementedError(f"{type(self).__name__} must define index()")
 
     def objects(self, split: str) -> ObjectLookup | None:
         """Return a lookup of the objects in the split's images; None if the data set has no masks."""

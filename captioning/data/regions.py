@@ -132,7 +132,7 @@ class RegionsInView:
         return self._phrases[key]
 
     def phrases_in(self, row: int, framing: Framing) -> list[list[Region]]:
-        """Return ``phrases`` in a view that will not come again, such as a random one; they are not kept."""
+        """Return ``phrases`` in a view that is used once, such as a random one, without caching."""
         _, lookup = self._lookups
         captions = [] if lookup is None else lookup(int(self.index.image_ids[row]), self.index.references(row))
         covered: dict[int, Floats] = {}  # captions share masks

@@ -41,13 +41,13 @@ Framing: TypeAlias = Callable[[tuple[int, int]], View]
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Resizes, crops and normalises an image for the encoder. Raises InputError if a value is out of range.
+    """Resizes, crops and normalizes an image for the encoder. Raises InputError if a value is out of range.
 
     Attributes:
         resize: Side after resizing, in pixels. With ``crop`` it is the short side, and the aspect ratio stays. Without
             ``crop`` the whole image is squashed into a square of this side.
         crop: Side in pixels of the square that is cut from the center; None cuts nothing off.
-        mean, std: Mean and standard deviation of RGB values in 0 .. 1, by which an image is normalised.
+        mean, std: Mean and standard deviation of RGB values in 0 .. 1, by which an image is normalized.
         interpolation: Pillow's nearest, bilinear, bicubic or lanczos, antialiased.
     """
 
@@ -78,7 +78,7 @@ class Preprocessing:
         return load_image(path, minimum_side=self.resize)
 
     def view(self, image: Image.Image, view: View | None = None) -> Image.Image:
-        """Return the pixels of a view, by default the view of evaluation: RGB uint8 before normalisation."""
+        """Return the pixels of a view, by default the view of evaluation: RGB uint8 before normalization."""
         view = view or self.geometry(image.size)
         return view.image(image if image.mode == "RGB" else rgb(image), _FILTERS[self.interpolation])
 
@@ -95,7 +95,7 @@ class Preprocessing:
         """Return the input (B, 3, height, width) float32, channels last in memory, from the views of B images."""
         pixels = torch.from_numpy(np.stack([np.asarray(view, dtype=np.uint8) for view in views]))
         B, height, width, channels = pixels.shape
-        # Rows of pixels are normalised as a whole: PyTorch vectorises the loop over the last dimension.
+        # Rows of pixels are normalized as a whole: PyTorch vectorises the loop over the last dimension.
         mean, std = (torch.tensor(values, device=device).mul_(255).repeat(width) for values in (self.mean, self.std))
         rows = pixels.view(B, height, width * channels).to(device).float().sub_(mean).div_(std)
         return rows.view(B, height, width, channels).permute(0, 3, 1, 2)

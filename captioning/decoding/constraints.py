@@ -32,7 +32,7 @@ class Constraints:
     repeatable: tuple[int, ...] | None = None
 
     def check(self, max_length: int) -> None:
-        """Raise an InputError if captions of at most ``max_length`` words cannot meet the constraints."""
+        """Raise InputError if captions of at most ``max_length`` words cannot meet the constraints."""
         check_lengths(self.min_length, max_length)
         if len(self.prefix) >= max_length:
             raise InputError(f"prefix: {len(self.prefix)} words leave no room below max_length {max_length}")
@@ -69,7 +69,7 @@ def _repeats(words: Tensor, n: int, vocabulary_size: int) -> Tensor:
 
 
 def check_lengths(min_length: int, max_length: int) -> None:
-    """Raise an InputError if no caption has at least ``min_length`` and at most ``max_length`` words."""
+    """Raise InputError if no caption has at least ``min_length`` and at most ``max_length`` words."""
     check_whole(1, max_length=max_length)
     if not 0 <= min_length <= max_length:
         raise InputError(f"min_length must be in 0 .. {max_length}, at most max_length, got {min_length}")

@@ -158,7 +158,7 @@ def _likely(log_probs: Tensor, top_k: int | None, top_p: float | None) -> Tensor
 
 
 def sample_words(log_probs: Tensor, uniform: Tensor) -> Tensor:
-    """Return one word (N,) sampled from each of N distributions, with log_probs (N, V) that need not be normalised.
+    """Return one word (N,) sampled from each of N distributions, with log_probs (N, V) that need not be normalized.
 
     Args:
         uniform: (N, 1) float64, uniformly distributed in [0, 1).

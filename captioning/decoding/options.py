@@ -17,8 +17,8 @@ from captioning.vocabulary import FUNCTION_WORDS, Vocabulary
 class BeamOptions:
     """Options of the search in evaluation (see ``beam_search`` and ``Constraints``); a beam of 1 is greedy decoding.
 
-    With ``no_repeat_content`` a caption has every word at most once, except those of ``vocabulary.FUNCTION_WORDS``. An
-    InputError names an option that is out of its range.
+    With ``no_repeat_content`` a caption has every word at most once, except those of ``vocabulary.FUNCTION_WORDS``.
+    Raises InputError if an option is out of its range.
     """
 
     beam_size: int = 3
@@ -98,7 +98,7 @@ class DecodingOptions(BeamOptions):
             raise InputError(f"samples={self.samples}: greedy decoding has one caption; use beam or sample")
 
     def constraints(self, vocabulary: Vocabulary | None) -> Constraints:
-        """Return the constraints on a model's captions; an InputError if it does not know the words of the prefix."""
+        """Return the constraints on a model's captions. Raises InputError if it does not know a word of the prefix."""
         constraints = super().constraints(vocabulary)
         if not self.prefix or vocabulary is None:
             return constraints

@@ -29,7 +29,8 @@ _NOT_IDENTITY = {"weights", "trainable_from", "learning_rate", "image_size", "cr
 
 _IMAGES_IN_CACHE = 4  # the maps of more images exceed a CPU's cache and are read from memory at every layer
 
-_PROBES, _PROBES_OF_FROZEN, _PROBES_AT_A_TIME = 64, 32, 8  # probes of cells; frozen networks are large, so get fewer
+_PROBES, _PROBES_OF_FROZEN = 64, 32  # probes of cells; frozen networks are large, so get fewer
+_PROBES_AT_A_TIME = 8
 _EVEN = 1 / 16  # strides; a measured offset this close to the even one counts as even
 
 OPTION = "model.encoder.init_args.weights"
@@ -48,7 +49,7 @@ class Encoder(Component):
 
     Args:
         network: The network. Its parameters must be registered in the order in which they are applied.
-        preprocessing: The input size and normalisation that the network expects.
+        preprocessing: The input size and normalization that the network expects.
         weights: What ``load_published_weights`` loads: a function that returns the state dict of the whole network or
             of the used part, or a ``.safetensors``, ``.pth``, ``.pt`` or ``.bin`` file of that dict alone.
         trainable_from: Name of the first stage that is fine-tuned; None freezes everything.
@@ -60,7 +61,7 @@ class Encoder(Component):
         frozen: Whether no part of the encoder trains at the moment.
     """
 
-    keeps_batch_norm_statistics = True
+    freeze_batch_norm_statistics = True
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class Encoder(Component):
         self._unloaded = False
         return self
 
-    def _maps(self, images: Tensor) -> Tensor:
+    def maps(self, images: Tensor) -> Tensor:
         """Run the network, which returns (B, D, height, width), (B, height, width, D) or (B, [1 +] L, D)."""
         return self.network(images)
 
@@ -122,7 +123,7 @@ class Encoder(Component):
 
     def _grid(self, images: Tensor) -> Tensor:
         """Return the network's maps, in any layout, as (B, height, width, D). Inputs and grids are square."""
-        maps = self._maps(images)
+        maps = self.maps(images)
         if maps.ndim == 4:
             channels_last = maps.shape[1] == maps.shape[2] != maps.shape[3]
             return maps if channels_last else maps.permute(0, 2, 3, 1)
@@ -203,8 +204,8 @@ class Encoder(Component):
         self.training = mode
         if mode and not self.frozen:
             for module in self._tuned(self.network.named_modules()):
-                keeps = self.keeps_batch_norm_statistics and isinstance(module, nn.modules.batchnorm._BatchNorm)
-                module.training = not keeps
+                is_batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+                module.training = not (self.freeze_batch_norm_statistics and is_batch_norm)
         return self
 
     def parameter_groups(self) -> list[dict[str, Any]]:

@@ -24,12 +24,12 @@ class ConvEncoder(Encoder):
         channels: Number of channels of each stage; the last is D.
         strides: Stride of each stage's first convolution. The input's side is the grid's side times their product.
         image_size: Side of the square input in pixels; the whole image is squashed into it.
-        positions: Add a learned vector of its position to every annotation, initialised with sinusoids. Without it the
+        positions: Add a learned vector of its position to every annotation, initialized with sinusoids. Without it the
             decoder must guess "left of" from traces of the padding.
         learning_rate: Learning rate of the encoder; None uses the decoder's.
     """
 
-    keeps_batch_norm_statistics = False  # there are no published statistics
+    freeze_batch_norm_statistics = False  # there are no published statistics
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ def _block(before: int, after: int, kernel: int, stride: int) -> list[nn.Module]
 
 
 class _Positions(nn.Module):
-    """Adds a learned map, initialised with sinusoids: half of the channels encode the row, half the column."""
+    """Adds a learned map, initialized with sinusoids: half of the channels encode the row, half the column."""
 
     def __init__(self, dim: int, side: int) -> None:
         super().__init__()

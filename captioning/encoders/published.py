@@ -36,7 +36,7 @@ class PublishedEncoder(Encoder):
         preprocessing = replace(preprocessing, mean=mean or preprocessing.mean, std=std or preprocessing.std)
         super().__init__(network, preprocessing, weights, **training)
 
-    def _maps(self, images: Tensor) -> Tensor:
+    def maps(self, images: Tensor) -> Tensor:
         maps = self.network(images)  # torchvision's nodes by name, timm's feature maps in a list, or its head
         return maps if isinstance(maps, Tensor) else maps[_NODE if isinstance(maps, dict) else 0]
 
@@ -77,11 +77,11 @@ class TorchvisionEncoder(PublishedEncoder):
         learning_rate: float | None = None,
     ) -> None:
         check_range(1, image_size=image_size)
-        published = _of_torchvision(name, node, weights, image_size, model_args or {})
+        published = _torchvision_network(name, node, weights, image_size, model_args or {})
         super().__init__(published, crop, mean, std, trainable_from=trainable_from, learning_rate=learning_rate)
 
 
-def _of_torchvision(
+def _torchvision_network(
     name: str, node: str, weights: str | None, image_size: int | None, model_args: dict[str, Any]
 ) -> Published:
     import torchvision
@@ -157,11 +157,11 @@ class TimmEncoder(PublishedEncoder):
         learning_rate: float | None = None,
     ) -> None:
         check_range(1, image_size=image_size)
-        published = _of_timm(name, out_index, weights, image_size, model_args or {})
+        published = _timm_network(name, out_index, weights, image_size, model_args or {})
         super().__init__(published, crop, mean, std, trainable_from=trainable_from, learning_rate=learning_rate)
 
 
-def _of_timm(
+def _timm_network(
     name: str, out_index: int | str, weights: str | None, image_size: int | None, model_args: dict[str, Any]
 ) -> Published:
     args = {key: value for key, value in model_args.items() if key != "checkpoint_path"}  # opening it could run code

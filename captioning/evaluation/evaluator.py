@@ -48,8 +48,8 @@ class Evaluator:
     images: dict[int, CaptionedImage] = field(default_factory=dict)  # by row of the split
     sums: dict[int, dict[str, float]] = field(default_factory=dict)
     """Sums of each batch, by the row of its first image: log-probabilities of its references in nats, and their number
-    of "words". ``finish`` adds them in the order of the split, which keeps a sum's last digits. If another process's
-    images and sums are merged into these, a batch that both evaluated counts once."""
+    of "words". ``finish`` adds them in the order of the split, so that any number of processes gives the same
+    last digits. If another process's images and sums are merged into these, a batch that both evaluated counts once."""
 
     def __post_init__(self) -> None:
         if self.references and not self.regions.index.captions:
@@ -92,7 +92,8 @@ class Evaluator:
         cells, image_ids = self.captioner.encoder.cells, batch.image_ids.tolist()
         images = zip(image_ids, rows, objects, reference_hits, hypotheses, strict=True)
         for image_id, row, in_view, hits, (best,) in images:
-            words, (alphas, evidence) = self.vocabulary.decode(best.ids), (best.trace.alphas, best.trace.evidence)
+            words = self.vocabulary.decode(best.ids)
+            alphas, evidence = best.trace.alphas, best.trace.evidence
             caption, written = " ".join(words), self.vocabulary.tokenizer.join(words)
             regions = named_regions(words, in_view)
             image = CaptionedImage(

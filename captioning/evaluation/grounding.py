@@ -19,7 +19,7 @@ def noun_hits(words: Sequence[str], alphas: ArrayLike, regions: Sequence[Region]
     """Judge every noun or phrase of a caption that has a region, in caption order.
 
     A location is a hit if its cell touches the region, that is, if the mask dilated by half a cell contains the cell's
-    centre.
+    center.
 
     Correctness is the attention correctness of Liu et al. ("Attention correctness in neural image captioning", AAAI
     2017): the sum of attention over the region that the word names. Differs from the paper: a location's weight is
@@ -34,7 +34,7 @@ def noun_hits(words: Sequence[str], alphas: ArrayLike, regions: Sequence[Region]
         cells: The grid of L locations.
     """
     alphas = np.asarray(alphas).reshape(-1, *cells.grid_size)
-    centre = centre_attention(cells)
+    center = center_attention(cells)
     hits = []
     for region in regions:
         covered, alpha = region.covered, alphas[region.end - 1]
@@ -48,7 +48,7 @@ def noun_hits(words: Sequence[str], alphas: ArrayLike, regions: Sequence[Region]
                 centre_hit=float(touched[_central_cells(cells)].mean()),
                 correctness=float((alpha * covered).sum()),
                 uniform=float(covered.mean()),
-                centre=float((centre * covered).sum()),
+                centre=float((center * covered).sum()),
                 location=location,
             )
         )
@@ -71,13 +71,13 @@ def grounding_metrics(images: Sequence[CaptionedImage]) -> dict[str, float]:
 
 
 @functools.cache
-def centre_attention(cells: CellGrid) -> Floats:
+def center_attention(cells: CellGrid) -> Floats:
     """Return attention (height, width) on the middle of the view, a baseline that sums to 1.
 
-    It is a Gaussian at the centre of the view, read at the cells' centres. Its standard deviations are a quarter of the
+    It is a Gaussian at the center of the view, read at the cells' centers. Its standard deviations are a quarter of the
     height and of the width, so that half of its mass lies in the middle quarter of the view's area.
     """
-    positions = (centres / side for centres, side in zip(cells.centers(), cells.size, strict=True))
+    positions = (centers / side for centers, side in zip(cells.centers(), cells.size, strict=True))
     weights = np.outer(*(np.exp(-0.5 * ((position - 0.5) / 0.25) ** 2) for position in positions))
     return weights / weights.sum()
 
@@ -85,5 +85,5 @@ def centre_attention(cells: CellGrid) -> Floats:
 @functools.cache
 def _central_cells(cells: CellGrid) -> tuple[NDArray[np.intp], ...]:
     """Return an index of the cells nearest to the view's middle; several may be equally near."""
-    distances = [np.abs(centres - side / 2) for centres, side in zip(cells.centers(), cells.size, strict=True)]
+    distances = [np.abs(centers - side / 2) for centers, side in zip(cells.centers(), cells.size, strict=True)]
     return np.ix_(*(away <= away.min() + 1e-6 * stride for away, stride in zip(distances, cells.stride, strict=True)))

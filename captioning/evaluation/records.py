@@ -26,10 +26,10 @@ class NounHit:
     noun: str  # as in the caption
     hit: bool  # whether the strongest location touches the object
     chance: float  # probability that a random location is a hit: the fraction of locations that touch the object
-    centre_hit: float  # the same for a random one of the 1, 2 or 4 central locations
+    centre_hit: float  # probability of a hit by a random one of the 1, 2 or 4 central locations
     correctness: float  # fraction of the attention on the object (Liu et al. 2017)
-    uniform: float  # the same for even attention: the fraction of the view that the object covers
-    centre: float  # the same for ``grounding.centre_attention``
+    uniform: float  # correctness of even attention: the fraction of the view that the object covers
+    centre: float  # correctness of ``grounding.center_attention``
     location: int | None = None  # the strongest; None in files of an earlier version
 
 
@@ -40,7 +40,7 @@ class CaptionedImage:
     image_id: int  # the data set's number
     file: str | None = None  # the image's; None in files of an earlier version
     caption: str
-    log_prob: float | None = None  # score of the search: the sum over words in nats, divided by its normalisation
+    log_prob: float | None = None  # criterion of the search: the sum over words in nats, divided by its normalization
     finished: bool | None = None  # False if the maximum length cut the caption off
     references: list[str]
     written: str | None = None  # the caption as the tokenizer writes it, if that differs

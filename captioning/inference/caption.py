@@ -38,7 +38,7 @@ class Caption:
         text: The words as people write them, in English with spaces between them.
         words: T words, without <start> and <end>.
         log_probs: Log-probability of each word in nats, and one more for <end> if the caption is finished.
-        log_prob: The score of the search: the sum of ``log_probs``, divided by the length normalization.
+        log_prob: The search's criterion: the sum of ``log_probs``, divided by the length normalization.
         finished: False if the maximum length cut the caption off.
         trace: The attention at each word, as arrays (T, ..).
         cells: The positions of the L locations on the view.
@@ -105,7 +105,7 @@ class Caption:
             heads: Also show each head of multi-head attention.
             details: Also write beta and the greatest attention of each word, and show the evidence below the alphas.
         """
-        from captioning.views.overlays import Look, attention_figure  # imports matplotlib
+        from captioning.views.overlays import ModelAttention, attention_figure  # imports matplotlib
 
         if heads and self.trace.heads is None:
             raise InputError("heads: this model's attention has none; leave it out")
@@ -113,9 +113,9 @@ class Caption:
             raise InputError("heads: several models are drawn as one row each; leave it out")
         captions = {self.model: self, **self.beside}
         photos = {name: caption._whole() for name, caption in captions.items()}
-        looks = {name: Look(caption.trace, caption.cells, photos[name][1]) for name, caption in captions.items()}
+        attention = {n: ModelAttention(caption.trace, caption.cells, photos[n][1]) for n, caption in captions.items()}
         options: dict[str, Any] = {"style": style, "text": self.text, "heads": heads, "details": details}
-        return attention_figure(photos[self.model][0], self.words, looks, **options)
+        return attention_figure(photos[self.model][0], self.words, attention, **options)
 
     def save_figure(self, path: str | Path, style: Style = "color", **options: bool) -> None:
         """Write ``figure`` with these options to a .png, .pdf or .svg file. Raises InputError for another suffix."""
@@ -142,7 +142,7 @@ class Caption:
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the pixels as plain data for JSON, with attention rounded to 6 digits.
 
-        "cells" has the center of the first location and the distance between neighbours, [y, x] in pixels of the view.
+        "cells" has the center of the first location and the distance between neighbors, [y, x] in pixels of the view.
         "evidence" is null for a decoder without it. "chosen" has the location that hard attention chose at each word,
         null where the context is an expectation.
         """

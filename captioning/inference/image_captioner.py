@@ -71,7 +71,8 @@ class ImageCaptioner(Generic[Model]):
 
     def export(self, folder: str | Path, card: str = "", *, dtype: StoredType = "float32") -> None:
         """Write a folder that ``load`` reads, with a card in Markdown; see ``write_export``."""
-        assert isinstance(self.model, Captioner), "an ensemble is not exported as one; export its members"
+        if not isinstance(self.model, Captioner):
+            raise InputError("an ensemble is not exported as one; export its members")
         write_export(Path(folder), self.model, self.vocabulary, self.settings, card, dtype=dtype)
 
     @overload

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from captioning.data.images import formats, load_image, rgb, unreadable
+from captioning.data.images import formats, load_image, rgb, why_unreadable
 from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError, one_line, warn_once
 from captioning.inference.caption import Photo
@@ -103,7 +103,7 @@ def open_image(source: ImageSource, minimum_side: int) -> Image.Image:
     try:
         return rgb(Image.open(io.BytesIO(source), formats=formats()) if isinstance(source, bytes) else source)
     except Exception as error:  # damaged pixels raise errors of many types
-        reason = unreadable(error, source if isinstance(source, bytes) else b"")
+        reason = why_unreadable(error, source if isinstance(source, bytes) else b"")
         raise InputError(f"image: {type(source).__name__} that cannot be read ({reason})") from error
 
 

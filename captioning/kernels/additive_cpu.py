@@ -1,4 +1,4 @@
-"""The additive score and its gradients in C (``native/additive.c``). Letters as in ``additive``.
+"""The additive score and its gradients in C (``native/additive.c``). Letters as in ``kernels.attention``.
 
 The kernels are compiled once per machine with its C compiler (``CC``, or ``cc``) into the user's cache. Options in
 ``CC`` win, such as ``CC="cc -march=x86-64-v3"`` for a processor with AVX2 at most.
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 _FOLDER = Path(__file__).parent / "native"
-# fast-math lets sums be reordered and so vectorised. Without the start files, it does not change how the whole process
+# fast-math lets sums be reordered and so vectorized. Without the start files, it does not change how the whole process
 # rounds tiny numbers. NaN stays NaN, so that a diverging run shows it.
 _FLAGS = "-O3 -ffast-math -fno-finite-math-only -funroll-loops -march=native -fPIC -shared -nostartfiles".split()
 _TYPES = (torch.float32, torch.bfloat16)
@@ -100,7 +100,7 @@ def _threads() -> int:
 
 @functools.cache
 def _openmp() -> tuple[int | None, ...] | None:
-    """Return the addresses of ``Pool``'s functions in the OpenMP runtime that PyTorch itself uses, if it is one."""
+    """Return the addresses of ``_Pool``'s functions in the OpenMP runtime that PyTorch itself uses, if it is one."""
     try:
         runtime = ctypes.CDLL(str(next(Path(torch.__file__).parent.glob("lib/libtorch_cpu.*"))))  # and what it links to
         functions = (runtime.GOMP_parallel, runtime.omp_get_thread_num, runtime.omp_get_num_threads)

@@ -80,7 +80,7 @@ class CaptionModel(nn.Module, metaclass=ABCMeta):
     def in_context_mode(self, mode: str | None) -> AbstractContextManager[None]:
         """Use a context mode of attention within a ``with`` block, None for the model's own.
 
-        An InputError says that the attention does not know the mode.
+        Raises InputError if the attention does not know the mode.
         """
 
     def with_evidence(self, memory: Any, hypotheses: list[list[Hypothesis]]) -> list[list[Hypothesis]]:

@@ -158,7 +158,7 @@ class Decoder(Component):
             annotations = torch.zeros_like(annotations).index_put((mask,), self.feature_norm(annotations[mask]))
         annotations = to_autocast(annotations)
         if self.annotation_layer is not None:
-            # Normalisation layers return float32 on a GPU.
+            # Normalization layers return float32 on a GPU.
             annotations = to_autocast(self.annotation_layer(annotations, mask))  # (B, L, D')
         return self.prepare_memory(annotations, mask)
 

@@ -13,7 +13,7 @@ In the letters of the paper, where t is the step and phi the selection of the at
     h_t = o * tanh(c_t)                                                    Eq. 3
     p(y_t) = softmax(L_o(E y_{t-1} + L_h h_t + L_z z_t))                   Eq. 7    model/output.py
 
-Training minimises Eq. 14 (objective/objective.py); where locations are drawn, the bound of Eq. 10 by the
+Training minimizes Eq. 14 (objective/objective.py). Where locations are drawn, it maximizes the bound of Eq. 10 by the
 gradient of Eq. 11-12 (objective/estimators.py).
 """
 
@@ -53,7 +53,7 @@ class AttentionDecoder(Decoder):
         standardize_annotations: Whether to subtract the mean and divide by the standard deviation of each annotation
             channel, as measured in training. Differs from the paper, which takes the CNN's output as it is: the
             channels of frozen ReLU features differ widely in scale.
-        annotation_layer: A layer over the (standardised) annotations, such as a bidirectional LSTM; the decoder attends
+        annotation_layer: A layer over the (standardized) annotations, such as a bidirectional LSTM; the decoder attends
             to its output.
         output: Layers that predict words from state and context. Defaults to the paper's deep output.
 
@@ -141,7 +141,7 @@ class AttentionDecoder(Decoder):
         i, f, o, g = torch.sigmoid(i), torch.sigmoid(f), torch.sigmoid(o), torch.tanh(g)  # Eq. 1
         c = f * c + i * g  # Eq. 2
         h = (o * torch.tanh(c)).to(gates.dtype)  # Eq. 3
-        return (h, c, *attention_state), LSTMStep(h, z, beta_logit, *attended[1:])
+        return (h, c, *attention_state), LSTMStep(h=h, beta_logit=beta_logit, **attended._asdict() | {"context": z})
 
     def step(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionTrace]:
         word = self.embedding(tokens)  # (N, E)
@@ -152,7 +152,8 @@ class AttentionDecoder(Decoder):
         packed = Packed(repeat_rows(captions, samples), repeat_rows(lengths, samples))
         word = self.embedding(captions[:, :-1])  # (N, T, E); embedding, word terms and Eq. 7 take all steps at once
         # Attention without randomness leads all samples of a caption through the same states: run them once.
-        repeats, B = 1 if self.attention.deterministic else samples, len(memory.annotations)
+        repeats = 1 if self.attention.deterministic else samples
+        B = len(memory.annotations)
         word_terms, lengths = (repeat_rows(x, repeats) for x in (self._word_terms(word), lengths))
         state = tuple(repeat_rows(tensor, len(lengths) // B) for tensor in self.init_state(memory))
         lstm = run_recurrence(self._recur, self, word_terms, state, memory, B, lengths)

@@ -17,7 +17,7 @@ from captioning.trace import AttentionTrace
 
 
 class LSTMStep(NamedTuple):
-    """What a step of the LSTM leaves: (N, ..) for N rows, (N, T, ..) or (M, ..) for many steps at once.
+    """The result of a step of the LSTM: (N, ..) for N rows, (N, T, ..) or (M, ..) for many steps at once.
 
     Attributes:
         h: (.., H), the new h_t.
@@ -44,7 +44,7 @@ class Output(Component):
     """The layers L_h, L_z and L_o of Eq. 7, and how they are combined into the logits of words."""
 
     def check(self, attention: Attention) -> None:
-        """Raise an InputError if this output does not work with ``attention``."""
+        """Raise InputError if this output does not work with ``attention``."""
 
     def build(
         self, embedding_dim: int, hidden_dim: int, annotation_dim: int, vocabulary_size: int, *, dropout: float
@@ -100,7 +100,7 @@ class Output(Component):
         return logits.masked_fill(~repeat_rows(memory.mask, len(words) // len(A)).unsqueeze(1), float("-inf"))
 
     def evidence(self, words: Tensor, memory: Memory) -> Tensor | None:
-        """Return where the image speaks for words (N, T): softmax_i(W_y . L_z a_i), (N, T, L), which sums to 1.
+        """Return how strongly each location speaks for words (N, T): softmax_i(W_y . L_z a_i), (N, T, L), summing to 1.
 
         It is a class activation map inside the decoder. It does not depend on the alphas: a location may speak for a
         word and not have been looked at. None for an output whose ``forward`` returns the posterior instead.

@@ -1,4 +1,4 @@
-"""What training minimises: objectives, and estimators of the gradient of draws."""
+"""What training minimizes: objectives, and estimators of the gradient of draws."""
 
 from captioning.objective.estimators import Estimator, LeaveOneOut, MovingAverage
 from captioning.objective.guidance import EvidenceGuidance, Guidance, RegionGuidance

@@ -1,4 +1,4 @@
-"""Statistics of the alphas, and the cause if they no longer depend on the word."""
+"""Statistics of the alphas, and a watch that names the cause when alphas stop depending on the word."""
 
 from __future__ import annotations
 

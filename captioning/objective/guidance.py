@@ -37,7 +37,7 @@ class Guidance(Component):
         self.weight = weight
 
     def check(self, decoder: Decoder) -> None:
-        """Raise an InputError if the decoder cannot be taught by this term."""
+        """Raise InputError if the decoder cannot be taught by this term."""
 
     def on_train_start(self, vocabulary: Vocabulary) -> None:
         """Prepare for the words of a vocabulary; called once, before the first batch."""

@@ -1,4 +1,4 @@
-"""What training minimises: a sum of terms for the likelihood (Eq. 14, and Eq. 11-12 where locations are drawn)."""
+"""What training minimizes: a sum of terms for the likelihood (Eq. 14, and Eq. 11-12 where locations are drawn)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Loss(NamedTuple):
 
 
 class Objective(Component):
-    """What training minimises.
+    """What training minimizes.
 
     Attributes:
         needs_pretrained: Whether training needs the weights of a model that captions already.
@@ -55,7 +55,7 @@ class Objective(Component):
     def bind(self, decoder: Decoder) -> Self:
         """Prepare for a decoder; called once, when the model is put together.
 
-        An InputError says that an option has no effect on this decoder or its attention, or does not work with it.
+        Raises InputError if an option has no effect on this decoder or its attention, or does not work with it.
         """
         return self
 
@@ -74,7 +74,9 @@ class Objective(Component):
 
 
 class Likelihood(Objective):
-    """-log p(y | a) plus the doubly stochastic penalty (Eq. 14); with hard attention, the bound L_s of Eq. 10 instead.
+    """-log p(y | a) plus the doubly stochastic penalty (Eq. 14).
+
+    With hard attention, minus the bound L_s of Eq. 10 takes the place of the first term.
 
     Args:
         attention_penalty: lambda of Eq. 14; ``reductions.doubly_stochastic_penalty`` gives the exact reduction.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from captioning.component import Component
 from captioning.objective.processes import process_count, relative_size
 from captioning.precision import at_least_float32
 
@@ -49,7 +50,7 @@ def step_entropy(alphas: Tensor) -> Tensor:
     return torch.special.entr(torch.where(alphas > 0, alphas, 1.0)).sum(dim=-1)
 
 
-class Reduction:
+class Reduction(Component):
     """Averages **per word** or per caption, never plain sums.
 
     A weight therefore means the same at any batch size. With several processes, the mean of their results is the term

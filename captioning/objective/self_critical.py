@@ -53,7 +53,7 @@ class SelfCriticalTraining(Objective):
         dropout: Whether to differentiate log p(w | a) with the decoder's dropout. Captions are still sampled without,
             so that the gradient is only approximately that of the expected reward. On a few thousand images dropout
             keeps the model from overfitting the rewards of the training images.
-        likelihood: The likelihood of the batch's own captions, with its guidance, that is minimised as well. The reward
+        likelihood: The likelihood of the batch's own captions, with its guidance, that is minimized as well. The reward
             alone moves the alphas away from what they were taught.
         likelihood_weight: Weight of that likelihood.
 
@@ -135,9 +135,9 @@ class SelfCriticalTraining(Objective):
 
     @torch.no_grad()
     def sample(
-        self, captioner: Captioner, memory: Memory, records: Sequence[int]
+        self, captioner: Captioner, memory: Memory, rows: Sequence[int]
     ) -> tuple[list[Hypothesis], Tensor, Tensor]:
-        """Sample captions of the B images of ``memory``, which are ``records`` of the training split.
+        """Sample captions of the B images of ``memory``, which are ``rows`` of the training split.
 
         Returns:
             N = B * samples captions, those of an image adjacent; their rewards (N,) and baselines (N,).
@@ -147,12 +147,12 @@ class SelfCriticalTraining(Objective):
         states = tuple(repeat_rows(tensor, self.samples) for tensor in state)
         max_length, constraints = self.search.max_length, Constraints(min_length=self.search.min_length)
         captions = decoding.sample(step, states, max_length=max_length, constraints=constraints)
-        record_of_caption = [record for record in records for _ in range(self.samples)]
+        row_of_caption = [row for row in rows for _ in range(self.samples)]
         if self.baseline == "leave_one_out":
-            rewards = self.reward(record_of_caption, captions).to(state[0].device)
+            rewards = self.reward(row_of_caption, captions).to(state[0].device)
             return captions, rewards, leave_one_out(rewards, self.samples)
         greedy = decoding.greedy(step, state, max_length=max_length, constraints=constraints)
-        rewards = self.reward([*record_of_caption, *records], [*captions, *greedy]).to(state[0].device)
+        rewards = self.reward([*row_of_caption, *rows], [*captions, *greedy]).to(state[0].device)
         rewards, baseline = rewards.split([len(captions), len(greedy)])  # (N,), (B,)
         return captions, rewards, repeat_rows(baseline, self.samples)
 
@@ -166,7 +166,7 @@ class SelfCriticalTraining(Objective):
         image_index = repeat_rows(torch.arange(B, device=device), len(captions) // B)  # (N,)
         sampled = replace(batch, captions=ids.to(device), lengths=lengths.to(device), image_index=image_index)
         output = captioner.teacher_force(sampled, memory)
-        logits = _of_allowed_words(output, self.search.min_length)
+        logits = _sampleable_logits(output, self.search.min_length)
         return step_log_probs(logits, output.targets, output.mask).sum(dim=1), output
 
 
@@ -184,7 +184,7 @@ def _dropout(decoder: Decoder) -> Iterator[None]:
         decoder.eval()
 
 
-def _of_allowed_words(output: DecoderOutput, min_length: int) -> Tensor:
+def _sampleable_logits(output: DecoderOutput, min_length: int) -> Tensor:
     """Return the logits (M, V), at least float32; those of words that are never sampled are far below the others."""
     logits = at_least_float32(output.logits)
     never = -1e30  # far below any logit, and finite when a kernel sums a row: infinities times 0 are NaN

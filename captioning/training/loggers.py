@@ -114,14 +114,14 @@ def upload_advice(folder: Path) -> str:
 
 def draw_samples(folder: Path, suffix: str, evaluator: Evaluator) -> dict[str, str]:
     """Write figures of the evaluator's kept images to ``samples/``; return the captions by file."""
-    from captioning.views.overlays import Look, attention_figure, save_figure  # matplotlib is slow to import
+    from captioning.views.overlays import ModelAttention, attention_figure, save_figure  # matplotlib is slow to import
 
     encoder, index, captions = evaluator.captioner.encoder, evaluator.regions.index, dict[str, str]()
     for row, (image, hypothesis) in sorted(evaluator.kept.items()):
         if not index.image_path(row).is_file():  # cached features alone
             continue
         photo = index.image(row, encoder.preprocessing)
-        look = Look(hypothesis.trace, encoder.cells, encoder.preprocessing.region(photo.size))
+        look = ModelAttention(hypothesis.trace, encoder.cells, encoder.preprocessing.region(photo.size))
         figure = attention_figure(photo, image.words, {"": look}, text=image.text)
         path = folder / "samples" / f"{image.image_id}_{suffix}.png"
         with replacing(path) as part:

@@ -123,7 +123,7 @@ def _content(images: Sequence[Shown]) -> Shown:
             "sigmaOfSide": maps.SIGMA_OF_SIDE,
             "sigmaOfCell": maps.SIGMA_OF_CELL,
             "nearlyEven": maps.NEARLY_EVEN,
-            "look": maps.LOOKS["color"],
+            "look": maps.STYLES["color"],
         },
         "runs": list(dict.fromkeys(run["run"] for run in runs)),
         "attentions": _labels({name for run in runs for caption in run["captions"] for name in caption["attention"]}),

@@ -21,7 +21,7 @@ NEARLY_EVEN = 2.0  # a map prefers no location if its maximum is less than this 
 _LUMINANCE = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # of red, green and blue (ITU-R BT.601)
 _COLORMAP = "inferno"  # perceptually uniform, safe for color-blind readers, and monotonic in gray print
 
-LOOKS: dict[Style, dict[str, float]] = {"color": {"dim": 0.4, "opacity": 0.5}, "paper": {"dim": 0.25, "opacity": 0.7}}
+STYLES: dict[Style, dict[str, float]] = {"color": {"dim": 0.4, "opacity": 0.5}, "paper": {"dim": 0.25, "opacity": 0.7}}
 """dim: the brightness of the view where there is no attention. opacity: of the map at the greatest attention."""
 
 
@@ -69,7 +69,7 @@ def paint(view: NDArray[np.float32], smooth: NDArray[np.float32], end: float, st
     greatest are seen, too. The paper's style is white on a gray view. Differs from the paper, whose white is 80 %
     opaque and hides the object.
     """
-    look = LOOKS[style]
+    look = STYLES[style]
     strength = np.sqrt((smooth / np.float32(end)).clip(0, 1))
     colors = map_colors()[128 + (strength * 127).astype(np.uint8)]  # the bright half: opacity makes weak ones faint
     if style == "paper":

@@ -36,7 +36,7 @@ Box = tuple[float, float, float, float]
 WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
 
 
-class Look(NamedTuple):
+class ModelAttention(NamedTuple):
     """A model's attention at T words."""
 
     trace: AttentionTrace  # of (T,) steps
@@ -47,7 +47,7 @@ class Look(NamedTuple):
 def attention_figure(
     photo: Image.Image,
     words: Sequence[str],
-    looks: Mapping[str, Look],
+    looks: Mapping[str, ModelAttention],
     *,
     style: Style = "color",
     text: str | None = None,
@@ -169,7 +169,7 @@ class _Row(NamedTuple):
         return paint(self.background, smooth_alphas(weights, self.cells), end, style)
 
 
-def _rows(name: str, look: Look, photo: Image.Image, *, heads: bool, details: bool) -> list[_Row]:
+def _rows(name: str, look: ModelAttention, photo: Image.Image, *, heads: bool, details: bool) -> list[_Row]:
     """Return the rows of panels of a model."""
     trace, background = look.trace.map(np.asarray), _background(photo, look.region)
     maps = {"attention": trace.alphas}

@@ -134,3 +134,9 @@ def test_captions_without_a_sentence_are_counted(folder, caplog):
 def test_a_folder_without_the_annotations_is_one_line(folder):
     with pytest.raises(InputError, match="has no folder Annotations; unpack"):
         source(folder, entities=str(folder / "nowhere")).phrases("val")
+
+
+def test_the_home_folder_may_be_written_as_a_tilde(folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder))
+    data = KarpathySource("~/dataset.json", "~", entities="~/entities", instances=["~/instances.json"])
+    assert data.phrases("train") is not None and data.objects("train") is not None

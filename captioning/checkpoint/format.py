@@ -45,7 +45,7 @@ def describe(captioner: Captioner, vocabulary: Vocabulary, settings: Mapping[str
 def rebuild(content: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[Captioner, Vocabulary]:
     """Return the captioner and the vocabulary of a checkpoint's ``["captioning"]`` and ``["state_dict"]`` entries.
 
-    Only known classes are constructed, and no file that the description names is read or written. Raise InputError if
+    Only known classes are constructed, and no file that the description names is read or written. Raises InputError if
     the format is a newer version's, a class is unknown, or the weights are not finite, and any other exception if the
     content is damaged.
     """
@@ -55,9 +55,8 @@ def rebuild(content: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[Cap
     vocabulary = Vocabulary(content["vocabulary"], tokenizer_from(content["tokenizer"]))
     encoder: Encoder = Encoder.from_config(content["encoder"])
     encoder.preprocessing = Preprocessing(**content["preprocessing"])
-    captioner = Captioner(
-        encoder, Decoder.from_config(without(content["decoder"], _counts_batches)), vocabulary_size=len(vocabulary)
-    )
+    decoder: Decoder = Decoder.from_config(without(content["decoder"], _counts_batches))
+    captioner = Captioner(encoder, decoder, vocabulary_size=len(vocabulary))
     prefix = "captioner."
     weights = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
     captioner.load_state_dict(weights)
@@ -81,7 +80,7 @@ def _counts_batches(name: str, value: Any) -> bool:
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Return what `captioning fit` saved, on the CPU, without running code in the file.
 
-    Tensors are read on first use, so that the optimizer's state, two thirds of the file, stays on the disk. Raise
+    Tensors are read on first use, so that the optimizer's state, two thirds of the file, stays on the disk. Raises
     InputError if the file is missing, damaged, or another project's.
     """
     if path.is_dir():

@@ -105,7 +105,7 @@ def _image_files(
         data = run.settings.get("data") or {}
         try:
             settings = data["source"]
-            source = known_class(settings["class_path"], CaptionSource)(**settings.get("init_args", {}))
+            source = known_class(settings["class_path"], CaptionSource)(**settings.get("init_args", {}))  # type: ignore[type-abstract]
             if run.name in models:
                 source.tokenizer = models[run.name].vocabulary.tokenizer
             index = source.index(str(run.search.get("split") or data.get("test_split") or "test"))

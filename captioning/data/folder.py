@@ -83,11 +83,9 @@ class FolderSource(CaptionSource):
         folder_split = {name: _SPLIT_OF.get(folder, "") for name, folder in first_folders}
         splits_with_folder, assigned = {*folder_split.values()}, set[str]()
         for captions, line, name, row in rows:
-            image, by_folder, by_hash = (
-                first_name.setdefault(real(name), name),
-                folder_split[name],
-                hashed_split(row.image),
-            )
+            image = first_name.setdefault(real(name), name)
+            by_folder = folder_split[name]
+            by_hash = hashed_split(row.image)
             if row.split or by_folder not in ("", "train"):
                 assigned.add(image)
             elif by_hash not in splits_with_folder:

@@ -73,10 +73,8 @@ class EvidenceGuidance(Guidance):
 
     def check(self, decoder: Decoder) -> None:
         if not (isinstance(decoder, AttentionDecoder) and decoder.attention.weighs_annotations):
-            name = type(decoder.attention).__name__
-            raise InputError(
-                f"guidance: EvidenceGuidance needs an LSTM whose context is a sum over locations, not {name}"
-            )
+            needed = f"an LSTM whose context is a sum over locations, not {type(decoder.attention).__name__}"
+            raise InputError(f"guidance: EvidenceGuidance needs {needed}")
 
     def on_train_start(self, vocabulary: Vocabulary) -> None:
         ids = vocabulary.encode(word for word in self.function_words if word in vocabulary)

@@ -1,4 +1,4 @@
-"""The layers over the annotations: self-attention and LSTM against loops, dropout of channels, all in the decoder."""
+"""The layers over the annotations: self-attention and LSTM against loops, and both in the decoder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing waits for ever: processes that load images and die, find no shared memory, or never bring their batch."""
+"""Loading does not hang: processes that load images and die, find no shared memory, or never bring their batch."""
 
 from __future__ import annotations
 
@@ -108,8 +108,9 @@ def train(folder: Path, workers: int) -> None:
 def test_a_run_that_waits_for_a_batch_ends_by_sigterm_within_seconds_and_is_saved(tmp_path, workers):
     make_shapes(tmp_path, train=2, val=1, test=1)
     # A process of its own: where tests share one, its threads and signals may be another's.
-    call = f"import pathlib, test_waiting; test_waiting.train(pathlib.Path({str(tmp_path)!r}), {workers})"
-    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    call = f"import pathlib, test_hanging; test_hanging.train(pathlib.Path({str(tmp_path)!r}), {workers})"
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": paths}
     run = subprocess.run([sys.executable, "-c", call], env=environment, capture_output=True, text=True, timeout=120)
     assert "left: " in run.stdout, run.stderr

@@ -1,4 +1,4 @@
-"""Images in every form that callers have them in, with the same caption; anything else is named."""
+"""An image has the same caption in every form that callers have it in; anything that is no image is named."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ PAGES, JSON = (".html", ".htm"), (".json", ".jsonl")
 def replacing(path: Path, option: str = "") -> Iterator[Path]:
     """Yield a temporary path beside ``path``; rename it to ``path`` when the block ends without an error.
 
-    Make missing folders. Replace the target of a link. Raise InputError, which names ``option``, if the file cannot be
-    written.
+    Make missing folders. Replace the target of a link. Raises InputError, which names ``option``, if the file cannot
+    be written.
     """
     path = path.expanduser()
     path = path.resolve() if path.is_symlink() else path
@@ -51,7 +51,7 @@ def write_json(path: Path, content: Any, *, indent: int | None = 1) -> None:
 
 
 def read_json(path: Path, what_to_do: str = "") -> Any:
-    """Return the content of a JSON file; raise InputError, which ends in ``what_to_do``, if it is not readable JSON."""
+    """Return the content of a JSON file. Raises InputError, which ends in ``what_to_do``, if it is no readable JSON."""
     advice = f"; {what_to_do}" if what_to_do else ""
     try:
         return json.loads(path.read_bytes())
@@ -62,14 +62,14 @@ def read_json(path: Path, what_to_do: str = "") -> Any:
 
 
 def refuse_inputs(output: str | Path | None, inputs: Iterable[str | Path], option: str) -> None:
-    """Raise InputError if the output is one of the input files, under any name or link."""
+    """Raises InputError if the output is one of the input files, under any name or link."""
     for path in inputs:
         if output is not None and os.path.exists(output) and os.path.exists(path) and os.path.samefile(path, output):
             raise InputError(f"{option} {output}: would replace {path}, which is an input; give another name")
 
 
 def check_suffix(path: str | Path, suffixes: Sequence[str] = FIGURES, option: str = "") -> None:
-    """Raise InputError if an output file has none of the suffixes."""
+    """Raises InputError if an output file has none of the suffixes."""
     if Path(path).suffix.lower() not in suffixes:
         raise InputError(f"{option} {path}: must end in {', '.join(suffixes)}".lstrip())
 

@@ -8,7 +8,6 @@ import shutil
 import zipfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from captioning.errors import InputError
 
@@ -85,7 +84,6 @@ def checksum(checkpoint: str | Path) -> str:
         return ""
 
 
-def is_current(search: dict[str, Any], checkpoint: Path | None) -> bool:
-    """Return whether a checkpoint has the weights of a test, and remove their checksum from the test's options."""
-    weights = search.pop("weights", "")
+def is_current(weights: str, checkpoint: Path | None) -> bool:
+    """Return whether a checkpoint may have the weights with a checksum; either may be unknown."""
     return not weights or checkpoint is None or weights == checksum(checkpoint)

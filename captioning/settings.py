@@ -23,11 +23,11 @@ _MOVED = {  # by section and name: the default in version 0.1, and the option of
 
 
 def read_config(path: Path, option: str = "") -> dict[str, Any]:
-    """Return the settings in a YAML file; raise InputError, which names ``option``, if it is no valid mapping."""
+    """Return the settings in a YAML file. Raises InputError, which names ``option``, if it is no valid mapping."""
     import yaml
 
     try:
-        settings = settings_loader()(path.read_text(encoding="utf-8-sig")) or {}
+        settings = install_yaml_loader()(path.read_text(encoding="utf-8-sig")) or {}
         problem = "" if isinstance(settings, dict) else "not a configuration, which is a mapping of settings"
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
@@ -48,8 +48,8 @@ def _with_named_files(settings: Any, folder: Path) -> Any:
 
 
 @functools.cache
-def settings_loader() -> Callable[[str], Any]:
-    """Return the function that parses YAML settings, and make jsonargparse use it.
+def install_yaml_loader() -> Callable[[str], Any]:
+    """Make jsonargparse parse YAML settings with the function that is returned.
 
     The function follows jsonargparse's rules, by which 1e-3 is a number, and expands ``~``. It raises InputError for a
     key that stands twice, because PyYAML would silently take the last one.

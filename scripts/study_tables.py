@@ -11,7 +11,7 @@ import numpy as np
 from measurements import Scores, read_scores, score_name, write_measurements
 from study_file import TRAINING, Study
 
-from captioning.comparison.result import ONE_SEED, Group, change_text
+from captioning.comparison.result import ONE_SEED, Variant, change_text
 from captioning.comparison.runs import is_run_folder, read_run
 from captioning.errors import InputError
 from captioning.files import read_json, write_text
@@ -91,16 +91,16 @@ def _by_seed(study: Study, scores: Mapping[str, Scores], variant: str, evaluatio
     return {seed: scores[name] for seed, name in names.items() if name in scores}
 
 
-def _group(study: Study, variant: str, scores: Mapping[str, Scores]) -> Group:
+def _group(study: Study, variant: str, scores: Mapping[str, Scores]) -> Variant:
     """Return the runs of a variant that are measured, with the scores that all of them have."""
     entries = _by_seed(study, scores, variant)
     values = [entry["values"] for entry in entries.values()]
     common = [key for key in COLUMNS if values and all(key in run for run in values)]
     runs = [f"{study.name}_{variant}_{seed}" for seed in entries]
-    return Group(variant, runs, list(map(str, entries)), {key: [run[key] for run in values] for key in common})
+    return Variant(variant, runs, list(map(str, entries)), {key: [run[key] for run in values] for key in common})
 
 
-def _bleu_counts(groups: Sequence[Group], runs: Path) -> tuple[dict[str, Floats], list[Path]]:
+def _bleu_counts(groups: Sequence[Variant], runs: Path) -> tuple[dict[str, Floats], list[Path]]:
     """Return BLEU's counts (images, C) of the runs of variants with several seeds, and the runs without these captions.
 
     Raises:
@@ -123,7 +123,7 @@ def _bleu_counts(groups: Sequence[Group], runs: Path) -> tuple[dict[str, Floats]
     return counts, missing
 
 
-def _tests(study: Study, groups: Sequence[Group], counts: Mapping[str, Floats]) -> Iterator[VariantTest]:
+def _tests(study: Study, groups: Sequence[Variant], counts: Mapping[str, Floats]) -> Iterator[VariantTest]:
     """Yield uncorrected tests of every variant against every reference, each pair once; both need several seeds."""
     tested = {group.name: group for group in groups if len(group.runs) > 1 and counts.keys() >= set(group.runs)}
     for number, reference in enumerate(study.references):
@@ -138,12 +138,12 @@ def _tests(study: Study, groups: Sequence[Group], counts: Mapping[str, Floats]) 
                 yield VariantTest(name, reference, difference, paired)
 
 
-def _pairs(study: Study, reference: Group, group: Group) -> bool:
+def _pairs(study: Study, reference: Variant, group: Variant) -> bool:
     related = study.starts_from(group.name, reference.name) or study.starts_from(reference.name, group.name)
     return related and group.seeds == reference.seeds
 
 
-def _written_tests(comparison: Mapping[str, Any], study: Study, groups: Sequence[Group]) -> Iterator[VariantTest]:
+def _written_tests(comparison: Mapping[str, Any], study: Study, groups: Sequence[Variant]) -> Iterator[VariantTest]:
     """Yield the tests of the last report by today's rule whose variants still have these scores."""
     seeds = {group.name: list(map(int, group.seeds)) for group in groups}
     means = {group.name: group.mean(METRIC) for group in groups if group.runs}
@@ -161,7 +161,7 @@ def _written_tests(comparison: Mapping[str, Any], study: Study, groups: Sequence
 
 
 def _tables(
-    study: Study, groups: Sequence[Group], scores: Mapping[str, Scores], tests: Sequence[VariantTest]
+    study: Study, groups: Sequence[Variant], scores: Mapping[str, Scores], tests: Sequence[VariantTest]
 ) -> Iterator[str]:
     """Yield the tables of the scores, of the training and of the further evaluations as Markdown."""
     columns = {key: column for key, column in COLUMNS.items() if any(key in group.scores for group in groups)}
@@ -208,7 +208,7 @@ def _over_training(study: Study, scores: Mapping[str, Scores]) -> Iterator[str]:
         yield f"{_markdown([[row[column] for column in logged] for row in rows])}\n\n{note}"
 
 
-def _note(groups: Sequence[Group], tests: Sequence[VariantTest]) -> str:
+def _note(groups: Sequence[Variant], tests: Sequence[VariantTest]) -> str:
     note = "Mean (standard deviation) over seeds."
     if any(len(group.runs) == 1 for group in groups):
         note += f" Rows without a deviation have {ONE_SEED}."
@@ -235,7 +235,7 @@ def _spread(values: Sequence[float], places: int) -> str:
     return f"{statistics.fmean(values):.{places}f}{deviation}"
 
 
-def _evaluation(study: Study, scores: Mapping[str, Scores], group: Group, evaluation: str) -> str:
+def _evaluation(study: Study, scores: Mapping[str, Scores], group: Variant, evaluation: str) -> str:
     """Return the score of an evaluation; of fewer seeds than beside it, with the seeds."""
     entries = _by_seed(study, scores, group.name, evaluation)
     text = _spread([entry["values"][METRIC] for entry in entries.values()], 2)

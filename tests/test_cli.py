@@ -97,7 +97,7 @@ def test_fit_then_test_from_the_checkpoint_alone(workdir, capsys):
         assert {"train/loss", "train/captions_per_second", "train/learning_rate"} <= set(next(csv.reader(file)))
     printed = capsys.readouterr().out
     assert "run folder: runs/tiny" in printed and "best checkpoint: " in printed
-    assert "(train/loss may be above val/nll: it alone" in printed and printed.count(f"{FEW})\n") == 2
+    assert "(train/loss may be above val/nll: only training" in printed and printed.count(f"{FEW})\n") == 2
     assert re.search(r"^epoch 1, step 2, \d+ s: train/loss [\d.]+ val/nll [\d.]+ val/bleu4", printed, re.MULTILINE)
     command("test", "--ckpt_path", BEST)
     written = metrics_of("runs/tiny")

@@ -335,3 +335,5 @@ def test_a_metric_that_cannot_be_computed_is_refused():
         compare(runs, metric="meteor", resamples=9)
     with pytest.raises(InputError, match=r"^metric must be one of bleu1, .* got 'bleu'; did you mean bleu"):
         compare(runs, metric="bleu", resamples=9)
+    with pytest.raises(InputError, match=r"^metric must be one of bleu1, .* cider_d, meteor, got 'nll'"):
+        compare(runs, metric="nll", resamples=9)

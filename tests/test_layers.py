@@ -36,11 +36,11 @@ ROOMS = {
     "objective": "attention component data decoding errors metrics model precision trace vocabulary",
     "evaluation": "cells data decoding errors files metrics model objective progress tokenizers vocabulary",
     "inference": "cells checkpoint data decoding encoders errors files model trace views vocabulary",
-    "comparison": "component data errors evaluation inference metrics progress run_folder settings views",
+    "comparison": "component data errors evaluation inference metrics progress run_folder settings trace views",
     "training": "attention checkpoint component data decoding encoders errors evaluation files metrics model objective "
     "run_folder settings tokenizers views vocabulary",
     "cli": "checkpoint comparison data decoding encoders errors evaluation files inference metrics "
-    "model precision provenance run_folder settings tokenizers training views vocabulary",
+    "model precision provenance run_folder settings tokenizers trace training views vocabulary",
     "__main__": "cli errors settings",
 }
 

@@ -362,9 +362,9 @@ def test_a_report_and_the_comparison_of_the_same_runs_find_the_same(measured):
     (test,) = written_tests()
     runs = [read_run(Path(f"runs/tiny_{variant}_{seed}")) for variant in ("soft", "hard") for seed in (1, 2, 3)]
     comparison = compare(runs, resamples=50)
-    difference = comparison.group_tests["tiny_hard"]["bleu4"]
+    difference = comparison.variant_tests["tiny_hard"]["bleu4"]
     assert test.items() >= (vars(difference.interval) | {"p_value": difference.p_value}).items()
-    soft, hard = comparison.groups
+    soft, hard = comparison.variants
     row = table(Path("results.md").read_text(), "val, ")["hard"]
     assert row[1] == f"{hard.mean('bleu4'):.2f} ({hard.deviation('bleu4'):.2f})"
     assert test["value"] == pytest.approx(hard.mean("bleu4") - soft.mean("bleu4"))

@@ -94,7 +94,8 @@ def _metrics(checkpoint: Path | None) -> str:
     for path in (run.path / "test_metrics.json", run.path / "val_metrics.json"):
         content = read_json(path) if path.is_file() else {}
         search = content.pop("search", {})
-        if content and search.pop("checkpoint", checkpoint.name) == checkpoint.name and is_current(search, checkpoint):
+        is_current_test = is_current(search.pop("weights", ""), checkpoint)
+        if content and search.pop("checkpoint", checkpoint.name) == checkpoint.name and is_current_test:
             split = search.pop("split", path.name.partition("_")[0])
             how = ", ".join(f"{name} {value}" for name, value in search.items())
             metrics = {n.partition("/")[2]: f"{value:.2f}" for n, value in content.items() if isinstance(value, float)}

@@ -106,7 +106,7 @@ def model_name(model: str | Path) -> str:
 
 
 def check_output(option: str, path: Path | None, suffixes: tuple[str, ...] = ()) -> None:
-    """Raise InputError for an output that looks mistyped: it has none of the suffixes, or needs two new folders.
+    """Raises InputError if an output looks mistyped: it has none of the suffixes, or needs two new folders.
 
     Without ``suffixes``, the output is a folder. None and - are not checked.
     """

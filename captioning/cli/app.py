@@ -30,7 +30,7 @@ this.contentWindow.focus({ preventScroll: true });
 
 
 def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860) -> None:
-    """Caption photographs on a page in the browser: drop one, see its words and where the model looked.
+    """Caption photos on a page in the browser: drop a photo, see its words and where the model looked.
 
     The command needs an extra: pip install -e '.[app]'. Only this machine can open the page, unless
     --host says otherwise, and photographs stay on the machine that serves it.

@@ -11,12 +11,12 @@ from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
 from captioning.cli import IMPORTED
 from captioning.cli.parser import OneLineErrors
 from captioning.errors import InputError
-from captioning.settings import settings_loader
+from captioning.settings import install_yaml_loader
 
 
 def restrict_imports() -> None:
     """Let settings name classes only of this package, PyTorch, Lightning, and the modules of ``--import``."""
-    settings_loader()
+    install_yaml_loader()
     allowed = ["captioning", "torch.optim", "torch.nn", "pytorch_lightning", "lightning_fabric", *IMPORTED]
     set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=allowed)
 

@@ -12,16 +12,14 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import Any, Literal, TextIO
 
 from typing_extensions import TypedDict, Unpack
 
 from captioning.cli import announce, check_output, model_name, print_written, suggest_path
 from captioning.errors import InputError, printable
 from captioning.files import FIGURES, JSON, PAGES, refuse_inputs, replacing, write_text
-
-if TYPE_CHECKING:
-    pass
+from captioning.trace import ContextMode
 
 
 class Search(TypedDict, total=False):
@@ -34,7 +32,7 @@ class Search(TypedDict, total=False):
     no_repeat_ngram: int
     prefix: str
     samples: int
-    context_mode: Literal["expected", "argmax", "sample"]
+    context_mode: ContextMode
     temperature: float
     top_k: int
     top_p: float
@@ -65,8 +63,8 @@ def caption(
         overlay: Draw where the model looked: a png, pdf or svg file for one image, a folder of png files for several.
             With several models, each has a row that shows where it looks at the same words.
         style: Style of overlays: the map in color or, as in the paper, in white on the gray image.
-        details: On overlays, also draw the evidence, where the word came from, and write each word's greatest attention
-            and beta, how much the image weighs for it.
+        details: Also draw the evidence on overlays: where each word came from. Also write the greatest attention of
+            each word and its beta, the weight of the image.
         heads: Also draw each head of multi-head attention on overlays.
         explorer: Write a page to explore attention and other captions, an HTML file.
         json: Also write words, attention and more, one JSON object a line; - prints them in place of captions.
@@ -77,12 +75,13 @@ def caption(
         no_repeat_ngram: Allow no sequence of N words twice, and no word twice in a row.
         prefix: Begin every caption with this text, such as "a photo of".
         samples: Print the N best captions or, with --sample, N samples.
-        context_mode: What hard attention looks at: the mean of all places, the most probable place, or a drawn one.
-        sample: Draw words at random instead of searching.
-        temperature: With --sample: below 1, probable words are drawn more often.
-        top_k: With --sample: draw from the N most probable words.
-        top_p: With --sample: draw from the most probable words that sum to this probability.
-        seed: Seed of what is drawn; by default a new one.
+        context_mode: Context of hard attention: the expectation over all locations, the most probable location, or a
+            drawn location.
+        sample: Sample words instead of searching.
+        temperature: Temperature of the sampling; below 1, probable words are sampled more often.
+        top_k: Restrict sampling to the N most probable words.
+        top_p: Restrict sampling to the most probable words that sum to this probability.
+        seed: Seed of the sampling; by default a new seed.
         device: auto, cpu, cuda or cuda:N.
         batch_size: Images per batch.
 
@@ -128,8 +127,9 @@ def caption(
                 content = result.to_dict() | ({} if overlay is None else {"overlay": str(overlays[str(result.path)])})
                 print(json_text.dumps(content), file=lines, flush=True)
             if lines is not sys.stdout:
+                place = [] if single else [printable(result.path)]
                 for text in [result.text, *(other.text for other in result.alternatives if "samples" in search)]:
-                    print(*[printable(result.path)] * (not single), printable(text), sep="\t", flush=True)
+                    print(*place, printable(text), sep="\t", flush=True)
             if explorer is not None:
                 shown.append(result.explored(title))
     if explorer is not None and shown:
@@ -164,7 +164,7 @@ def _paths(images: Sequence[str]) -> Iterator[str]:
 
 
 def _images_below(folder: str) -> list[str]:
-    """Return the images below a folder in order, and print what else is there; raise InputError without an image.
+    """Return the images below a folder in order, and print what else is there. Raises InputError if there is none.
 
     Links are followed, except links to a folder above. A file without a suffix is an image if it begins like one.
     """
@@ -189,9 +189,9 @@ def _images_below(folder: str) -> list[str]:
     listing = ", ".join(f"{count} {suffix or 'without a suffix'}" for suffix, count in sorted(others.items()))
     listing += f" ({HEIC})" if {".heic", ".heif"} & others.keys() else ""
     if not images:
-        raise InputError(f"{folder}: no image in this folder" + f", only {listing}" * bool(others))
+        raise InputError(f"{folder}: no image in this folder" + (f", only {listing}" if others else ""))
     if others:
-        print(f"{folder}: left out what are no images: {printable(listing)}", file=sys.stderr)
+        print(f"{folder}: skipped files that are not images: {printable(listing)}", file=sys.stderr)
     return sorted(images)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from captioning.cli import IMPORTED, announce, check_output, json_output, print_written, suggest_path
 from captioning.errors import InputError, check_whole
 from captioning.files import FIGURES, JSON, PAGES, refuse_inputs, write_text
+from captioning.metrics.table import CAPTION_METRICS
 from captioning.provenance import provenance
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 def compare(
     *runs: str,
     test: bool = False,
-    metric: Literal["bleu1", "bleu2", "bleu3", "bleu4", "rouge_l", "cider_d", "meteor"] = "bleu4",
+    metric: Literal[CAPTION_METRICS] = "bleu4",  # type: ignore[valid-type]
     images: int = 12,
     resamples: int = 1000,
     seed: int = 0,
@@ -36,7 +37,7 @@ def compare(
 
     Args:
         *runs: The folder of a run, or a folder of runs.
-        test: First test the best checkpoint of every run that has no captions, or those of other weights.
+        test: First test the best checkpoint of every run that has no captions, or captions of other weights.
         metric: Metric of the verdict.
         images: Number of images to show, those that differ most.
         resamples: Number of resamples for intervals and tests.
@@ -81,7 +82,7 @@ def compare(
         compared = [run for run in chosen if run.name in comparison.runs]  # without runs on other data
         explorer, missing_attention = explore(compared, models, comparison, seed=seed)
         comparison.notices += problems + missing_attention
-        first_seeds = {variant[0] for variant in comparison.variants}
+        first_seeds = {names[0] for names in comparison.runs_by_variant}
         picture = same_words_of([run for run in compared if run.name in first_seeds], models)
         if figure is not None:
             if picture is None:

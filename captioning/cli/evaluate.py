@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from captioning.cli import announce, check_output, json_output
+from captioning.data.records import Split
 from captioning.files import JSON, refuse_inputs
 
 
@@ -13,7 +14,7 @@ def evaluate(
     *,
     captions: Path,
     references: Path,
-    split: Literal["train", "val", "test"] = "test",
+    split: Split = "test",
     tokenizer: str | None = None,
     json: Path | None = None,
 ) -> None:
@@ -36,7 +37,7 @@ def evaluate(
     announce("evaluate")
     from captioning.evaluation.records import pair, read_references, read_results
     from captioning.metrics.resampling import intervals
-    from captioning.metrics.table import UNIT, count, few_images_warning
+    from captioning.metrics.table import UNIT, family_counts, few_images_warning
     from captioning.vocabulary import tokenizer_from
 
     with json_output(json) as numbers:
@@ -48,7 +49,7 @@ def evaluate(
         print(f"{len(results)} captions of {len(all_references)} images with references{few_images_warning(images)}")
         print(f"{'':12}{'score':>8}  {'95 % interval':>18}")
         values: dict[str, Any] = {}
-        for family, counts in count(hypotheses, image_references, java=splitter.english):
+        for family, counts in family_counts(hypotheses, image_references, java=splitter.english):
             for title, (value, low, high) in zip(family.titles, intervals(counts, family.values).T, strict=True):
                 print(f"{title:12}{value:8.2f}  {f'{low:.2f} to {high:.2f}':>18}")
                 values[title] = {"value": float(value), "interval": [float(low), float(high)]}

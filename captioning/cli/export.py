@@ -27,7 +27,7 @@ def export(
     Args:
         model: A FILE.ckpt, exported folder, hf:owner/name or pretrained.
         output: The folder to write.
-        dtype: Type of the weights; those of two bytes take half the space.
+        dtype: Type of the weights; float16 and bfloat16 take half the space.
         license: License of the weights, such as cc-by-4.0; the card names it.
         notes: A Markdown file for the card; its sections replace those of the same title, or follow the others.
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from captioning.cli import announce
+from captioning.data.records import Split
 from captioning.errors import InputError, check_whole, one_line
 from captioning.settings import read_config
 
@@ -17,15 +16,15 @@ def extract(
     *,
     config: list[Path],
     output: Path,
-    split: list[Literal["train", "val", "test"]] | None = None,
+    split: list[Split] | None = None,
     init_from: str | None = None,
     flipped: bool = False,
     device: str = "auto",
     batch_size: int = 32,
-    num_workers: int = min(8, os.cpu_count() or 1),
+    num_workers: int | None = None,
     overrides: Sequence[str] = (),
 ) -> None:
-    """Compute a frozen encoder's annotations once; training reads them from disk with --data.features.
+    """Compute features (the encoder's annotations) once; training reads them from disk with --data.features.
 
     The encoder and the data are those of a training configuration, whose options work here, too, such
     as --data.source.root DIR. After an interruption, run the same command again to continue.
@@ -38,7 +37,7 @@ def extract(
         flipped: Also extract the mirrored training images, for --data.augmentation.flip.
         device: auto, cpu, cuda or cuda:N.
         batch_size: Images per batch.
-        num_workers: Processes that decode images.
+        num_workers: Processes that decode images; by default one per processor, at most 8.
 
     Examples:
         captioning extract --config configs/flickr8k_lite2_soft.yaml --output data/features --flipped
@@ -53,6 +52,7 @@ def extract(
     from captioning.cli.build import build
     from captioning.data import CaptionSource
     from captioning.data.extraction import extract_features
+    from captioning.data.loading import default_workers
     from captioning.encoders import Encoder
     from captioning.inference import load
     from captioning.tokenizers import Tokenizer
@@ -75,9 +75,10 @@ def extract(
         output,
         device=target,
         batch_size=batch_size,
-        num_workers=num_workers,
+        num_workers=default_workers(cached=False) if num_workers is None else num_workers,
         flipped=flipped,
     )
-    more = " --data.augmentation.flip 0.5" * flipped + (f" --init_from {shlex.quote(init_from)}" if init_from else "")
+    more = " --data.augmentation.flip 0.5" if flipped else ""
+    more += f" --init_from {shlex.quote(init_from)}" if init_from else ""
     features = shlex.quote(str(output))
     print(f"To train from these features, add to the training command:  --data.features {features}{more}")

@@ -47,18 +47,18 @@ _LIBRARIES = ("pytorch_lightning", "lightning_fabric", "yaml")  # what they refu
 def fit(args: list[str]) -> Fit:
     """Run ``captioning fit``, and return the command line with its trainer, module and data module.
 
-    Raise SystemExit if training was asked to stop; it can be resumed.
+    Raises SystemExit if training was asked to stop; it can be resumed.
     """
     restrict_imports()
     _quieten()
-    with _one_line():
+    with _library_errors_as_input_errors():
         command = Fit(args)
         command.start()
     return command
 
 
 @contextlib.contextmanager
-def _one_line(*kinds: type[Exception]) -> Iterator[None]:
+def _library_errors_as_input_errors(*kinds: type[Exception]) -> Iterator[None]:
     """Raise an InputError of one line for an error of these kinds, and for an error by which a library refuses input.
 
     A library's own type, or a check in its code, refuses input. Other errors are faults and keep their traceback.
@@ -116,7 +116,7 @@ class Fit(LightningCLI):
     LightningCLI parses --config and --print_config, seeds all random numbers, and then calls the steps below. Why each
     is overridden:
 
-    - ``add_default_arguments_to_parser``: the seed is a number, not also a switch.
+    - ``add_default_arguments_to_parser``: LightningCLI's seed may be `true`; ours is a number.
     - ``add_core_arguments_to_parser``, ``add_arguments_to_parser``: the options of a run are added, and the parser
       builds no object, because ``plan_run`` completes the settings first.
     - ``parse_arguments``: suggestions for a mistyped option use the files, and the seed's range is checked.
@@ -185,8 +185,8 @@ class Fit(LightningCLI):
                 self.plan = plan_run(config, self.files)
             reason = ""
             if (other := self.plan.taken) is not None:
-                untrained = ", by a run without a checkpoint; delete it if that has ended" * (not other.is_trained())
-                reason = f" ({other.path} is taken{untrained})"
+                untrained = ", by a run without a checkpoint; delete it if that has ended"
+                reason = f" ({other.path} is taken{'' if other.is_trained() else untrained})"
             print(f"run folder: {self.plan.folder.path}{reason}", flush=True)
         os.environ[_FOLDER] = str(self.plan.folder.path)  # processes started by this one take the same folder
         for key, value in self.plan.settings.items():
@@ -201,7 +201,7 @@ class Fit(LightningCLI):
 
     def instantiate_classes(self) -> None:
         self.stop = StopOnRequest()
-        with self._claiming(), _one_line(ValueError, TypeError, ImportError):  # what a class refuses
+        with self._claiming(), _library_errors_as_input_errors(ValueError, TypeError, ImportError):
             self.datamodule = CaptionDataModule(**self._instantiate("data"), seed=self.config.seed_everything)
             start = self.read_inputs()
             self.settings = yaml.safe_load(self.parser.dump(self.config, skip_link_targets=False, skip_unset=False))
@@ -226,7 +226,7 @@ class Fit(LightningCLI):
             raise
 
     def read_inputs(self) -> SavedModel | None:
-        """Prepare the data, and return the model of --init_from; raise InputError if one is missing or damaged."""
+        """Prepare the data, and return the model of --init_from. Raises InputError if one is missing or damaged."""
         if self.plan.resume is not None:
             saved = read_checkpoint(self.plan.resume)
             self.config.init_from = saved["captioning"]["settings"].get("init_from")  # wins over the command line
@@ -325,8 +325,10 @@ def _read_files(args: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
     is_by_name, named = options.ckpt_path in BY_NAME, Path(options.runs or "runs", options.name or "run")
     run = RunFolder.of(options.ckpt_path, named) if options.ckpt_path else None
     if run is not None and (is_by_name or run.config.is_file()) and not (is_by_name and options.config):
-        args = [*args, *["--runs", str(run.path.parent)] * (options.runs is None)]
-        args += ["--name", run.path.name] * (options.name is None)
+        if options.runs is None:
+            args = [*args, "--runs", str(run.path.parent)]
+        if options.name is None:
+            args = [*args, "--name", run.path.name]
         if not options.config:
             options.config = [str(run.config)]
             args = ["--config", str(run.config), *args]

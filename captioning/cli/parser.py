@@ -101,7 +101,9 @@ def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
     options of a ``TypedDict``.
     """
     description, arguments, *examples = re.split(r"\n\n(?:Args|Examples):\n", inspect.getdoc(command) or "")
-    epilog = f"examples:\n{textwrap.indent(textwrap.dedent(examples[0]), '  ')}" if examples else None
+    lines = textwrap.dedent(examples[0]).splitlines() if examples else []
+    lines = [f"  {line}" for line in lines if line.startswith(prog)]  # two commands may share a docstring
+    epilog = "\n".join(["examples:", *lines]) if lines else None
     width = min(100, shutil.get_terminal_size().columns)
     layout = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=29, width=width)
     parser = CommandParser(prog, description=description, epilog=epilog, formatter_class=layout, allow_abbrev=False)

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from captioning.cli import announce
+from captioning.data.records import Split
 from captioning.errors import InputError, check_whole, did_you_mean
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder, checksum
 from captioning.settings import read_config
+from captioning.trace import ContextMode
 
 if TYPE_CHECKING:
     from captioning.checkpoint.load import SavedModel
@@ -43,8 +45,8 @@ def score(
     *,
     ckpt_path: str,
     config: list[Path] | None = None,
-    split: Literal["train", "val", "test"] | None = None,
-    context_mode: Literal["expected", "argmax", "sample"] | None = None,
+    split: Split | None = None,
+    context_mode: ContextMode | None = None,
     ensemble: list[str] | None = None,
     results: Path | None = None,
     name: str = "run",
@@ -65,10 +67,12 @@ def score(
     Args:
         ckpt_path: A FILE.ckpt, exported folder, hf:owner/name or pretrained; or best or last of --name.
         config: A configuration with the data; by default that of the checkpoint's run.
-        split: The split, of train, val and test.
-        context_mode: What hard attention looks at: all locations, the most probable one, or a drawn one.
-        ensemble: A further model, whose word probabilities are averaged with this one's.
-        results: Folder to write to; by default the run's, or one in it for another context, an ensemble or other data.
+        split: Split to score.
+        context_mode: Context of hard attention: the expectation over all locations, the most probable location, or a
+            drawn location.
+        ensemble: Further models; the word probabilities of all models are averaged.
+        results: Folder of the files; by default the run's folder, or a subfolder for another context mode, an ensemble
+            or other data.
         name: The run of which best or last is scored.
         runs: Folder of all runs.
         bound_samples: Draws per caption that estimate the bounds of stochastic attention; 0 for none.
@@ -80,6 +84,8 @@ def score(
     Examples:
         captioning test --ckpt_path runs/shapes_soft/checkpoints/best.ckpt --model.search.beam_size 3
         captioning test --ckpt_path pretrained --config configs/flickr8k_lite2_soft.yaml --split val
+        captioning validate --ckpt_path runs/shapes_soft/checkpoints/last.ckpt
+        captioning predict --ckpt_path runs/shapes_soft/checkpoints/best.ckpt --results submission
     """
     for option in (word.partition("=")[0] for word in overrides):
         if option in RENAMED:
@@ -110,7 +116,9 @@ def score(
     if context_mode not in (None, attention.context_mode):
         attention.context_mode = context_mode  # refuses a mode that it does not have
         variants.append(context_mode)
-    variants += ["ensemble"] * (len(members) > 1) + [file.stem for file in config or ()][-1:]
+    if len(members) > 1:
+        variants.append("ensemble")
+    variants += [file.stem for file in config or ()][-1:]
     home = run.path if run else runs / "scored" / Path(saved.path.rpartition("/")[2] or "model").stem
     folder = results or home.joinpath(*variants)
     logged = run if task == "test" and run is not None and folder == run.path and not no_logger else None
@@ -142,7 +150,7 @@ def score(
 
 
 def _refuse_unknown_data(files: Sequence[Path], settings: Sequence[Mapping[str, Any]]) -> None:
-    """Raise InputError for an unknown option of the data in a file of --config. Training has checked a run's file."""
+    """Raises InputError if a file of --config has an unknown option of the data. Training has checked a run's file."""
     if not files:
         return
     from captioning.training.datamodule import CaptionDataModule
@@ -207,5 +215,6 @@ def _print_metrics(metrics: Mapping[str, float], evaluator: Evaluator, condition
     print(f"\n{conditions['split']} split, {images} images{models}; {context}; in percent{warning}")
     for key, metric in METRICS.items():
         if not (math.isnan(metrics.get(key, math.nan)) or key.endswith("_no_penalty")):
-            print(f"{metric.title:45}{metrics[key]:8.2f}" + f" {metric.unit}" * (metric.unit != "percent"))
+            unit = "" if metric.unit == "percent" else f" {metric.unit}"
+            print(f"{metric.title:45}{metrics[key]:8.2f}{unit}")
     print(f"tokens: {evaluator.vocabulary.tokenizer.description}")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from captioning.comparison.conditions import condition_tables, group_by_seed, ordered_curves
+from captioning.comparison.conditions import condition_tables, ordered_curves, variants_of
 from captioning.comparison.result import Comparison, Disagreement, Table, by_name
 from captioning.comparison.runs import Run
 from captioning.comparison.scores import (
@@ -19,7 +19,7 @@ from captioning.comparison.scores import (
     with_scores,
 )
 from captioning.errors import InputError, check_choice
-from captioning.metrics.table import TITLES, few_images_warning
+from captioning.metrics.table import CAPTION_METRICS, FAMILIES, TITLES, few_images_warning
 
 _CAPTIONS = (
     "Percent; BLEU with brevity penalty, CIDEr-D times 100. Below each score its 95 % interval (bootstrap over images)"
@@ -43,48 +43,48 @@ def compare(
     Runs that were tested on other images than most are left out, with a notice. METEOR needs Java and English captions.
 
     Args:
-        metric: The metric of the verdict and of the scores of single images, one of ``metrics.table.FAMILIES``.
+        metric: The metric of the verdict and of the scores of single images, one of ``CAPTION_METRICS``.
         resamples: Resamples of the images, for every interval and every test.
         images: Number of disagreements to list.
     """
-    check_choice(TITLES, metric=metric)
+    check_choice(CAPTION_METRICS, metric=metric)
     runs, elsewhere = _on_the_same_data(runs)
-    variants = [group.runs for group in group_by_seed(runs)]
-    names = [name for variant in variants for name in variant]
+    runs_by_variant = [variant.runs for variant in variants_of(runs)]
+    names = [name for variant in runs_by_variant for name in variant]
     runs = sorted(runs, key=lambda run: names.index(run.name))
-    tested = {run.name: run.captions for run in runs if run.captions}
-    common, different = _common_images(tested)
-    scored = {name: [captions[i] for i in common or sorted(captions)] for name, captions in tested.items()}
+    captioned = {run.name: run.captions for run in runs if run.captions}
+    common, different = _common_images(captioned)
+    scored = {name: [captions[i] for i in common or sorted(captions)] for name, captions in captioned.items()}
     captions = caption_measures(scored, java=not any(run.search.get("tokenizer") for run in runs))
     nouns = grounding_measures(scored)
     if captions and not any(metric in measure.keys for measure in captions):
         raise InputError(f"metric: {TITLES[metric]} cannot be computed here; it needs Java and English captions")
-    tested_groups = group_by_seed([run for run in runs if run.captions])
+    variants = variants_of([run for run in runs if run.captions])
     # A run is compared with the first over images only if one of the two has a single seed.
-    seeds = {run: len(group.runs) for group in tested_groups for run in group.runs}
+    seeds = {run: len(variant.runs) for variant in variants for run in variant.runs}
     compared = [run for run in names[1:] if common and min(seeds.get(run, 0), seeds.get(names[0], 0)) == 1]
     on = f"{len(common)} images" if common else "each run's own images"
-    note = _CAPTIONS.format(_CHANGE * bool(compared), resamples, few_images_warning(len(common)))
+    note = _CAPTIONS.format(_CHANGE if compared else "", resamples, few_images_warning(len(common)))
     single = [
         score_runs(Table(title, names, [], text), measures, compared, resamples=resamples, seed=seed)
         for title, text, measures in ((f"Captions of {on}", note, captions), ("Grounding", _GROUNDING, nouns))
         if measures
     ]
-    groups = [with_scores(group, [*captions, *nouns], runs, len(common)) for group in tested_groups]
-    groups = groups if max(seeds.values(), default=0) > 1 else []
-    several = [score_variants(groups, [*captions, *nouns], tested=bool(common))] if groups else []
+    variants = [with_scores(variant, [*captions, *nouns], runs, len(common)) for variant in variants]
+    variants = variants if max(seeds.values(), default=0) > 1 else []
+    several = [score_variants(variants, [*captions, *nouns], with_tests=bool(common))] if variants else []
     limits = [notice for part in (*single, *several) for notice in part.notices]
     return Comparison(
-        variants,
+        runs_by_variant,
         metric,
         notices=[*elsewhere, *_limits(runs), *different, *limits],
         tables=[*(part.table for part in (*several, *single)), *condition_tables(runs, metric)],
         scores=by_name(*(part.scores for part in single)),
         tests=by_name(*(part.tests for part in single)),
-        groups=groups,
-        group_tests=by_name(*(part.tests for part in several)),
+        variants=variants,
+        variant_tests=by_name(*(part.tests for part in several)),
         curves=ordered_curves(runs, metric),
-        disagreements=_disagreements(tested, captions, common, metric)[:images] if common else [],
+        disagreements=_disagreements(captioned, captions, common, metric)[:images] if common else [],
         images=len(common),
     )
 
@@ -108,8 +108,8 @@ def _on_the_same_data(runs: Sequence[Run]) -> tuple[Sequence[Run], list[str]]:
 
     Two runs on different data are both kept.
     """
-    tested = {run.name: run.captions for run in runs if run.captions}
-    shared = {name: [other for other in tested if _shared(tested[name], tested[other])] for name in tested}
+    captioned = {run.name: run.captions for run in runs if run.captions}
+    shared = {name: [other for other in captioned if _shared(captioned[name], captioned[other])] for name in captioned}
     kept = max(shared.values(), key=len, default=[])
     aside = [name for name in shared if name not in kept] if len(kept) > 1 else []
     sentence = "{} was tested on other data than {}, and is left out of this comparison."
@@ -121,36 +121,36 @@ def _shared(first: Captions, second: Captions) -> set[int]:
     return {i for i in first if i in second and set(first[i].references) & set(second[i].references)}
 
 
-def _common_images(tested: Mapping[str, Captions]) -> tuple[list[int], list[str]]:
-    """Return the ids of the images that all tested runs captioned, and sentences on images that differ."""
-    first, notices = next(iter(tested.values()), {}), []
-    common = sorted(set.intersection(*(_shared(first, run) for run in tested.values()))) if tested else []
-    if any(len(run) != len(common) for run in tested.values()):
-        sizes = ", ".join(f"{name} {len(run)}" for name, run in tested.items())
+def _common_images(captioned: Mapping[str, Captions]) -> tuple[list[int], list[str]]:
+    """Return the ids of the images that all runs with captions have, and sentences on images that differ."""
+    first, notices = next(iter(captioned.values()), {}), []
+    common = sorted(set.intersection(*(_shared(first, run) for run in captioned.values()))) if captioned else []
+    if any(len(run) != len(common) for run in captioned.values()):
+        sizes = ", ".join(f"{name} {len(run)}" for name, run in captioned.items())
         notices.append(
             f"The runs were evaluated on different images ({sizes}); compared on the {len(common)} in common."
             if common
             else f"The runs have no image in common ({sizes}): each is scored on its own images, and no test is made."
         )
-    differ = sum(any(set(run[i].references) != set(first[i].references) for run in tested.values()) for i in common)
+    differ = sum(any(set(run[i].references) != set(first[i].references) for run in captioned.values()) for i in common)
     if differ:
         notices.append(f"The references of {differ} common images differ between the runs; test them again.")
     return common, notices
 
 
 def _disagreements(
-    tested: Mapping[str, Captions], measures: Sequence[Measure], common: Sequence[int], metric: str
+    captioned: Mapping[str, Captions], measures: Sequence[Measure], common: Sequence[int], metric: str
 ) -> list[Disagreement]:
     """Return the common images whose captions differ, the largest difference of scores first."""
     (measure,) = [measure for measure in measures if metric in measure.keys]
-    assert measure.image_values is not None
-    column = measure.keys.index(metric)
-    scores = np.stack([measure.image_values(measure.counts[run])[:, column] for run in tested])  # (runs, images)
+    (family,) = [family for family in FAMILIES if metric in family.names]
+    column = family.names.index(metric)
+    scores = np.stack([family.image_values(measure.counts[run])[:, column] for run in captioned])  # (runs, images)
     spread, disagreements = np.round(np.ptp(scores, axis=0), 9), []
     for i in np.argsort(-spread, kind="stable").tolist():
-        images = {name: run[common[i]] for name, run in tested.items()}
+        images = {name: run[common[i]] for name, run in captioned.items()}
         captions = {name: image.caption for name, image in images.items()}
         if len(set(captions.values())) > 1:
-            run_scores, (first, *_) = dict(zip(tested, scores[:, i].tolist(), strict=True)), images.values()
+            run_scores, (first, *_) = dict(zip(captioned, scores[:, i].tolist(), strict=True)), images.values()
             disagreements.append(Disagreement(common[i], captions, run_scores, first.references))
     return disagreements

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from captioning.comparison.result import Cell, Group, Row, Table
+from captioning.comparison.result import Cell, Row, Table, Variant
 from captioning.comparison.runs import Curve, Run
 from captioning.metrics.table import TITLES
 from captioning.settings import LOCATION_SETTINGS, attention_kind, flatten
@@ -49,7 +49,8 @@ def condition_tables(runs: Sequence[Run], metric: str) -> list[Table]:
         "Captions per second: the median of what training logged, per process. Context: the expectation over "
         "locations (expected), the most probable one (argmax) or one drawn (sample)."
     )
-    return [Table("Speed, size and decoding", names, rows, note)] * bool(rows) + [_settings_table(runs, names)]
+    tables = [Table("Speed, size and decoding", names, rows, note)] if rows else []
+    return [*tables, _settings_table(runs, names)]
 
 
 def _attention(run: Run) -> Cell:
@@ -78,24 +79,24 @@ def _settings_table(runs: Sequence[Run], names: list[str]) -> Table:
     return Table("Settings that differ", names, rows, note)
 
 
-def group_by_seed(runs: Sequence[Run]) -> list[Group]:
+def variants_of(runs: Sequence[Run]) -> list[Variant]:
     """Return the variants in the order of the runs.
 
-    A run with unknown settings is a group of its own. Two runs of one seed are never in one group: they would be the
-    same run, counted twice. Decoding options are compared only between tested runs.
+    A run with unknown settings is a variant of its own. Two runs of one seed are never one variant: they would be the
+    same run, counted twice. Decoding options are compared only between runs with captions.
     """
-    variants: list[dict[str, Run]] = []  # the runs of a variant by seed
+    runs_by_seed: list[dict[str, Run]] = []  # of every variant
     for run in runs:
         seed = _seed_of(run)
-        for variant in variants:
-            if seed not in variant and _differ_in_seed_alone(run, next(iter(variant.values()))):
-                variant[seed] = run
+        for by_seed in runs_by_seed:
+            if seed not in by_seed and _differ_in_seed_alone(run, next(iter(by_seed.values()))):
+                by_seed[seed] = run
                 break
         else:
-            variants.append({seed: run})
-    taken, groups = {run.name for run in runs}, []
-    for variant in variants:
-        names, seeds = [run.name for run in variant.values()], list(variant)
+            runs_by_seed.append({seed: run})
+    taken, variants = {run.name for run in runs}, []
+    for by_seed in runs_by_seed:
+        names, seeds = [run.name for run in by_seed.values()], list(by_seed)
         name = names[0]
         if len(names) > 1:
             # The common part before the seeds: soft_1 and soft_10 are soft.
@@ -104,8 +105,8 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
             while name in taken:
                 name += " (seeds)"
         taken.add(name)
-        groups.append(Group(name, names, seeds))
-    return groups
+        variants.append(Variant(name, names, seeds))
+    return variants
 
 
 def _seed_of(run: Run) -> str:

@@ -24,8 +24,8 @@ def comparison_page(
     ``explorer`` is the ``explorer_fragment`` of the disagreements; without it, the page has their captions as text.
     ``picture`` shows the same words as several models see them.
     """
-    colors = {run: _COLORS[number % len(_COLORS)] for number, runs in enumerate(comparison.variants) for run in runs}
-    colors |= {group.name: colors[group.runs[0]] for group in comparison.groups}
+    colors = {run: _COLORS[n % len(_COLORS)] for n, runs in enumerate(comparison.runs_by_variant) for run in runs}
+    colors |= {variant.name: colors[variant.runs[0]] for variant in comparison.variants}
     charts = [
         (key, _line_chart(key, curves, colors))
         for key, curves in comparison.curves.items()

@@ -74,10 +74,10 @@ class Table(NamedTuple):
 
 
 @dataclass
-class Group:
-    """Runs that differ in their seed alone: one variant."""
+class Variant:
+    """Runs that differ in their seed alone."""
 
-    name: str  # not the name of a run, unless it is the only run of the group
+    name: str  # not the name of a run, unless it is the only run of the variant
     runs: list[str]
     seeds: list[str]  # as text; "" for an unknown seed
     scores: dict[str, list[float]] = field(default_factory=dict)  # by measure, the values of the runs
@@ -120,34 +120,34 @@ class Disagreement:
 class Comparison:
     """The result of ``captioning.comparison.compare.compare``."""
 
-    variants: list[list[str]]  # the names of the runs, grouped by variant; all are compared with the first
+    runs_by_variant: list[list[str]]  # the names of the runs; all are compared with the first
     metric: str  # of verdicts, and of the scores of single images
     notices: list[str] = field(default_factory=list)  # sentences on what limits the comparison
     tables: list[Table] = field(default_factory=list)  # the most important first
     scores: dict[str, dict[str, Interval]] = field(default_factory=dict)  # by run and measure
     tests: dict[str, dict[str, Difference]] = field(default_factory=dict)
     """By run and measure, the difference from the first run, corrected for the tests of its table."""
-    groups: list[Group] = field(default_factory=list)  # the variants; empty if every run is a variant of its own
-    group_tests: dict[str, dict[str, Difference]] = field(default_factory=dict)
-    """As ``tests``, by group: the difference of the means over seeds, tested over images and seeds."""
+    variants: list[Variant] = field(default_factory=list)  # with captions; empty if every run is a variant of its own
+    variant_tests: dict[str, dict[str, Difference]] = field(default_factory=dict)
+    """As ``tests``, by variant: the difference of the means over seeds, tested over images and seeds."""
     curves: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)  # by log key and run
     disagreements: list[Disagreement] = field(default_factory=list)  # where the runs' scores differ most
     images: int = 0  # number of images that all runs captioned
 
     @property
     def runs(self) -> list[str]:
-        return [run for variant in self.variants for run in variant]
+        return [run for runs in self.runs_by_variant for run in runs]
 
     @property
     def verdicts(self) -> dict[str, str]:
         """By tested variant and run, a sentence that begins with the finding. Only several seeds claim a difference."""
         single = {name: _on_run(self, name, tests[self.metric]) for name, tests in self.tests.items()}
-        several = {name: _on_variant(self, name, tests[self.metric]) for name, tests in self.group_tests.items()}
+        several = {name: _on_variant(self, name, tests[self.metric]) for name, tests in self.variant_tests.items()}
         return several | single
 
     def clear(self, name: str) -> bool:
         """Return whether a variant's metric clearly differs from the first variant's; false for single runs."""
-        return name in self.group_tests and self.group_tests[name][self.metric].clear
+        return name in self.variant_tests and self.variant_tests[name][self.metric].clear
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers as plain data for JSON."""
@@ -161,8 +161,8 @@ class Comparison:
                 run: {key: vars(score) for key, score in by_key.items()} for run, by_key in self.scores.items()
             },
             "differences": {run: _plain(tests) for run, tests in self.tests.items()},
-            "groups": {group.name: group.to_dict() for group in self.groups},
-            "group_differences": {group: _plain(tests) for group, tests in self.group_tests.items()},
+            "groups": {variant.name: variant.to_dict() for variant in self.variants},
+            "group_differences": {name: _plain(tests) for name, tests in self.variant_tests.items()},
             "tables": {table.title: table.to_dict() for table in self.tables},
             "disagreements": [vars(item) for item in self.disagreements],
         }
@@ -198,8 +198,8 @@ def _on_run(result: Comparison, name: str, test: Difference) -> str:
 
 
 def _on_variant(result: Comparison, name: str, test: Difference) -> str:
-    first, (other,) = result.groups[0], [group for group in result.groups if group.name == name]
-    before, after = (f"{group.mean(result.metric):.1f}" for group in (first, other))
+    first, (other,) = result.variants[0], [variant for variant in result.variants if variant.name == name]
+    before, after = (f"{variant.mean(result.metric):.1f}" for variant in (first, other))
     counts = len(other.runs), len(first.runs)
     seeds = f"{counts[0]} seeds each" if counts[0] == counts[1] else "{} and {} seeds".format(*counts)
     measured = f"{TITLES[result.metric]} {_difference(test)}, {result.images} images, {seeds}."

@@ -16,6 +16,7 @@ from captioning.errors import InputError, one_line
 from captioning.evaluation.records import CaptionedImage, read_captions, read_metrics
 from captioning.run_folder import RunFolder, is_current
 from captioning.settings import read_config
+from captioning.trace import CONTEXT_MODES
 
 Curve = list[tuple[int, float]]
 
@@ -35,7 +36,7 @@ class Run:
     curves: dict[str, Curve] = field(default_factory=dict)  # by log key, (optimizer step, value) in order
     scores: dict[str, float] = field(default_factory=dict)  # of the test split, without prefix ("bleu4": percent)
     search: dict[str, Any] = field(default_factory=dict)  # decoding options of the test, such as beam_size
-    captions: dict[int, CaptionedImage] | None = None  # by image id; None if the run was not tested
+    captions: dict[int, CaptionedImage] | None = None  # by image id; None if there are none
     contexts: dict[str, dict[str, float]] = field(default_factory=dict)  # as scores, of tests by context mode
     checkpoint: Path | None = None  # the one that was tested, else the best
     outdated: bool = False  # whether the checkpoint's weights have changed since the test, which is then left out
@@ -59,14 +60,14 @@ def is_run_folder(folder: Path) -> bool:
 
 
 def find_runs(folder: str | Path) -> list[Run]:
-    """Return the run of a folder, or the runs in a folder of runs by name; raise InputError if there is none."""
+    """Return the run of a folder, or the runs in a folder of runs by name. Raises InputError if there is none."""
     path = Path(folder)
     inside = [] if is_run_folder(path) else sorted(filter(is_run_folder, path.iterdir()))
     return [read_run(child) for child in inside or [path]]
 
 
 def read_run(folder: Path) -> Run:
-    """Read config.yaml, metrics/ and the test's files of RUNS/NAME; raise InputError if a file is damaged."""
+    """Read config.yaml, metrics/ and the test's files of RUNS/NAME. Raises InputError if a file is damaged."""
     if not is_run_folder(folder):
         raise InputError(f"{folder}: not a run; it has none of {', '.join(_SIGNS)}")
     layout, run = RunFolder(folder), Run(folder.resolve().name, folder)
@@ -82,10 +83,12 @@ def read_run(folder: Path) -> Run:
         run.scores, run.search = read_metrics(scores)
     tested = layout.checkpoints / Path(str(run.search.get("checkpoint"))).name
     run.checkpoint = next((path for path in (tested, layout.checkpoint("best")) if path.is_file()), None)
-    files = ((mode, folder / mode / scores.name) for mode in ("expected", "argmax", "sample"))
-    contexts = {mode: read_metrics(path) for mode, path in files if path.is_file()}
-    run.contexts = {mode: metrics for mode, (metrics, search) in contexts.items() if is_current(search, run.checkpoint)}
-    if not is_current(run.search, run.checkpoint):
+    for mode in CONTEXT_MODES:
+        if (path := folder / mode / scores.name).is_file():
+            metrics, search = read_metrics(path)
+            if is_current(search.get("weights", ""), run.checkpoint):
+                run.contexts[mode] = metrics
+    if not is_current(run.search.pop("weights", ""), run.checkpoint):
         run.scores, run.search, run.outdated = {}, {}, True
     elif captions.is_file():
         run.captions = read_captions(captions) or None

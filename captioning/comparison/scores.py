@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from captioning.comparison.result import ONE_SEED, Cell, Group, Row, Table
+from captioning.comparison.result import ONE_SEED, Cell, Row, Table, Variant
 from captioning.comparison.runs import Run
 from captioning.evaluation.records import CaptionedImage
 from captioning.metrics.bleu import bleu_metrics
@@ -24,7 +24,7 @@ from captioning.metrics.resampling import (
     percentage,
 )
 from captioning.metrics.seeds import RULE, seed_differences
-from captioning.metrics.table import METRICS, NOUN_METRICS, TITLES, count
+from captioning.metrics.table import METRICS, NOUN_METRICS, TITLES, family_counts
 from captioning.progress import Progress
 
 _CORRECTED = (
@@ -52,7 +52,6 @@ class Measure(NamedTuple):
     keys: tuple[str, ...]  # names in files; ``TITLES`` has the names in tables
     counts: dict[str, Floats]  # by run, (images, C)
     values: Statistic  # from counts summed over images, (.., C), to percent, (.., S), or (..) of a single metric
-    image_values: Callable[[Floats], Floats] | None = None  # from counts to the metrics of single images, (images, S)
     baseline: bool = False  # whether it is the score of attention that ignores the caption; it is not tested
     unit: str = ""  # of the second count, shown beside a score
 
@@ -62,9 +61,8 @@ def caption_measures(scored: Mapping[str, Sequence[CaptionedImage]], *, java: bo
     measures: dict[tuple[str, ...], Measure] = {}
     for run, images in Progress("scoring captions", over=scored.items(), unit=" runs"):
         hypotheses, references = [image.words for image in images], [image.reference_words for image in images]
-        for family, counted in count(hypotheses, references, java=java):
-            measure = Measure(family.names, {}, family.values, family.image_values)
-            measures.setdefault(family.names, measure).counts[run] = counted
+        for family, counted in family_counts(hypotheses, references, java=java):
+            measures.setdefault(family.names, Measure(family.names, {}, family.values)).counts[run] = counted
     return list(measures.values())
 
 
@@ -133,32 +131,36 @@ def _cell(measure: Measure, key: Key, scores: Mapping[Key, Interval], tests: Map
     return Cell.measured(score.value, f"{score.low:.1f} to {score.high:.1f}{nouns}", tests.get(key))
 
 
-def score_variants(groups: Sequence[Group], measures: Sequence[Measure], *, tested: bool) -> Scored:
-    """Return the means and deviations of variants ``with_scores``; if ``tested``, with tests over images and seeds."""
+def score_variants(variants: Sequence[Variant], measures: Sequence[Measure], *, with_tests: bool) -> Scored:
+    """Return the means and deviations of variants ``with_scores``, and tests over images and seeds ``with_tests``."""
     measures = [measure for measure in measures if not measure.baseline]
-    tests = _variant_tests(groups, measures) if tested else {}
+    tests = _variant_tests(variants, measures) if with_tests else {}
     titles = {key: TITLES[key] for measure in measures for key in measure.keys}
-    of_tests = [key for key in _NEEDS_MODEL if any(key in group.scores for group in groups)]
+    of_tests = [key for key in _NEEDS_MODEL if any(key in variant.scores for variant in variants)]
     titles |= {key: f"{TITLES[key]}, {METRICS[key].unit}" for key in of_tests}
     rows = [
-        Row(title, [_variant_cell(group, key, tests.get((group.name, key))) for group in groups])
+        Row(title, [_variant_cell(variant, key, tests.get((variant.name, key))) for variant in variants])
         for key, title in titles.items()
     ]
-    table = Table("Variants over seeds", [group.name for group in groups], rows, _VARIANTS + _CORRECTED * bool(tests))
-    single = [group.name for group in groups if len(group.runs) == 1]
+    note = _VARIANTS + (_CORRECTED if tests else "")
+    table = Table("Variants over seeds", [variant.name for variant in variants], rows, note)
+    single = [variant.name for variant in variants if len(variant.runs) == 1]
     notice = f"One seed each: {', '.join(single)}. Differences from them are not tested over seeds."
     return Scored(table, tests, [notice] if single else [], {})
 
 
-def _variant_tests(groups: Sequence[Group], measures: Sequence[Measure]) -> dict[Key, Difference]:
+def _variant_tests(variants: Sequence[Variant], measures: Sequence[Measure]) -> dict[Key, Difference]:
     """Return corrected tests of variants against the first one; both need several seeds and all counts."""
     tests: dict[Key, Difference] = {}
+    several_seeds = [variant for variant in variants if len(variant.runs) > 1]
     for measure in measures:
-        tested = [group for group in groups if len(group.runs) > 1 and measure.counts.keys() >= {*group.runs}]
-        counts = [np.stack([measure.counts[run] for run in group.runs]) for group in tested]
-        for group, group_counts in zip(tested[1:], counts[1:], strict=True) if groups[0] in tested else ():
-            changes = seed_differences(counts[0], group_counts, measure.values)
-            tests |= {(group.name, key): change for key, change in zip(measure.keys, changes, strict=True)}
+        complete = [variant for variant in several_seeds if measure.counts.keys() >= {*variant.runs}]
+        counts = {variant.name: np.stack([measure.counts[run] for run in variant.runs]) for variant in complete}
+        if (first := counts.pop(variants[0].name, None)) is None:
+            continue
+        for name, variant_counts in counts.items():
+            changes = seed_differences(first, variant_counts, measure.values)
+            tests |= {(name, key): change for key, change in zip(measure.keys, changes, strict=True)}
     return _corrected(tests)
 
 
@@ -166,23 +168,23 @@ def _corrected(tests: Mapping[Key, Difference]) -> dict[Key, Difference]:
     return dict(zip(tests, holm(list(tests.values())), strict=True))
 
 
-def with_scores(group: Group, measures: Sequence[Measure], runs: Sequence[Run], images: int) -> Group:
+def with_scores(variant: Variant, measures: Sequence[Measure], runs: Sequence[Run], images: int) -> Variant:
     """Return a variant with the scores of its runs; their tests have ``images`` in common."""
-    members, scores = [run for run in runs if run.name in group.runs], dict[str, list[float]]()
+    members, scores = [run for run in runs if run.name in variant.runs], dict[str, list[float]]()
     for measure in measures:
-        if not measure.baseline and measure.counts.keys() >= set(group.runs):
-            values = [np.atleast_1d(measure.values(measure.counts[run].sum(axis=0))) for run in group.runs]
+        if not measure.baseline and measure.counts.keys() >= set(variant.runs):
+            values = [np.atleast_1d(measure.values(measure.counts[run].sum(axis=0))) for run in variant.runs]
             scores |= dict(zip(measure.keys, np.stack(values, axis=1).tolist(), strict=True))
     # The scores of a run's test are those of all its images.
     if not images or all(len(run.captions or ()) == images for run in members):
         of_tests = [key for key in _NEEDS_MODEL if all(key in run.scores for run in members)]
         scores |= {key: [run.scores[key] for run in members] for key in of_tests}
-    return dataclasses.replace(group, scores=scores)
+    return dataclasses.replace(variant, scores=scores)
 
 
-def _variant_cell(group: Group, key: str, test: Difference | None) -> Cell:
-    if key not in group.scores:
+def _variant_cell(variant: Variant, key: str, test: Difference | None) -> Cell:
+    if key not in variant.scores:
         return Cell()
-    deviation = group.deviation(key)
-    detail = "" if deviation is None else f"deviation {deviation:.2f} of {len(group.runs)} seeds"
-    return Cell.measured(group.mean(key), detail, test)
+    deviation = variant.deviation(key)
+    detail = "" if deviation is None else f"deviation {deviation:.2f} of {len(variant.runs)} seeds"
+    return Cell.measured(variant.mean(key), detail, test)

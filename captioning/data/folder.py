@@ -11,11 +11,11 @@ import re
 import zlib
 from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
-from captioning.data.records import SPLITS, CaptionIndex, CaptionSource, ImageEntry
+from captioning.data.records import SPLITS, CaptionIndex, CaptionSource, ImageEntry, Split
 from captioning.errors import InputError, one_line, warn_once
 
 _NAMES = {"file_name": "image", "image_name": "image", "text": "caption", "comment": "caption"}
@@ -155,7 +155,7 @@ def _hash(image: str) -> int:
 class _Row(msgspec.Struct):
     image: Annotated[str, msgspec.Meta(min_length=1)]
     caption: str
-    split: Literal["train", "val", "test"] | msgspec.UnsetType = msgspec.UNSET
+    split: Split | msgspec.UnsetType = msgspec.UNSET
 
 
 def _rows(path: Path) -> Iterator[tuple[int, _Row]]:

@@ -44,7 +44,7 @@ def meteor_counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Wor
     if importlib.util.find_spec("pycocoevalcap") is None:
         raise JavaError("pycocoevalcap is not installed: pip install -e '.[metrics]'")
     lines = [
-        " ||| ".join(["SCORE", *map(_one_line, image_references), _one_line(hypothesis)]) + "\n"
+        " ||| ".join(["SCORE", *map(_without_separator, image_references), _without_separator(hypothesis)]) + "\n"
         for hypothesis, image_references in zip(hypotheses, references, strict=True)
     ]
     jar = str(importlib.resources.files("pycocoevalcap") / "meteor" / "meteor-1.5.jar")
@@ -80,5 +80,5 @@ def meteor_from_counts(counts: Floats) -> Floats:
     return np.asarray(mean * (1 - _GAMMA * fragmentation**_BETA))
 
 
-def _one_line(words: Words) -> str:
+def _without_separator(words: Words) -> str:
     return " ".join(" ".join(words).replace("|||", " ").split())

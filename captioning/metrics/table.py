@@ -28,10 +28,11 @@ class Metric(NamedTuple):
     title: str
     unit: Literal["percent", "nats per word", "ratio"] = "percent"
     better: Literal["max", "min"] | None = "max"  # the highest or the lowest value is the best; None for a control
-    hits: str = ""  # the list of a ``CaptionedImage`` whose items the metric is the mean of; "" if it is no such mean
+    hits: str = ""  # the list of a ``CaptionedImage`` that the metric averages over; "" for other metrics
     field: str = ""  # the field of a ``NounHit`` in that list
     in_validation: bool = True  # False for a metric that is too slow for the validations of training
-    needs_model: bool = False  # whether captions are not enough, so that a comparison takes the value of a run's test
+    # Whether captions alone do not give the value; a comparison reads it from the run's test.
+    needs_model: bool = False
 
 
 _OF_ALPHAS = {
@@ -79,12 +80,12 @@ TITLES = {name: metric.title for name, metric in METRICS.items()}
 
 def log_key(stage: str, name: str) -> str:
     """Return the key of a metric in loggers, such as "val/bleu4", or "val_controls/pointing_chance"."""
-    return f"{stage}{'_controls' * (METRICS[name].better is None)}/{name}"
+    return f"{stage}{'_controls' if METRICS[name].better is None else ''}/{name}"
 
 
 def few_images_warning(images: int) -> str:
     """Return a warning to print after a metric of fewer than 100 images, "" for more images."""
-    return "; BLEU of fewer than 100 images says little" * (0 < images < 100)
+    return "; BLEU of fewer than 100 images says little" if 0 < images < 100 else ""
 
 
 @dataclass(frozen=True)
@@ -131,8 +132,10 @@ FAMILIES = (
 )
 """The metrics of captions, which have intervals and tests."""
 
+CAPTION_METRICS = tuple(name for family in FAMILIES for name in family.names)
 
-def count(
+
+def family_counts(
     hypotheses: Sequence[Words], references: Sequence[Sequence[Words]], *, java: bool = True
 ) -> Iterator[tuple[Family, Floats]]:
     """Yield each family of metrics that is available here with its counts (images, C).
@@ -156,9 +159,9 @@ def count(
 def caption_metrics(
     hypotheses: Sequence[Words], references: Sequence[Sequence[Words]], *, java: bool = True
 ) -> dict[str, float]:
-    """Return the corpus' metrics in ``UNIT``, and all of ``bleu_metrics``; the arguments are as in ``count``."""
+    """Return the corpus' metrics in ``UNIT``, and all of ``bleu_metrics``; arguments are as in ``family_counts``."""
     metrics: dict[str, float] = {}
-    for family, counts in count(hypotheses, references, java=java):
+    for family, counts in family_counts(hypotheses, references, java=java):
         total = counts.sum(axis=0)
         values = dict(zip(family.names, family.values(total).tolist(), strict=True))
         metrics |= bleu_metrics(total) if "bleu4" in values else values

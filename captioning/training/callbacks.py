@@ -44,7 +44,7 @@ class CaptionSamples(Callback):
 
 
 class TrainingBar(callbacks.RichProgressBar):
-    """Lightning's bar, which counts epochs from 1 and disappears at the end; ``LogLines`` prints the metrics."""
+    """Lightning's bar, which disappears at the end; ``LogLines`` prints the metrics."""
 
     def get_metrics(self, *args: Any) -> Any:
         return {name: value for name, value in super().get_metrics(*args).items() if name != "v_num"}
@@ -53,10 +53,6 @@ class TrainingBar(callbacks.RichProgressBar):
         super().on_train_start(trainer, *args)
         if self.progress is not None:
             self.progress.live.transient = True  # otherwise its last state would stay in a log
-
-    def _get_train_description(self, current_epoch: int) -> str:
-        total = f"/{self.trainer.max_epochs}" * ((self.trainer.max_epochs or 0) > 0)
-        return f"epoch {current_epoch + 1}{total}"
 
 
 class LogLines(Callback):
@@ -76,7 +72,7 @@ class LogLines(Callback):
         self._trains = True
         if trainer.ckpt_path is not None and trainer.is_global_zero:
             epoch, batch = next_batch(trainer)
-            at = f" at batch {batch + 1} of {trainer.num_training_batches}" * bool(batch)
+            at = f" at batch {batch + 1} of {trainer.num_training_batches}" if batch else ""
             print(f"goes on in epoch {epoch + 1}{at}, after step {trainer.global_step}", flush=True)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -96,7 +92,7 @@ class LogLines(Callback):
         seconds = time.perf_counter() - self._started
         print(f"epoch {trainer.current_epoch + 1}, step {trainer.global_step}, {seconds:.0f} s:", *metrics, flush=True)
         if self._first:
-            why = "train/loss may be above val/nll: it alone has dropout, label smoothing and penalties"
+            why = "train/loss may be above val/nll: only training has dropout, label smoothing and penalties"
             print(f"  ({why}{few_images_warning(len(pl_module.data.index('val')))})", flush=True)
         self._first = False
 
@@ -121,7 +117,8 @@ class BestCheckpoint(LightningStateKey, callbacks.ModelCheckpoint):
 
     @property
     def state_key(self) -> str:
-        return super().state_key + " best" * (self.monitor is None)  # else it is the key of the last checkpoint's
+        # Without a monitor, Lightning's key is also that of the last checkpoint.
+        return super().state_key if self.monitor else f"{super().state_key} best"
 
     def check_monitor_top_k(self, trainer: pl.Trainer, current: torch.Tensor | None = None) -> bool:
         nll = float(trainer.callback_metrics.get("val/nll", math.inf))

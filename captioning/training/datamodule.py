@@ -133,7 +133,7 @@ class CaptionDataModule(pl.LightningDataModule):
             self.index(split)
 
     def split(self, split: str) -> SplitData:
-        """Return a split, which is read once; raise InputError if needed images are missing."""
+        """Return a split, which is read once. Raises InputError if needed images are missing."""
         if split not in self._splits:
             options: dict[str, Any] = {"limit_images": self.limit_images, "features": self.features}
             self._splits[split] = SplitData(self.source, split, **options)
@@ -157,7 +157,7 @@ class CaptionDataModule(pl.LightningDataModule):
         captions = (caption.split() for caption in index.captions)
         counted = Vocabulary.build(captions, min_count=min_count, max_size=options.max_words, tokenizer=tokenizer)
         if not counted.words:
-            rare = f"no word of the {len(index.captions)} training captions occurs so often; give less"
+            rare = f"no word of the {len(index.captions)} training captions occurs that often; lower it"
             raise InputError(f"data.vocabulary.min_count {min_count}: {rare}")
         if options.extend is None:
             return counted

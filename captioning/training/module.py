@@ -208,7 +208,7 @@ class CaptioningModule(pl.LightningModule):
     ) -> None:
         """Clip gradients, also with a fused optimizer and scaled gradients, which Lightning refuses.
 
-        Raise InputError if training has diverged, before a gradient that is not finite changes a weight.
+        Raises InputError if training has diverged, before a gradient that is not finite changes a weight.
         """
         by_norm, fused = gradient_clip_algorithm in (None, "norm"), optimizer.defaults.get("fused")
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)  # it skips steps whose gradient overflows

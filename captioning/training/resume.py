@@ -110,12 +110,12 @@ def check_settings(checkpoint: Mapping[str, Any], settings: Mapping[str, Any], p
         if key.startswith(("model.optimizer.", "model.scheduler.")):
             changes_state = key in saved and key in new  # another version of a class may have other arguments
         if changes_batches or changes_state:
-            point = "inside the checkpoint's epoch" if changes_batches else "from the checkpoint's state"
-            instead = f"leave it {saved.get(key)}, or begin a new run with --init_from"
-            raise InputError(f"{key}: {new.get(key)} cannot go on {point}; {instead}")
+            where = "inside an epoch" if changes_batches else "in a resumed run"
+            instead = f"keep {saved.get(key)}, or begin a new run with --init_from"
+            raise InputError(f"{key} cannot change to {new.get(key)} {where}; {instead}")
     if changes := [f"{key}: {new.get(key)}, was {saved.get(key)}" for key in differing]:
         keeps_length = any({"T_max", "total_iters"} & state.keys() for state in checkpoint["lr_schedulers"])
-        why = " (the schedule keeps its length; WarmupCosine would take a new one)" * keeps_length
+        why = " (the schedule keeps its length; WarmupCosine would take a new one)" if keeps_length else ""
         rank_zero_info(f"settings that differ from the checkpoint's{why}: {'; '.join(changes)}")
 
 

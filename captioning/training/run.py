@@ -28,19 +28,19 @@ class RunPlan:
     settings: dict[str, Any]  # to be set in the configuration, by dotted key: paths, modes of monitors, loggers
 
 
-def plan_run(config: Mapping[str, Any], files: Sequence[Mapping[str, Any]], folder: str | None = None) -> RunPlan:
+def plan_run(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]], folder: str | None = None) -> RunPlan:
     """Return the plan of a run. The function looks for files, and writes none.
 
     Args:
         config: The full configuration of `captioning fit`.
-        files: The settings of every configuration file, and last the options of the command line, by dotted key.
+        given: The settings of every configuration file, and last the options of the command line, by dotted key.
         folder: The run's folder, if another process of the run has chosen it.
 
     Raises:
         InputError: An option of Lightning does not work in this training.
     """
-    files = [flatten(file) for file in files]
-    _refuse_unusable_options(config, files)
+    given = [flatten(settings) for settings in given]
+    _refuse_unusable_options(config, given)
     name, checkpoint = config["name"], config["ckpt_path"]
     if name is None:  # the name of the first file; later files are overlays
         name = Path(str(config["config"][0])).stem if config["config"] else "run"
@@ -64,10 +64,10 @@ def plan_run(config: Mapping[str, Any], files: Sequence[Mapping[str, Any]], fold
     }
     for part in ("checkpoint", "early_stopping"):
         mode = None
-        for file in files:
-            if file.get(f"{part}.mode") is not None:
+        for options in given:
+            if options.get(f"{part}.mode") is not None:
                 mode = config[part]["mode"]
-            elif f"{part}.monitor" in file:  # a new monitor drops the mode of the old one
+            elif f"{part}.monitor" in options:  # a new monitor drops the mode of the old one
                 mode = None
         settings[f"{part}.mode"] = monitor_mode(f"--{part}", config[part]["monitor"], mode)
     start = None if resume else config["init_from"]
@@ -75,7 +75,7 @@ def plan_run(config: Mapping[str, Any], files: Sequence[Mapping[str, Any]], fold
 
 
 def monitor_mode(option: str, monitor: str | None, mode: str | None) -> str:
-    """Return min or max for a monitored metric; raise InputError if no such metric is logged or ``mode`` is wrong."""
+    """Return min or max for a monitored metric. Raises InputError if no such metric is logged or ``mode`` is wrong."""
     if monitor is None:  # the newest checkpoint is kept
         return mode or "min"
     keys = [log_key("val", name) for name, metric in METRICS.items() if metric.in_validation]
@@ -90,9 +90,9 @@ def monitor_mode(option: str, monitor: str | None, mode: str | None) -> str:
     return mode or str(metric_mode)
 
 
-def _refuse_unusable_options(config: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> None:
-    """Raise InputError for options of Lightning that the run sets itself or that do not work here."""
-    *configurations, command_line = files
+def _refuse_unusable_options(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]]) -> None:
+    """Raises InputError if an option of Lightning does not work here, or the run sets it itself."""
+    *configurations, command_line = given
     # The configuration that a run has written names the run's folder, and the user did not.
     users = [file for file in configurations if not {"name", "runs"} <= file.keys()]
     for option in (key for file in (*users, command_line) for key, value in file.items() if value):

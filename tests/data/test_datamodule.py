@@ -50,7 +50,7 @@ def make_data(source: ShapesSource, encoder, *, seed: int = 0, **options) -> Cap
 def test_vocabulary_comes_from_the_training_split_alone(shapes, encoder):
     words = {word for caption in shapes.index("train").captions for word in caption.split()}
     assert set(make_data(shapes, encoder).vocabulary.words) == words
-    with pytest.raises(InputError, match="min_count 1000: no word of the 30 training captions occurs so often"):
+    with pytest.raises(InputError, match="min_count 1000: no word of the 30 training captions occurs that often"):
         _ = make_data(shapes, encoder, vocabulary=VocabularyOptions(min_count=1000)).vocabulary
 
 

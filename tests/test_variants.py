@@ -11,7 +11,7 @@ import pytest
 from helpers_runs import make_captions, run_of
 
 from captioning.comparison.compare import compare
-from captioning.comparison.conditions import group_by_seed
+from captioning.comparison.conditions import variants_of
 from captioning.comparison.page import comparison_page
 from captioning.comparison.result import ONE_SEED, Comparison
 from captioning.comparison.terminal import print_comparison
@@ -79,8 +79,8 @@ def changed(section: str, **options):
     ],
 )
 def test_other_seeds_of_the_same_settings_and_decoding_options_are_one_variant(other, grouped):
-    groups = [group.runs for group in group_by_seed([run("b_0", 1), other])]
-    assert groups == ([["b_0", other.name]] if grouped else [["b_0"], [other.name]])
+    variants = [variant.runs for variant in variants_of([run("b_0", 1), other])]
+    assert variants == ([["b_0", other.name]] if grouped else [["b_0"], [other.name]])
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_other_seeds_of_the_same_settings_and_decoding_options_are_one_variant(o
     ],
 )
 def test_the_checkpoint_and_the_classes_of_one_variant_are_of_one_kind(runs, grouped):
-    assert len(group_by_seed(runs)) == (1 if grouped else 2)
+    assert len(variants_of(runs)) == (1 if grouped else 2)
 
 
 def test_means_of_weights_are_seeds_of_one_variant_and_not_runs_of_what_they_are_means_of():
@@ -101,9 +101,9 @@ def test_means_of_weights_are_seeds_of_one_variant_and_not_runs_of_what_they_are
         parts = [{"checkpoint": f"runs/{name}_{seed}/checkpoints/best.ckpt", "share": 0.5} for name in ("a", "b")]
         each.settings["averaged"] = parts
     last = run("b_3", 3)
-    assert [group.runs for group in group_by_seed([*runs, last])] == [["mean_1", "mean_2"], ["b_3"]]
+    assert [variant.runs for variant in variants_of([*runs, last])] == [["mean_1", "mean_2"], ["b_3"]]
     runs[1].settings["averaged"][0]["share"] = 0.4
-    assert [group.runs for group in group_by_seed(runs)] == [["mean_1"], ["mean_2"]]
+    assert [variant.runs for variant in variants_of(runs)] == [["mean_1"], ["mean_2"]]
 
 
 @pytest.mark.parametrize(
@@ -121,17 +121,17 @@ def test_second_stages_are_seeds_of_one_variant_where_their_first_stages_are(beg
     runs = [run(f"second_{seed}", seed) for seed in (1, 2)]
     for each, begin in zip(runs, begins, strict=True):
         each.settings["init_from"] = begin
-    groups = [group.runs for group in group_by_seed(runs)]
-    assert groups == ([["second_1", "second_2"]] if grouped else [["second_1"], ["second_2"]])
+    variants = [variant.runs for variant in variants_of(runs)]
+    assert variants == ([["second_1", "second_2"]] if grouped else [["second_1"], ["second_2"]])
 
 
 def test_mean_and_deviation_are_over_the_seeds_of_every_score(study):
-    soft, hard = study.groups
-    for group, runs in ((soft, SOFT), (hard, HARD)):
+    soft, hard = study.variants
+    for variant, runs in ((soft, SOFT), (hard, HARD)):
         values = [bleu_from_counts(counts.sum(axis=0))[3] for counts in words(runs)]
-        assert group.scores["bleu4"] == pytest.approx(values)
-        assert group.mean("bleu4") == pytest.approx(np.mean(values))
-        assert group.deviation("bleu4") == pytest.approx(np.std(values, ddof=1))
+        assert variant.scores["bleu4"] == pytest.approx(values)
+        assert variant.mean("bleu4") == pytest.approx(np.mean(values))
+        assert variant.deviation("bleu4") == pytest.approx(np.std(values, ddof=1))
     assert soft.scores["nll"] == pytest.approx([2.1, 2.2, 3.0])
     assert {"bleu1", "rouge_l", "cider_d", "pointing_accuracy"} <= soft.scores.keys()
     table = study.tables[0]
@@ -142,38 +142,38 @@ def test_mean_and_deviation_are_over_the_seeds_of_every_score(study):
 
 def test_variants_are_tested_over_seeds_and_images_and_their_seeds_are_not_tested_by_themselves(study):
     expected = seed_differences(np.stack(words(SOFT)), np.stack(words(HARD)), bleu_from_counts)
-    found = study.group_tests["study_hard"]
+    found = study.variant_tests["study_hard"]
     assert [found[f"bleu{n}"].interval for n in range(1, 5)] == [test.interval for test in expected]
     assert list(found.values()) == holm(list(found.values()))
     assert study.tests == {} and list(study.verdicts) == ["study_hard"]
     verdict = study.verdicts["study_hard"]
-    scores = [group.mean("bleu4") for group in study.groups[::-1]]
+    scores = [variant.mean("bleu4") for variant in study.variants[::-1]]
     assert verdict.startswith("Clear difference: study_hard has {:.1f} and study_soft {:.1f} BLEU-4 (+".format(*scores))
     assert ", 40 images, 3 seeds each." in verdict and ONE_SEED not in verdict
 
 
 def test_the_runs_of_a_variant_stand_together(study):
-    assert [(group.name, group.runs, group.seeds) for group in study.groups] == [
+    assert [(variant.name, variant.runs, variant.seeds) for variant in study.variants] == [
         ("study_soft", ["study_soft_1", "study_soft_2", "study_soft_10"], ["1", "2", "10"]),
         ("study_hard", ["study_hard_1", "study_hard_2", "study_hard_3"], ["1", "2", "3"]),
     ]
-    assert study.variants == [group.runs for group in study.groups]
-    assert study.runs == list(study.disagreements[0].captions) == [*study.variants[0], *study.variants[1]]
+    assert study.runs_by_variant == [variant.runs for variant in study.variants]
+    assert study.runs == list(study.disagreements[0].captions) == [*study.runs_by_variant[0], *study.runs_by_variant[1]]
 
 
 def test_two_seeds_of_one_variant_are_never_a_clear_difference():
     found = compare([run("a_1", 1, skill=0.3), run("a_2", 2, skill=0.9)], resamples=50)
-    assert found.tests == found.verdicts == found.group_tests == {}
+    assert found.tests == found.verdicts == found.variant_tests == {}
     assert [cell.change for table in found.tables for row in table.rows for cell in row.cells if cell.change] == []
-    assert found.groups[0].deviation("bleu4") > 5
+    assert found.variants[0].deviation("bleu4") > 5
 
 
 def test_a_variant_of_one_seed_is_compared_over_images_alone_and_that_is_said():
     alone = run("other", 1, skill=0.8, rate=0.5)
     found = compare([SOFT[0], SOFT[1], alone], resamples=200)
-    assert list(found.tests) == ["other"] and found.group_tests == {}
+    assert list(found.tests) == ["other"] and found.variant_tests == {}
     assert "One seed each: other. Differences from them are not tested over seeds." in found.notices
-    assert found.groups[1].deviation("bleu4") is None
+    assert found.variants[1].deviation("bleu4") is None
 
 
 def test_the_variants_stand_in_terminal_page_and_numbers(study, capsys):
@@ -184,7 +184,7 @@ def test_the_variants_stand_in_terminal_page_and_numbers(study, capsys):
     assert re.search(r'class="verdict clear" style="--run: #\w+"><b>Clear difference</b>: study_hard has', page)
     content = json.loads(json.dumps(study.to_dict()))
     assert content["groups"]["study_soft"]["seeds"] == ["1", "2", "10"]
-    assert content["groups"]["study_hard"]["scores"]["bleu4"]["mean"] == pytest.approx(study.groups[1].mean("bleu4"))
+    assert content["groups"]["study_hard"]["scores"]["bleu4"]["mean"] == pytest.approx(study.variants[1].mean("bleu4"))
     test = content["group_differences"]["study_hard"]["bleu4"]
     assert test["low"] < test["value"] < test["high"] and test["p_value"] <= test["corrected_p_value"]
     assert content["tables"]["Variants over seeds"]["BLEU-1"].keys() == {"study_soft", "study_hard"}

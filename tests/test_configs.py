@@ -16,6 +16,7 @@ from pytorch_lightning.callbacks import EMAWeightAveraging
 from study_file import read_study
 
 from captioning.checkpoint.load import read_model
+from captioning.cli.build import restrict_imports
 from captioning.cli.fit import Fit
 from captioning.vocabulary import Vocabulary
 
@@ -83,6 +84,7 @@ def test_every_variant_of_a_study_is_instantiated_with_its_options(study, name, 
     monkeypatch.setattr("captioning.cli.build.IMPORTED", modules)
     for module in modules:
         importlib.import_module(module)
+    restrict_imports()  # an earlier test may have, without these modules
     options = [option for option in options if not option.startswith("--import=")]
     cli = instantiate(CONFIGS / f"{variant.config}.yaml", options=options)
     cli.model.assemble(Vocabulary(["a", "dog", "runs"]))

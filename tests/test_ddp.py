@@ -68,6 +68,7 @@ def assert_same_end(folder: Path, name: str) -> None:
         assert torch.equal(other["state_dict"][key].nan_to_num(), value.nan_to_num()), key  # nan: no such step yet
 
 
+@pytest.mark.slow
 def test_two_processes_that_are_killed_or_asked_to_stop_go_on_to_the_last_bit(tmp_path):
     two_processes(tmp_path, every_n_train_steps=2, every_n_epochs=None)
     log, last = tmp_path / "log", tmp_path / "runs/{}/checkpoints/last.ckpt"

@@ -11,13 +11,11 @@ if TYPE_CHECKING:
 State: TypeAlias = "tuple[Tensor, ...]"
 """What a decoder, an attention or a search carries from step to step. The number of tensors does not change."""
 
-ContextMode = Literal["expected", "argmax", "sample"]
-"""How attention forms its contexts; see ``Attention.context_mode``."""
+ContextMode = Literal["expected", "argmax", "sample"]  # see ``Attention.context_mode``
 CONTEXT_MODES: tuple[ContextMode, ...] = get_args(ContextMode)
 
 NO_LOCATION = -1
 """In place of a location: the context is an expectation over locations."""
-
 
 R = TypeVar("R", bound=tuple)
 

@@ -341,7 +341,7 @@ def test_the_gpu_gives_the_same_captions(checkpoint, captioner, images):
     ("choose", "line"),
     [
         (lambda caption, _: caption.figure("colour"), "style must be one of color, paper, got 'colour'; did you mean"),
-        (lambda _, captioner: captioner.caption("x.png", method="beem"), "method must be beam, greedy or sample"),
+        (lambda _, captioner: captioner.caption("x.png", method="beem"), "method must be one of beam, greedy, sample"),
         (
             lambda _, captioner: captioner.export("folder", dtype="fp16"),
             "dtype must be one of float32, float16, bfloat",

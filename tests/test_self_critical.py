@@ -299,7 +299,7 @@ def test_reward_is_the_weighted_sum_of_scores_with_the_end_as_a_word():
     [
         ({"samples": 1}, "samples: leave_one_out needs at least 2, got 1"),
         ({"samples": 0, "baseline": "greedy"}, "samples: greedy needs at least 1, got 0"),
-        ({"baseline": "mean"}, "baseline must be leave_one_out or greedy, got 'mean'"),
+        ({"baseline": "mean"}, "baseline must be one of leave_one_out, greedy, got 'mean'"),
         ({"cider_d": 0.0}, "not all 0, got cider_d 0.0, bleu4 0.0"),
         ({"bleu4": -1.0}, "at least 0 and not all 0, got cider_d 1.0, bleu4 -1.0"),
         ({"cider_d": float("nan")}, "got cider_d nan"),

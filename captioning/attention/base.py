@@ -14,7 +14,7 @@ from captioning.attention.memory import Memory, repeat_rows
 from captioning.attention.normalizers import Normalizer, Softmax
 from captioning.attention.scores import Score
 from captioning.component import Component, check_shape
-from captioning.errors import InputError
+from captioning.errors import InputError, check_choice
 from captioning.trace import NO_LOCATION, AttentionTrace, State, map_fields
 
 
@@ -72,9 +72,7 @@ class Attention(Component):
 
     @context_mode.setter
     def context_mode(self, mode: str) -> None:
-        if mode not in self.context_modes:
-            modes = ", ".join(self.context_modes)
-            raise InputError(f"context_mode: must be one of {modes} for {type(self).__name__}, got {mode!r}")
+        check_choice(self.context_modes, **{f"{type(self).__name__}.context_mode": mode})
         self._context_mode = mode
 
     @property

@@ -34,7 +34,7 @@ class SavedModel(NamedTuple):
     def load_into(self, captioner: Captioner, vocabulary: Vocabulary) -> None:
         """Copy these weights into a captioner to train; its count of training batches stays 0.
 
-        ``vocabulary`` starts with this model's words. Further words start with the weights of <unk>. Raise InputError
+        ``vocabulary`` starts with this model's words. Further words start with the weights of <unk>. Raises InputError
         if the vocabulary or the model does not fit.
         """
         if vocabulary.words[: len(self.vocabulary.words)] != self.vocabulary.words:
@@ -88,7 +88,7 @@ def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.de
 
 
 def read_models(paths: Sequence[str | os.PathLike[str]], device: str | torch.device = "cpu") -> list[SavedModel]:
-    """Return the members of an ensemble; raise InputError if there is none, or if their vocabularies differ."""
+    """Return the members of an ensemble. Raises InputError if there is none, or if their vocabularies differ."""
     if not paths:
         raise InputError("an ensemble needs at least one checkpoint")
     models = [read_model(path, device) for path in paths]
@@ -120,7 +120,7 @@ def _download(name: str) -> Path:
 
 
 def check_device(name: str | torch.device) -> torch.device:
-    """Return the device; raise InputError unless it is this machine's CPU or CUDA GPU (sampling needs float64)."""
+    """Return the device. Raises InputError unless it is this machine's CPU or CUDA GPU (sampling needs float64)."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     usable = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from captioning.data.images import load_image, rgb
-from captioning.errors import InputError, check_whole
+from captioning.errors import InputError, check_choice, check_whole
 
 _FILTERS = {name: Image.Resampling[name.upper()] for name in ("nearest", "bilinear", "bicubic", "lanczos")}
 
@@ -65,8 +65,7 @@ class Preprocessing:
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
             wanted = "mean and std need three values, std positive ones"
             raise InputError(f"preprocessing: {wanted}, got {self.mean}, {self.std}")
-        if self.interpolation not in _FILTERS:
-            raise InputError(f"preprocessing: interpolation {self.interpolation!r} is none of {', '.join(_FILTERS)}")
+        check_choice(_FILTERS, **{"preprocessing: interpolation": self.interpolation})
 
     @property
     def size(self) -> tuple[int, int]:
@@ -95,7 +94,7 @@ class Preprocessing:
         """Return the input (B, 3, height, width) float32, channels last in memory, from the views of B images."""
         pixels = torch.from_numpy(np.stack([np.asarray(view, dtype=np.uint8) for view in views]))
         B, height, width, channels = pixels.shape
-        # Rows of pixels are normalized as a whole: PyTorch vectorises the loop over the last dimension.
+        # Rows of pixels are normalized as a whole: PyTorch vectorizes the loop over the last dimension.
         mean, std = (torch.tensor(values, device=device).mul_(255).repeat(width) for values in (self.mean, self.std))
         rows = pixels.view(B, height, width * channels).to(device).float().sub_(mean).div_(std)
         return rows.view(B, height, width, channels).permute(0, 3, 1, 2)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from captioning.decoding.constraints import Constraints, check_lengths
-from captioning.errors import InputError, check_range, check_whole
+from captioning.errors import InputError, check_choice, check_range, check_whole
 from captioning.trace import ContextMode
 from captioning.vocabulary import FUNCTION_WORDS, Vocabulary
 
@@ -88,8 +88,7 @@ class DecodingOptions(BeamOptions):
         check_whole(0, 2**63 - 1, seed=self.seed)
         check_whole(1, 1000, samples=self.samples)
         check_whole(1, top_k=self.top_k)
-        if self.method not in ("beam", "greedy", "sample"):
-            raise InputError(f"method must be beam, greedy or sample, got {self.method!r}")
+        check_choice(("beam", "greedy", "sample"), method=self.method)
         unused = [] if self.method == "sample" else ["temperature", "top_k", "top_p", "seed"]
         for name in unused[:-1] if self.context_mode == "sample" else unused:  # draws of locations need the seed
             if (value := getattr(self, name)) != getattr(DecodingOptions, name):

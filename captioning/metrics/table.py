@@ -35,7 +35,7 @@ class Metric(NamedTuple):
     needs_model: bool = False
 
 
-_OF_ALPHAS = {
+_ALPHA_METRICS = {
     "pointing_accuracy": Metric("Pointing accuracy", field="hit"),
     "pointing_chance": Metric("Pointing, by chance", better=None, field="chance"),
     "pointing_centre": Metric("Pointing, always the centre", better=None, field="centre_hit"),
@@ -43,7 +43,7 @@ _OF_ALPHAS = {
     "correctness_uniform": Metric("Correctness, spread evenly", better=None, field="uniform"),
     "correctness_centre": Metric("Correctness, around the centre", better=None, field="centre"),
 }
-_OF_EVIDENCE = {
+_EVIDENCE_METRICS = {
     "pointing_evidence": Metric("Pointing of the evidence", field="hit"),
     "correctness_evidence": Metric("Correctness of the evidence", field="correctness"),
 }
@@ -69,8 +69,8 @@ METRICS: dict[str, Metric] = {
     "nll": Metric("NLL", "nats per word", "min", needs_model=True),
     "bound": Metric("Bound on log p", "nats per word", in_validation=False, needs_model=True),
     "iwae_bound": Metric("Importance-weighted bound on log p", "nats per word", in_validation=False, needs_model=True),
-    **_at_nouns(_OF_ALPHAS, "hits"),
-    **_at_nouns(_OF_EVIDENCE, "evidence_hits"),
+    **_at_nouns(_ALPHA_METRICS, "hits"),
+    **_at_nouns(_EVIDENCE_METRICS, "evidence_hits"),
 }
 """All metrics that an evaluation can have, for any data and attention, by their names in logs and files."""
 

@@ -148,7 +148,7 @@ class Captioner(CaptionModel):
     ) -> Memory:
         """Return the decoder's memory of images (B, 3, height, width) or of their annotations (B, L, D).
 
-        A ValueError says that neither is given, an InputError that annotations have another size than the encoder's.
+        Raises ValueError if neither is given, InputError if annotations have another size than the encoder's.
         """
         if annotations is None:
             if images is None:

@@ -74,9 +74,7 @@ class Objective(Component):
 
 
 class Likelihood(Objective):
-    """-log p(y | a) plus the doubly stochastic penalty (Eq. 14).
-
-    With hard attention, minus the bound L_s of Eq. 10 takes the place of the first term.
+    """-log p(y | a), with hard attention minus the bound L_s (Eq. 10), plus the doubly stochastic penalty (Eq. 14).
 
     Args:
         attention_penalty: lambda of Eq. 14; ``reductions.doubly_stochastic_penalty`` gives the exact reduction.

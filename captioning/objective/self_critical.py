@@ -27,7 +27,7 @@ from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.records import CaptionIndex
 from captioning.decoding import BeamOptions, Constraints, Hypothesis
 from captioning.decoding.constraints import NEVER
-from captioning.errors import InputError, check_range
+from captioning.errors import InputError, check_choice, check_range
 from captioning.model import Captioner, Decoder, DecoderOutput
 from captioning.objective.estimators import Signal, leave_one_out
 from captioning.objective.objective import Likelihood, Loss, Objective
@@ -76,8 +76,7 @@ class SelfCriticalTraining(Objective):
     ) -> None:
         super().__init__()
         check_range(0, likelihood_weight=likelihood_weight)
-        if baseline not in ("leave_one_out", "greedy"):
-            raise InputError(f"objective.baseline must be leave_one_out or greedy, got {baseline!r}")
+        check_choice(("leave_one_out", "greedy"), **{"objective.baseline": baseline})
         least = 2 if baseline == "leave_one_out" else 1
         if samples < least:
             raise InputError(f"objective.samples: {baseline} needs at least {least}, got {samples}")

@@ -256,9 +256,9 @@ def test_a_run_that_was_moved_goes_on_where_it_is_and_keeps_its_best_checkpoint(
         (["--data.vocabulary.max_words", "5"], "is not the data's"),
         (
             ["--model.optimizer", "torch.optim.SGD"],
-            r"model\.optimizer: SGD cannot go on .*leave it Adam, or begin",
+            r"model\.optimizer cannot change to SGD in a resumed run; keep Adam, or begin",
         ),
-        (["--model.optimizer.lr", "0.5"], r"model\.optimizer\.lr: 0\.5 cannot go on .* --init_from"),
+        (["--model.optimizer.lr", "0.5"], r"model\.optimizer\.lr cannot change to 0\.5 in .* --init_from"),
         (["--model.scheduler", "captioning.training.WarmupCosine"], r"model\.scheduler: WarmupCosine .*leave it None"),
     ],
 )

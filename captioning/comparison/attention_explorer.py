@@ -50,8 +50,8 @@ def explore(
     """
     if not comparison.disagreements:
         return "", []
-    tested = sorted((run for run in runs if run.captions), key=lambda run: comparison.runs.index(run.name))
-    files, problem = _image_files(tested, models, [item.image_id for item in comparison.disagreements])
+    captioned = sorted((run for run in runs if run.captions), key=lambda run: comparison.runs.index(run.name))
+    files, problem = _image_files(captioned, models, [item.image_id for item in comparison.disagreements])
     items = [item for item in comparison.disagreements if item.image_id in files]
     if not items:
         return "", [f"The page shows no images: {problem}."]
@@ -61,7 +61,7 @@ def explore(
     notices: list[str] = []
     images: dict[str, Shown] = {}
     framings: dict[float, str] = {}  # by crop, a suffix of image names; runs that crop differently share no view
-    for run in Progress("attention", over=tested, unit=" runs"):
+    for run in Progress("attention", over=captioned, unit=" runs"):
         if (model := models.get(run.name)) is None:
             notices.append(f"No attention of {run.name}: its checkpoint is missing, or cannot be loaded.")
             continue
@@ -85,11 +85,12 @@ def explore(
 
 def same_words_of(runs: Sequence[Run], models: Mapping[str, ImageCaptioner[Captioner]]) -> Caption | None:
     """Return a reference of the first common image with the attention of every model; None if its file is missing."""
-    tested = {run.name: run for run in runs if run.captions and run.name in models}
-    for image_id in sorted(set.intersection(*(set(run.captions or ()) for run in tested.values())) if tested else ()):
-        files, _ = _image_files([*tested.values()], models, [image_id])
-        words = next(iter(tested.values())).captions[image_id].reference_words[0]  # type: ignore[index]
-        return same_words({name: models[name] for name in tested}, files[image_id], words) if files else None
+    captioned = {run.name: run for run in runs if run.captions and run.name in models}
+    ids = [set(run.captions or ()) for run in captioned.values()]
+    for image_id in sorted(set.intersection(*ids)) if ids else ():
+        files, _ = _image_files([*captioned.values()], models, [image_id])
+        words = next(iter(captioned.values())).captions[image_id].reference_words[0]  # type: ignore[index]
+        return same_words({name: models[name] for name in captioned}, files[image_id], words) if files else None
     return None
 
 
@@ -115,8 +116,8 @@ def _image_files(
             problem = str(error)
             continue
         rows = {int(image_id): row for row, image_id in enumerate(index.image_ids)}
-        tested = {i: set(image.references) for i, image in (run.captions or {}).items()}
-        same = [i for i in ids if i in rows and tested.get(i, set()) & set(index.references(rows[i]))]
+        references = {i: set(image.references) for i, image in (run.captions or {}).items()}
+        same = [i for i in ids if i in rows and references.get(i, set()) & set(index.references(rows[i]))]
         files = {i: index.image_path(rows[i]) for i in same}
         if existing := {i: path for i, path in files.items() if path.is_file()}:
             return existing, ""

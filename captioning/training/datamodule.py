@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -16,7 +16,7 @@ from captioning.data.batch import CaptionBatch
 from captioning.data.loading import SplitData, batch_loader, default_workers
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.regions import RegionsInView
-from captioning.data.sampler import CaptionBatches, image_batches
+from captioning.data.sampler import CaptionBatches, Group, image_batches
 from captioning.data.transforms import TrainingTransform
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_range
@@ -99,7 +99,7 @@ class CaptionDataModule(pl.LightningDataModule):
         source: CaptionSource,
         *,
         batch_size: int = 64,
-        group: Literal["length", "image"] = "length",
+        group: Group = "length",
         captions_per_image: int | None = None,
         eval_batch_size: int = 50,
         num_workers: int | None = None,

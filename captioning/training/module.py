@@ -52,7 +52,7 @@ class CaptioningModule(pl.LightningModule):
     Args:
         encoder: Images to annotations.
         decoder: Annotations to words; it takes the attention among its own arguments.
-        objective: The objective to minimise; by default the likelihood with the doubly stochastic penalty (Eq. 14).
+        objective: The objective of training; by default the likelihood with the doubly stochastic penalty (Eq. 14).
         optimizer: Called with the parameter groups; a fine-tuned encoder is a group with its own learning rate.
         scheduler: Called with the optimizer and the number of optimizer steps of the whole run; none by default.
         search: Options of the search of the validations.

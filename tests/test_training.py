@@ -19,7 +19,7 @@ from captioning.errors import InputError
 from captioning.model import SummedOutput
 from captioning.objective import Likelihood
 from captioning.training import CaptionSamples, Throughput, Unfreeze, WarmupCosine
-from captioning.training.callbacks import BestCheckpoint
+from captioning.training.callbacks import BestCheckpoint, TrainingBar
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,13 @@ def test_checkpoint_holds_all_that_rebuilds_the_captioner_and_runs_no_code(shape
     model = {"encoder", "decoder", "preprocessing", "vocabulary", "tokenizer"}
     assert model <= set(saved)
     assert saved["decoder"]["init_args"]["attention"]["class_path"].endswith("SoftAttention")
+
+
+@pytest.mark.parametrize(("epochs", "text"), [(3, "epoch 1/3"), (-1, "epoch 1"), (None, "epoch 1")])
+def test_the_bar_counts_epochs_from_one(epochs, text):
+    bar = TrainingBar()
+    bar._trainer = SimpleNamespace(max_epochs=epochs)
+    assert bar._get_train_description(0) == text
 
 
 def test_checkpoint_of_another_vocabulary_is_refused(shapes, tmp_path):

@@ -44,7 +44,7 @@ class CaptionSamples(Callback):
 
 
 class TrainingBar(callbacks.RichProgressBar):
-    """Lightning's bar, which disappears at the end; ``LogLines`` prints the metrics."""
+    """Lightning's bar, which counts epochs from 1 and disappears at the end; ``LogLines`` prints the metrics."""
 
     def get_metrics(self, *args: Any) -> Any:
         return {name: value for name, value in super().get_metrics(*args).items() if name != "v_num"}
@@ -53,6 +53,10 @@ class TrainingBar(callbacks.RichProgressBar):
         super().on_train_start(trainer, *args)
         if self.progress is not None:
             self.progress.live.transient = True  # otherwise its last state would stay in a log
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        last = f"/{self.trainer.max_epochs}" if (self.trainer.max_epochs or 0) > 0 else ""
+        return f"epoch {current_epoch + 1}{last}"
 
 
 class LogLines(Callback):

@@ -27,7 +27,7 @@ ROOMS = {
     "linear": "kernels",
     "vocabulary": "component errors files tokenizers",
     "attention": "component errors kernels linear precision trace",
-    "data": "cells errors files progress tokenizers vocabulary",
+    "data": "cells errors files progress settings tokenizers vocabulary",
     "decoding": "errors trace vocabulary",
     "encoders": "cells component data errors files",
     "model": "attention component data decoding encoders errors kernels linear precision trace vocabulary",

@@ -180,7 +180,9 @@ def test_every_family_gives_intervals_and_paired_tests():
     hypotheses, references = make_corpus(9)
     better = [of_image[0] for of_image in references]
     for (family, counts), (_, other) in zip(
-        metrics.count(hypotheses, references, java=False), metrics.count(better, references, java=False), strict=True
+        metrics.family_counts(hypotheses, references, java=False),
+        metrics.family_counts(better, references, java=False),
+        strict=True,
     ):
         found = intervals(counts, family.values, resamples=200)
         assert found[0] == pytest.approx(family.values(counts.sum(axis=0)))

@@ -7,12 +7,11 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from captioning.cli import IMPORTED, announce, check_output, json_output, print_written, suggest_path
-from captioning.errors import InputError, check_whole
+from captioning.errors import InputError, check_choice, check_whole
 from captioning.files import FIGURES, JSON, PAGES, refuse_inputs, write_text
-from captioning.metrics.table import CAPTION_METRICS
 from captioning.provenance import provenance
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 def compare(
     *runs: str,
     test: bool = False,
-    metric: Literal[CAPTION_METRICS] = "bleu4",  # type: ignore[valid-type]
+    metric: str = "bleu4",
     images: int = 12,
     resamples: int = 1000,
     seed: int = 0,
@@ -38,7 +37,7 @@ def compare(
     Args:
         *runs: The folder of a run, or a folder of runs.
         test: First test the best checkpoint of every run that has no captions, or captions of other weights.
-        metric: Metric of the verdict.
+        metric: Metric of the verdict: bleu1, bleu2, bleu3, bleu4, rouge_l, cider_d or meteor.
         images: Number of images to show, those that differ most.
         resamples: Number of resamples for intervals and tests.
         seed: Seed of the resampling.
@@ -56,6 +55,9 @@ def compare(
         check_output(option, path, suffixes)
     check_whole(1, resamples=resamples)
     check_whole(0, seed=seed, images=images)
+    from captioning.metrics.table import CAPTION_METRICS
+
+    check_choice(CAPTION_METRICS, **{"--metric": metric})
     announce("compare")
     from captioning.comparison.attention_explorer import explore, load_models, same_words_of
     from captioning.comparison.compare import compare as comparison_of

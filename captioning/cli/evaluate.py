@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from captioning.cli import announce, check_output, json_output
-from captioning.data.records import Split
 from captioning.files import JSON, refuse_inputs
+from captioning.settings import Split
 
 
 def evaluate(

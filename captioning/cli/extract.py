@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from captioning.cli import announce
-from captioning.data.records import Split
 from captioning.errors import InputError, check_whole, one_line
-from captioning.settings import read_config
+from captioning.settings import Split, read_config
 
 
 def extract(

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from captioning.cli import announce
-from captioning.data.records import Split
 from captioning.errors import InputError, check_whole, did_you_mean
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder, checksum
-from captioning.settings import read_config
+from captioning.settings import Split, read_config
 from captioning.trace import ContextMode
 
 if TYPE_CHECKING:

@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, get_args
 
 import msgspec
 import numpy as np
 
 from captioning.data.images import has_header
 from captioning.errors import InputError, one_line
+from captioning.settings import Split
 from captioning.tokenizers import PennTreebank, Tokenizer
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 
 Content = TypeVar("Content")

@@ -33,10 +33,6 @@ class _Open(ScalarGate):
         return context, None
 
 
-class Both(BlindStart, OpenGate):
-    """Both changes."""
-
-
 class ContextAlone(DeepOutput):
     """In training, half of the words are predicted without L_h h_t, from the previous word and the context alone."""
 

@@ -14,6 +14,8 @@ from helpers_runs import tiny_config
 from helpers_training import enter
 
 from captioning.cli import IMPORTED
+from captioning.cli.fit import _library_errors_as_input_errors
+from captioning.errors import InputError
 
 FIT = ["fit", "--config", "tiny.yaml"]
 OWN = """
@@ -126,3 +128,10 @@ def test_wandb_without_a_network_logs_offline(nobody, monkeypatch, capsys, caplo
     )
     (folder,) = Path("runs/tiny/wandb").glob("offline-run-*")
     assert list(folder.glob("*.wandb"))
+
+
+def test_an_error_of_wandb_during_training_is_one_line_and_a_fault_is_not():
+    with pytest.raises(InputError, match="no answer"), _library_errors_as_input_errors():
+        raise wandb.errors.CommError("no answer")
+    with pytest.raises(KeyError), _library_errors_as_input_errors():
+        raise KeyError("fault")

@@ -41,7 +41,7 @@ from captioning.training.loggers import finish_loggers, is_wandb_sweep, start_lo
 from captioning.training.run import monitor_mode, plan_run
 
 _FOLDER = "CAPTIONING_RUN_FOLDER"  # environment variable with the run's folder, for the other processes
-_LIBRARIES = ("pytorch_lightning", "lightning_fabric", "yaml")  # what they refuse is one line
+_LIBRARIES = ("pytorch_lightning", "lightning_fabric", "wandb", "yaml")  # what they refuse is one line
 
 
 def fit(args: list[str]) -> Fit:

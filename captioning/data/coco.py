@@ -36,25 +36,17 @@ class CocoSource(CaptionSource):
     Args:
         root: The folder with ``annotations`` and the image folders.
         year: Year of the split, 2014 or 2017 for COCO itself.
-        test_captions: A captions file for the test split, relative to ``root``, or one of images without captions.
-        test_images: The folder of its images, relative to ``root``; by default ``test{year}``.
+        test_captions: A captions file for the test split, relative to ``root``, or one of images without captions. The
+            images are in ``test{year}``.
     """
 
-    def __init__(
-        self,
-        root: str = "data/coco",
-        *,
-        year: int = 2017,
-        test_captions: str | None = None,
-        test_images: str | None = None,
-    ) -> None:
-        self.root, self.year = Path(root).expanduser(), year
-        self.test_captions, self.test_images = test_captions, test_images or f"test{year}"
+    def __init__(self, root: str = "data/coco", *, year: int = 2017, test_captions: str | None = None) -> None:
+        self.root, self.year, self.test_captions = Path(root).expanduser(), year, test_captions
 
     def files(self, split: str) -> tuple[Path, str]:
         """Return the captions file of a split, and its image folder relative to the root."""
         if split == "test" and self.test_captions is not None:
-            return self.root / self.test_captions, self.test_images
+            return self.root / self.test_captions, f"test{self.year}"
         name = f"{'val' if split == 'test' else split}{self.year}"
         return self.root / "annotations" / f"captions_{name}.json", name
 

@@ -89,8 +89,8 @@ def test_a_test_file_of_ones_own_is_used_with_its_own_objects(root, caplog):
     write(folder, "captions_mine.json", images=IMAGES, annotations=CAPTIONS)
     other = [{**OBJECTS[0], "image_id": 25}]
     write(folder, "instances_mine.json", images=IMAGES, annotations=other, categories=CATEGORY_NAMES)
-    source = CocoSource(str(root), test_captions="held_out/annotations/captions_mine.json", test_images="mine")
-    assert source.index("test").image_path(0) == root / "mine" / "000000000009.jpg"
+    source = CocoSource(str(root), test_captions="held_out/annotations/captions_mine.json")
+    assert source.index("test").image_path(0) == root / "test2017" / "000000000009.jpg"
     assert [[len(source.objects(split)(number)) for number in (9, 25)] for split in ("val", "test")] == [[2, 0], [0, 1]]
     assert source.objects("train") is None
     assert not caplog.text

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from commands import Commands
 from helpers import load_script
 from helpers_faults import command
 from PIL import Image
@@ -45,10 +46,18 @@ def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("demo")
     (folder / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["demo.py"])
         patch.chdir(folder)
-        load_script("demo").main(["--overlay_config", "tiny.yaml"])
+        run_demo()
     return folder
+
+
+def run_demo() -> None:
+    """Run the demo with its commands in this process, because each of ten processes would import PyTorch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["demo.py"])
+        patch.setattr(Commands, "run", lambda self, name, arguments: [1.0, command(*arguments)][0])
+        patch.setattr(Commands, "side_by_side", lambda self, task, items: [task(item) for item in items])
+        load_script("demo").main(["--overlay_config", "tiny.yaml"])
 
 
 @pytest.fixture
@@ -77,7 +86,7 @@ def test_demo_trains_scores_captions_and_draws_then_goes_on_where_it_is(demo, ca
     assert entry["bleu1"] == pytest.approx(scores["test/bleu1"], abs=0.01)
     assert scores["cells"]["grid_size"] == [3, 3] and scores["cells"]["size"] == [48, 48]
 
-    load_script("demo").main(["--overlay_config", "tiny.yaml"])
+    run_demo()
     assert "Next:" in capsys.readouterr().out
     again = json.loads((demo / "summary.json").read_text())["soft"]
     assert again["bleu1"] == entry["bleu1"] and again["seconds"] == entry["seconds"]  # nothing was trained again

@@ -36,7 +36,8 @@ def workdir(tmp_path_factory) -> Iterator[Path]:
         Path("tiny.yaml").write_text(yaml.safe_dump(tiny_config(folder / "shapes", limit_images=1)))
         command("fit", "--config", "tiny.yaml")
         other = ["--seed_everything", 5, "--model.encoder.init_args.image_size", 64, "--name", "other"]
-        command("fit", "--config", "tiny.yaml", *other)
+        hard = ["--model.decoder.attention", "captioning.attention.HardAttention"]
+        command("fit", "--config", "tiny.yaml", *other, *hard)
         write_coco()
         yield folder
 
@@ -95,6 +96,16 @@ def test_several_models_are_tested_as_an_ensemble(workdir, capsys):
     assert caption["caption"] == found.text
     alone = [measured("--ckpt_path", checkpoint)["nll"] for checkpoint in (CHECKPOINT, OTHER)]
     assert both["nll"] < sum(alone) / 2  # Jensen: the mean of probabilities beats the mean of logarithms
+
+
+def test_a_context_mode_reaches_the_models_of_an_ensemble_that_have_it(workdir, capsys):
+    command("test", "--ckpt_path", CHECKPOINT, "--ensemble", OTHER, "--context_mode", "argmax", *VAL)
+    (caption,) = json.loads(read("runs/tiny/argmax/ensemble/test_captions.json"))
+    (image,) = sorted(Path("shapes").rglob("val*/*.png"))[:1]
+    mode: dict[str, Any] = {"beam_size": 1, "context_mode": "argmax"}
+    assert caption["log_prob"] == pytest.approx(load([CHECKPOINT, OTHER]).caption(image, **mode).log_prob)
+    assert caption["log_prob"] != pytest.approx(load([CHECKPOINT, OTHER]).caption(image, beam_size=1).log_prob)
+    assert "SoftAttention.context_mode" in refused(capsys, "test", "--ckpt_path", CHECKPOINT, "--context_mode", "argmax")
 
 
 def test_an_exported_model_is_tested_as_its_checkpoint_is_and_its_folder_stays_as_it_is(workdir):

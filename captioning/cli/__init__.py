@@ -9,12 +9,12 @@ import contextlib
 import difflib
 import json as json_text
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from captioning.errors import InputError
-from captioning.files import check_suffix, write_json
+from captioning.files import check_suffix, refuse_inputs, write_json
 from captioning.run_folder import RunFolder
 
 TRAINING = {
@@ -105,11 +105,14 @@ def model_name(model: str | Path) -> str:
     return run.path.resolve().name if run else Path(model).stem
 
 
-def check_output(option: str, path: Path | None, suffixes: tuple[str, ...] = ()) -> None:
-    """Raises InputError if an output looks mistyped: it has none of the suffixes, or needs two new folders.
+def check_output(
+    option: str, path: Path | None, suffixes: tuple[str, ...] = (), inputs: Sequence[str | Path] = ()
+) -> None:
+    """Raises InputError if an output is an input or looks mistyped: it has no such suffix, or needs two new folders.
 
     Without ``suffixes``, the output is a folder. None and - are not checked.
     """
+    refuse_inputs(path, inputs, option)
     if path is not None and str(path) != "-":
         if suffixes:
             check_suffix(path, suffixes, option)

@@ -18,7 +18,7 @@ from typing_extensions import TypedDict, Unpack
 
 from captioning.cli import announce, check_output, model_name, print_written, suggest_path
 from captioning.errors import InputError, printable
-from captioning.files import FIGURES, JSON, PAGES, refuse_inputs, replacing, write_text
+from captioning.files import FIGURES, JSON, PAGES, replacing, write_text
 from captioning.trace import ContextMode
 
 
@@ -102,10 +102,8 @@ def caption(
         if not os.path.exists(path):
             skip(path, f"{path}: no such image file{suggest_path(path)}")
     paths = [path for path in named if path not in failed]
-    for option, output in (("--overlay", overlay), ("--json", json), ("--explorer", explorer)):
-        refuse_inputs(output, [*paths, *models], option)
-    check_output("--json", json, JSON)
-    check_output("--explorer", explorer, PAGES)
+    check_output("--json", json, JSON, [*paths, *models])
+    check_output("--explorer", explorer, PAGES, [*paths, *models])
     overlays = _overlay_paths(overlay, paths, single) if overlay is not None else {}
     if not paths:
         raise SystemExit(2)
@@ -203,7 +201,7 @@ def _overlay_paths(target: Path, paths: Sequence[str], single: bool) -> dict[str
             raise InputError(f"--overlay {target}: there may be several images; give a folder")
         if not is_figure:
             raise InputError(f"--overlay {target}: must end in {', '.join(FIGURES)}, or be a folder")
-        check_output("--overlay", target, FIGURES)
+        check_output("--overlay", target, FIGURES, paths)
         return dict.fromkeys(paths, target)
     check_output("--overlay", target)
     folders, overlays, taken = {Path(path).resolve().parent for path in paths}, dict[str, Path](), set[str]()

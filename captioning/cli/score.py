@@ -18,7 +18,6 @@ from captioning.settings import Split, read_config
 from captioning.trace import ContextMode
 
 if TYPE_CHECKING:
-    from captioning.checkpoint.load import SavedModel
     from captioning.decoding import BeamOptions
     from captioning.evaluation.evaluator import Evaluator
 
@@ -92,33 +91,28 @@ def score(
     check_whole(0, bound_samples=bound_samples)
     check_whole(0, 2**32 - 1, seed_everything=seed_everything)
     announce(task)
-    from captioning.checkpoint.load import check_device, read_models
+    from captioning.checkpoint.load import check_device
     from captioning.evaluation.evaluator import evaluate
     from captioning.evaluation.records import write_predictions
-    from captioning.model import Ensemble
+    from captioning.inference import load
     from captioning.precision import autocast, best_precision
 
     run = RunFolder.of(ckpt_path, runs / name)
     run = run if run is not None and run.config.is_file() else None
     path = ckpt_path if run is None else str(run.checkpoint(ckpt_path))
     target = check_device(device)
-    models = read_models([path, *(ensemble or ())], target)
-    saved = models[0]
+    captioner = load([path, *(ensemble or ())], target)
     settings = [read_config(file, "--config") for file in config or ([run.config] if run else [])]
     _refuse_unknown_data(config or (), settings)
-    data, search = _data_and_search(saved, settings, overrides)
+    data, search = _data_and_search(path, captioner.settings, settings, overrides)
     seeds = [1, *(file["seed_everything"] for file in settings if type(file.get("seed_everything")) is int)]
     seed = seeds[-1] if seed_everything is None else seed_everything
-    members = [model.captioner for model in models]
 
-    attention, variants = saved.captioner.decoder.attention, list[str]()
-    if context_mode not in (None, attention.context_mode):
-        attention.context_mode = context_mode  # refuses a mode that it does not have
-        variants.append(context_mode)
-    if len(members) > 1:
-        variants.append("ensemble")
+    own_mode = captioner.members[0].decoder.attention.context_mode
+    variants = [] if context_mode in (None, own_mode) else [str(context_mode)]
+    variants += ["ensemble"] if ensemble else []
     variants += [file.stem for file in config or ()][-1:]
-    home = run.path if run else runs / "scored" / Path(saved.path.rpartition("/")[2] or "model").stem
+    home = run.path if run else runs / "scored" / Path(path.rpartition("/")[2] or "model").stem
     folder = results or home.joinpath(*variants)
     logged = run if task == "test" and run is not None and folder == run.path and not no_logger else None
 
@@ -126,26 +120,19 @@ def score(
     options = data | {"split": split or stage, "seed": seed, "keep": 0 if logged is None else 4}
     options |= {"references": False} if task == "predict" else {"bound_samples": bound_samples}
     machine = {"device": target.type, "precision": precision or best_precision(target.type)}
-    with autocast(**machine):
-        model = Ensemble(members) if len(members) > 1 else saved.captioner
-        evaluator = evaluate(model, saved.vocabulary, search=search, **options)
+    with autocast(**machine), captioner.model.in_context_mode(context_mode):
+        evaluator = evaluate(captioner.model, captioner.vocabulary, search=search, **options)
     if task == "predict":
         for file in write_predictions(folder, evaluator.records):
             print(f"written to {file}")
         return
-    conditions: dict[str, Any] = {"split": options["split"], "context_mode": attention.context_mode}
+    conditions: dict[str, Any] = {"split": options["split"], "context_mode": context_mode or own_mode}
     conditions |= {"checkpoint": Path(path).name, "weights": checksum(path)}
-    conditions |= {"ensemble": len(members)} if len(members) > 1 else {}
+    conditions |= {"ensemble": len(captioner.members)} if ensemble else {}
     origin = provenance(command=shlex.join(sys.argv), seed=seed)
     origin["used"] = machine | {"num_workers": data["num_workers"]}
-    origin["settings"] = saved.settings | {"data": settings[-1].get("data") if settings else None}
-    metrics = _write_metrics(folder, stage, evaluator, conditions, origin)
-    _print_metrics(metrics, evaluator, conditions)
-    print(f"written to {folder}", flush=True)
-    if logged is not None:
-        from captioning.training.loggers import log_test
-
-        log_test(logged, metrics, evaluator)
+    origin["settings"] = captioner.settings | {"data": settings[-1].get("data") if settings else None}
+    _report(folder, stage, evaluator, conditions, origin, logged)
 
 
 def _refuse_unknown_data(files: Sequence[Path], settings: Sequence[Mapping[str, Any]]) -> None:
@@ -162,19 +149,19 @@ def _refuse_unknown_data(files: Sequence[Path], settings: Sequence[Mapping[str, 
 
 
 def _data_and_search(
-    saved: SavedModel, settings: Sequence[Mapping[str, Any]], overrides: Sequence[str]
+    model: str, trained: Mapping[str, Any], settings: Sequence[Mapping[str, Any]], overrides: Sequence[str]
 ) -> tuple[dict[str, Any], BeamOptions]:
-    """Return the data, as arguments of ``evaluate``, and the options of the search."""
+    """Return the data, as arguments of ``evaluate``, and the options of the search; ``trained`` are the model's own."""
     from captioning.cli.build import build
     from captioning.data import CaptionSource
     from captioning.data.loading import default_workers
     from captioning.decoding import BeamOptions
 
     if not settings and not any(word.startswith("--data.source") for word in overrides):
-        raise InputError(f"{saved.path}: is in no run's folder; name a configuration with its data by --config")
+        raise InputError(f"{model}: is in no run's folder; name a configuration with its data by --config")
     counts = {f"data.{name}": int | None for name in ("limit_images", "eval_batch_size", "num_workers")}
     kinds = {"model.search": BeamOptions, "data.source": CaptionSource, "data.features": str | None, **counts}
-    defaults = {"model": {"search": vars(BeamOptions.of_settings(saved.settings))}}
+    defaults = {"model": {"search": vars(BeamOptions.of_settings(trained))}}
     search, source, features, limit, batch_size, workers = build(kinds, [defaults, *settings], overrides)
     if workers is None:
         workers = default_workers(cached=features is not None)
@@ -182,10 +169,15 @@ def _data_and_search(
     return data | ({} if batch_size is None else {"batch_size": batch_size}), search
 
 
-def _write_metrics(
-    folder: Path, stage: str, evaluator: Evaluator, conditions: dict[str, Any], origin: dict[str, Any]
-) -> dict[str, float]:
-    """Write the captions and metrics of a split with the conditions of its search; return the metrics."""
+def _report(
+    folder: Path,
+    stage: str,
+    evaluator: Evaluator,
+    conditions: dict[str, Any],
+    origin: dict[str, Any],
+    logged: RunFolder | None,
+) -> None:
+    """Write the captions and metrics of a split with their conditions, print the metrics, and log them to a run."""
     from captioning.evaluation.records import write_evaluation
     from captioning.tokenizers import PennTreebank
 
@@ -200,7 +192,12 @@ def _write_metrics(
     cells = vars(evaluator.captioner.encoder.cells) if pointed else None
     origins = {"search": search, "tokens": tokenizer.description, "cells": cells, "provenance": origin}
     write_evaluation(folder, stage, metrics, images, **origins)
-    return metrics
+    _print_metrics(metrics, evaluator, conditions)
+    print(f"written to {folder}", flush=True)
+    if logged is not None:
+        from captioning.training.loggers import log_test
+
+        log_test(logged, metrics, evaluator)
 
 
 def _print_metrics(metrics: Mapping[str, float], evaluator: Evaluator, conditions: Mapping[str, Any]) -> None:

@@ -53,6 +53,7 @@ class ImageCaptioner(Generic[Model]):
         vocabulary: The words that it knows.
         settings: The full configuration that the (first) model was trained with; {} if none was saved.
         options: The default decoding options, from the training configuration.
+        members: The models of the ensemble; of another model, itself alone.
     """
 
     def __init__(self, model: Model, vocabulary: Vocabulary, settings: dict[str, Any] | None = None) -> None:
@@ -60,8 +61,8 @@ class ImageCaptioner(Generic[Model]):
         self.vocabulary = vocabulary
         self.settings = settings or {}
         self.options = DecodingOptions(**vars(BeamOptions.of_settings(self.settings)))
-        self._members: Sequence[Any] = model.members if isinstance(model, Ensemble) else [model]
-        if any(member.decoder.attention.context_mode == "sample" for member in self._members):
+        self.members: Sequence[Any] = model.members if isinstance(model, Ensemble) else [model]
+        if any(member.decoder.attention.context_mode == "sample" for member in self.members):
             self.options = dataclasses.replace(self.options, context_mode="sample")  # so that a seed has an effect
 
     @property
@@ -170,7 +171,7 @@ class ImageCaptioner(Generic[Model]):
 
     def with_members(self, caption: Caption, names: Sequence[str]) -> Caption:
         """Return a caption whose figure has a row for each named model of the ensemble; that of one model unchanged."""
-        members = [ImageCaptioner(model, self.vocabulary, self.settings) for model in self._members]
+        members = [ImageCaptioner(model, self.vocabulary, self.settings) for model in self.members]
         named = dict(zip(names, members, strict=True))
         return caption if len(members) == 1 else same_words(named, str(caption.path), caption.words)
 

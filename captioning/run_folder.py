@@ -30,10 +30,13 @@ class RunFolder:
         """Return RUNS/NAME for RUNS/NAME/checkpoints/x.ckpt or a link to it, None for a file elsewhere.
 
         The path is relative if the folder lies below the current one. With ``named``, the words best and last stand for
-        checkpoints of that folder.
+        checkpoints of that folder. Raises InputError if it has no such checkpoint.
         """
         if named is not None and checkpoint in BY_NAME:
-            return cls(named)
+            if not (run := cls(named)).checkpoint(str(checkpoint)).is_file():
+                missing = f"{named} has no checkpoints/{checkpoint}.ckpt"
+                raise InputError(f"--ckpt_path {checkpoint}: {missing}; name the run by --name (and --runs)")
+            return run
         for file in (Path(os.path.abspath(checkpoint)), Path(checkpoint).resolve()):
             if file.parent.name == "checkpoints":
                 folder = file.parent.parent

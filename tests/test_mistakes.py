@@ -128,6 +128,10 @@ MISTAKES = {
     # models
     "test": "required: --ckpt_path, as in captioning test --ckpt_path",
     "test --ckpt_path runs/soft": "is a folder",
+    "test --ckpt_path best": "--ckpt_path best: runs/run has no checkpoints/best.ckpt; name the run by --name",
+    "test --ckpt_path last --name soft": "--ckpt_path last: runs/soft has no checkpoints/last.ckpt; name the run by",
+    "fit --ckpt_path best --runs elsewhere": "--ckpt_path best: elsewhere/run has no checkpoints/best.ckpt; name the",
+    FIT + "--ckpt_path last": "--ckpt_path last: runs/tiny has no checkpoints/last.ckpt; name the run by --name",
     "test --ckpt_path runs/soft/checkpoints/best.ckpt --trainer.default_root_dir x": "is now --results",
     "test --ckpt_path pretrained --config limit.yaml": "data.limit_imagess: no such option; did you mean limit_images?",
     "test --ckpt_path notes.txt --config tiny.yaml": "notes.txt: ",

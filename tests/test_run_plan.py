@@ -89,10 +89,11 @@ def test_every_run_logs_to_csv_and_wandb_goes_on_with_a_resumed_run():
     assert (named["name"], named["group"], named["save_dir"]) == ("soft", "soft", "runs/soft") and named["id"]
     assert plan(trainer={"logger": False}).settings["trainer.logger"] == [csv]
     trainer = {"logger": [wandb | {"init_args": named | {"name": "other"}}, csv]}  # of a run's config.yaml
-    again = plan(trainer=trainer, ckpt_path="last").settings["trainer.logger"]
-    assert again == [trainer["logger"][0] | {"init_args": named | {"name": "other"}}, csv]
     new = plan(trainer=trainer).settings["trainer.logger"][0]["init_args"]
     assert new["name"] == "soft" and new["id"] != named["id"]
+    touch("runs/soft/checkpoints/last.ckpt")
+    again = plan(trainer=trainer, ckpt_path="last").settings["trainer.logger"]
+    assert again == [trainer["logger"][0] | {"init_args": named | {"name": "other"}}, csv]
 
 
 def test_places_are_refused_unless_they_are_in_the_configuration_of_a_run():

@@ -99,13 +99,14 @@ def test_several_models_are_tested_as_an_ensemble(workdir, capsys):
 
 
 def test_a_context_mode_reaches_the_models_of_an_ensemble_that_have_it(workdir, capsys):
-    command("test", "--ckpt_path", CHECKPOINT, "--ensemble", OTHER, "--context_mode", "argmax", *VAL)
+    argmax = ["--context_mode", "argmax"]
+    command("test", "--ckpt_path", CHECKPOINT, "--ensemble", OTHER, *argmax, *VAL)
     (caption,) = json.loads(read("runs/tiny/argmax/ensemble/test_captions.json"))
     (image,) = sorted(Path("shapes").rglob("val*/*.png"))[:1]
     mode: dict[str, Any] = {"beam_size": 1, "context_mode": "argmax"}
     assert caption["log_prob"] == pytest.approx(load([CHECKPOINT, OTHER]).caption(image, **mode).log_prob)
     assert caption["log_prob"] != pytest.approx(load([CHECKPOINT, OTHER]).caption(image, beam_size=1).log_prob)
-    assert "SoftAttention.context_mode" in refused(capsys, "test", "--ckpt_path", CHECKPOINT, "--context_mode", "argmax")
+    assert "SoftAttention.context_mode" in refused(capsys, "test", "--ckpt_path", CHECKPOINT, *argmax)
 
 
 def test_an_exported_model_is_tested_as_its_checkpoint_is_and_its_folder_stays_as_it_is(workdir):

@@ -322,9 +322,11 @@ def _read_files(args: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
     for option in ("--runs", "--ckpt_path", "--name"):
         parser.add_argument(option)
     options = parser.parse_known_args(args)[0]
-    is_by_name, named = options.ckpt_path in BY_NAME, Path(options.runs or "runs", options.name or "run")
-    run = RunFolder.of(options.ckpt_path, named) if options.ckpt_path else None
-    if run is not None and (is_by_name or run.config.is_file()) and not (is_by_name and options.config):
+    # With a configuration, best and last are checkpoints of a run that may have its name.
+    checkpoint = None if options.ckpt_path in BY_NAME and options.config else options.ckpt_path
+    named = Path(options.runs or "runs", options.name or "run")
+    run = RunFolder.of(checkpoint, named) if checkpoint else None
+    if run is not None and run.config.is_file():
         if options.runs is None:
             args = [*args, "--runs", str(run.path.parent)]
         if options.name is None:

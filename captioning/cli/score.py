@@ -98,8 +98,8 @@ def score(
     from captioning.precision import autocast, best_precision
 
     run = RunFolder.of(ckpt_path, runs / name)
-    run = run if run is not None and run.config.is_file() else None
     path = ckpt_path if run is None else str(run.checkpoint(ckpt_path))
+    run = run if run is not None and run.config.is_file() else None
     target = check_device(device)
     captioner = load([path, *(ensemble or ())], target)
     settings = [read_config(file, "--config") for file in config or ([run.config] if run else [])]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import importlib.util
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,13 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
     """
     if importlib.util.find_spec("gradio") is None:
         raise InputError("captioning app needs gradio: pip install -e '.[app]'")
+    try:
+        with socket.socket() as probe:  # before what takes seconds
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except (OSError, OverflowError) as error:
+        what_to_do = "give an address of this machine and a free port"
+        raise InputError(f"--host {host} --port {port}: cannot be served on; {what_to_do}") from error
     print(f"captioning app: loading {printable(model)} ...", file=sys.stderr, flush=True)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio sends some on import
     import gradio
@@ -71,11 +79,7 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
         result = gradio.HTML(padding=False)
         photo.change(lambda path: _answer(captioner, name, path, examples), photo, result, api_visibility="private")
     server: dict[str, Any] = {"server_name": host, "server_port": port, "allowed_paths": [str(folder)]}
-    try:
-        page.launch(**server, prevent_thread_lock=True, quiet=True, ssr_mode=False, run_history=False, css=_STYLE)
-    except (OSError, OverflowError) as error:  # OSError is gradio's own, without an errno
-        what_to_do = "give an address of this machine and a free port"
-        raise InputError(f"--host {host} --port {port}: cannot be served on; {what_to_do}") from error
+    page.launch(**server, prevent_thread_lock=True, quiet=True, ssr_mode=False, run_history=False, css=_STYLE)
     print(f"captioning app: {page.local_url} (Ctrl-C ends it)", file=sys.stderr, flush=True)
     page.block_thread()
 

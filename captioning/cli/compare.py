@@ -94,7 +94,7 @@ def compare(
         print_comparison(comparison)
         command = f"captioning compare {shlex.join(runs)} --metric {metric}"
         origin = provenance(command=command, seed=seed)
-        version = (origin["commit"] or "unknown") + ", changed since" * origin["uncommitted_changes"]
+        version = (origin["commit"] or "unknown") + (", changed since" if origin["uncommitted_changes"] else "")
         footer = [command, f"Version {version}; {origin['date']}; {resamples} resamples from seed {seed}."]
         write_text(page, comparison_page(comparison, explorer=explorer, picture=picture, footer=footer), "--output")
         print(f"\npage          {page}")

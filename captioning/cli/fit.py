@@ -226,12 +226,13 @@ class Fit(LightningCLI):
             raise
 
     def read_inputs(self) -> SavedModel | None:
-        """Prepare the data, and return the model of --init_from. Raises InputError if one is missing or damaged."""
+        """Read the data, and return the model of --init_from. Raises InputError if one is missing or damaged."""
         if self.plan.resume is not None:
             saved = read_checkpoint(self.plan.resume)
             self.config.init_from = saved["captioning"]["settings"].get("init_from")  # wins over the command line
         if self.is_first:
-            self.datamodule.source.prepare()
+            self.datamodule.prepare_data()
+            self.datamodule.setup("fit")
         return read_model(self.plan.start) if self.plan.start else None
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
@@ -257,9 +258,6 @@ class Fit(LightningCLI):
             for callback in self.trainer.callbacks:
                 if hasattr(callback, "monitor") and hasattr(callback, "mode"):
                     monitor_mode(f"trainer.callbacks: {type(callback).__name__}", callback.monitor, callback.mode)
-            if self.trainer.is_global_zero:
-                for split in ("train", "val"):  # a missing image is an error before a logger starts
-                    self.datamodule.index(split)
             self._start_loggers()
             code = 0
             try:

@@ -22,7 +22,7 @@ from captioning.files import read_json
 
 def features_key(split: str, fingerprint: dict[str, Any], *, flipped: bool = False) -> tuple[str, dict[str, Any]]:
     """Return the name of a split's features and their fingerprint: the encoder's, and whether images were mirrored."""
-    return split + "_flipped" * flipped, fingerprint | ({"flipped": True} if flipped else {})
+    return (f"{split}_flipped", fingerprint | {"flipped": True}) if flipped else (split, fingerprint)
 
 
 class Features:

@@ -100,7 +100,7 @@ class FolderSource(CaptionSource):
         chosen = [entry for image, entry in entries.items() if split_of[image] == split]
         if not chosen:
             few = len(entries) < 3 and assigned < {*entries}
-            remedy = "add images, three or more are split automatically; or " * few
+            remedy = "add images, three or more are split automatically; or " if few else ""
             remedy += "write it in the split column of some"
             raise InputError(f"{origin}: none of {len(entries)} images is in the {split} split; {remedy}")
         for entry in chosen:

@@ -53,7 +53,7 @@ class KarpathySource(CaptionSource):
         name = self.json_path.stem.removeprefix("dataset_")
         if name in ("coco", "flickr8k", "flickr30k"):
             root = shlex.quote(str(self.json_path.parent))
-            return f"run captioning prepare {name}{' --karpathy' * (name == 'coco')} --root {root}"
+            return f"run captioning prepare {name}{' --karpathy' if name == 'coco' else ''} --root {root}"
         return super().remedy()
 
     def index(self, split: str) -> CaptionIndex:

@@ -103,7 +103,7 @@ class CaptionIndex:
             captions += texts
             first.append(len(captions))
         if not images:
-            raise InputError(f"{name}: holds no image" + " with a caption" * (not uncaptioned))
+            raise InputError(f"{name}: holds no image{'' if uncaptioned else ' with a caption'}")
         if uncaptioned_images or wordless:
             message = "%s: left out %d captions without a word and %d images without captions"
             logger.warning(message, name, wordless, uncaptioned_images)

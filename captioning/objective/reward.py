@@ -38,7 +38,7 @@ class CaptionReward:
 
     def __call__(self, rows: Sequence[int], captions: Sequence[Hypothesis]) -> Tensor:
         """Return the rewards (N,), float32."""
-        hypotheses = [self.vocabulary.decode(caption.ids) + [END_WORD] * caption.finished for caption in captions]
+        hypotheses = [self.vocabulary.decode(h.ids) + ([END_WORD] if h.finished else []) for h in captions]
         reward = self.cider_d_weight * self.cider_d.values(hypotheses, rows)
         if self.bleu4_weight:
             reward += self.bleu4_weight * sentence_bleu(bleu_counts(hypotheses, self.cider_d.index, rows))[:, 3] / 100

@@ -25,11 +25,7 @@ class PartsParser(OneLineErrors, ArgumentParser):
     """The parser of some parts of a configuration."""
 
 
-def build(
-    kinds: Mapping[str, Any],
-    configs: Iterable[Mapping[str, Any]],
-    options: Sequence[str] = (),
-) -> list[Any]:
+def build(kinds: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], options: Sequence[str] = ()) -> list[Any]:
     """Build the parts of training configurations with the types ``kinds``, such as ``{"data.source": CaptionSource}``.
 
     A part whose type admits None may be missing. A later configuration wins over an earlier one, and options of the

@@ -225,9 +225,8 @@ class SplitData:
         """Return the annotations that are cached for the encoder, None without ``features``."""
         if self.features is None:
             return None
-        return Features(
-            self.features, *features_key(self.split, encoder.fingerprint(), flipped=flipped), self.index.paths
-        )
+        name, fingerprint = features_key(self.split, encoder.fingerprint(), flipped=flipped)
+        return Features(self.features, name, fingerprint, self.index.paths)
 
     def dataset(self, vocabulary: Vocabulary, encoder: Encoder, **options: Any) -> CaptionDataset:
         """Return the batches for an encoder; ``options`` are those of ``CaptionDataset``."""

@@ -58,13 +58,15 @@ class Preprocessing:
     interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
-        for name in ("mean", "std"):  # JSON and YAML give lists
-            object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
+        for name in ("mean", "std"):
+            values = tuple(getattr(self, name))  # JSON and YAML give lists
+            if len(values) != 3 or not all(isinstance(value, (int, float)) for value in values):
+                raise InputError(f"preprocessing: {name} must be three numbers, got {values}")
+            object.__setattr__(self, name, tuple(map(float, values)))
         check_whole(1, **{"preprocessing: resize": self.resize})
         check_whole(1, self.resize, **{"preprocessing: crop (at most resize)": self.crop})
-        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
-            wanted = "mean and std need three values, std positive ones"
-            raise InputError(f"preprocessing: {wanted}, got {self.mean}, {self.std}")
+        if min(self.std) <= 0:
+            raise InputError(f"preprocessing: std must be positive, got {self.std}")
         check_choice(_FILTERS, **{"preprocessing: interpolation": self.interpolation})
 
     @property

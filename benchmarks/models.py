@@ -80,7 +80,7 @@ class FeatureSource(Component):
 
 def natural_lengths(count: int) -> tuple[int, ...]:
     """Return ``count`` numbers of decoding steps, distributed as those of Flickr8k's captions."""
-    return tuple(_NATURAL[(7 * i + 3) % len(_NATURAL)] for i in range(count))  # 7: neighbours differ
+    return tuple(_NATURAL[(7 * i + 3) % len(_NATURAL)] for i in range(count))  # 7: neighbors differ
 
 
 class Data(NamedTuple):

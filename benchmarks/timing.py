@@ -56,7 +56,7 @@ def interleave(subjects: Mapping[str, Callable[[], Any]], setup: Setup, *, warm_
 
     Args:
         subjects: Functions to call, by name.
-        setup: The device is synchronised before and after each call.
+        setup: The device is synchronized before and after each call.
         warm_up: Uncounted calls of each subject before the first round.
     """
     for _ in range(warm_up):

@@ -2,7 +2,7 @@
 """Measure where models look: pointing and correctness on the validation images of the pretrained captioner.
 
 Flickr8k's references are judged by the boxes of Flickr30k Entities, COCO's references and the model's own captions by
-COCO's masks. Chance, the centre and even attention stand beside each. Intervals are over images.
+COCO's masks. Chance, the center and even attention stand beside each. Intervals are over images.
 
 examples:
   python scripts/looking.py --model pretrained --name captioner
@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def looking(records: Any) -> dict[str, Any]:
-    """Return the metrics of attention at nouns and phrases with intervals, and how far pointing is above the centre."""
+    """Return the metrics of attention at nouns and phrases with intervals, and how far pointing is above the center."""
     measures = {measure.keys[0]: measure.counts[""] for measure in grounding_measures({"": records})}
     facts: dict[str, Any] = {}
     for name, counts in measures.items():

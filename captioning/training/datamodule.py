@@ -56,7 +56,7 @@ class Augmentation:
     """Random changes of training images.
 
     Args:
-        random_crop: Whether to cut images from anywhere in the resized image instead of from its centre.
+        random_crop: Whether to cut images from anywhere in the resized image instead of from its center.
         flip: Probability of mirroring an image, whose caption may say "left" or "right". With ``data.features``, the
             probability of reading the features of the mirrored image, for all its captions of an epoch
             (``captioning extract --flipped``).

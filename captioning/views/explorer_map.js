@@ -1,4 +1,4 @@
-// A map's pixels. The counterpart of captioning/views/maps.py: the same blur, scale and colours; the constants come
+// A map's pixels. The counterpart of captioning/views/maps.py: the same blur, scale and colors; the constants come
 // from there with the data.
 
 /** The bytes of base64 text. */
@@ -8,7 +8,7 @@ function bytes(text) {
 
 /**
  * The cell that a place along one axis belongs to: the nearest one.
- * @param place, offset and stride in one unit; offset is the first cell's centre.
+ * @param place, offset and stride in one unit; offset is the first cell's center.
  */
 function nearestCell(place, offset, stride, cells) {
   return Math.max(0, Math.min(cells - 1, Math.floor((place - offset) / stride + 0.5)));
@@ -143,7 +143,7 @@ class AttentionMap {
     return painted;
   }
 
-  /** RGBA pixels of values, in the map's colours alone. */
+  /** RGBA pixels of values, in the map's colors alone. */
   colored(values, end) {
     const colored = new Uint8ClampedArray(4 * values.length);
     values.forEach((value, pixel) => {

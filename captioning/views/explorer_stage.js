@@ -84,8 +84,8 @@ class Stage {
     if (location === null) return;
     const { columns, offset, stride } = this.panel.run;
     const side = (cell, axis) => {
-      const centre = offset[axis] + cell * stride[axis];
-      const [start, end] = [centre - stride[axis] / 2, centre + stride[axis] / 2];
+      const center = offset[axis] + cell * stride[axis];
+      const [start, end] = [center - stride[axis] / 2, center + stride[axis] / 2];
       return [start, end].map((edge) => 100 * Math.max(0, Math.min(1, edge))); // inside the view
     };
     const [top, bottom] = side(Math.floor(location / columns), 0);

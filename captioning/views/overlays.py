@@ -31,7 +31,7 @@ _PIXELS = 448  # most of a panel's longer side
 _GRAY = "0.35"
 
 Box = tuple[float, float, float, float]
-"""(left, top, right, bottom) on a picture, where y grows downwards"""
+"""(left, top, right, bottom) on a picture, where y grows downward"""
 
 WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
 

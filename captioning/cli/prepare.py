@@ -51,7 +51,7 @@ def coco(*, root: Path = Path("data/coco"), year: Literal[2014, 2017] = 2017, ka
     """Download, unpack and check COCO 2017 or 2014 (20 GB).
 
     Files that exist are not downloaded again. To resume an interrupted download, run the same command
-    again. Downloads are checked against the published checksums.
+    again. COCO's archives are checked against the published checksums.
 
     Args:
         root: Folder of the files.

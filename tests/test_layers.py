@@ -40,7 +40,7 @@ ROOMS = {
     "training": "attention checkpoint component data decoding encoders errors evaluation files metrics model objective "
     "run_folder settings tokenizers views vocabulary",
     "cli": "checkpoint comparison data decoding encoders errors evaluation files inference metrics "
-    "model precision provenance run_folder settings tokenizers trace training views vocabulary",
+    "precision provenance run_folder settings tokenizers trace training views vocabulary",
     "__main__": "cli errors settings",
 }
 

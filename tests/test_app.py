@@ -19,6 +19,8 @@ from helpers_runs import WORDS, save_checkpoint
 
 from captioning.inference import load
 
+pytestmark = pytest.mark.xdist_group("app")  # which is started once, in one process
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

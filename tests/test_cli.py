@@ -393,7 +393,9 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) ->
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_a_signal_to_all_processes_of_a_run_ends_it_after_its_step(workdir, number, code):
     """As ``timeout``, systemd, schedulers and terminals send it: the processes that load images get it, too."""
     config = tiny_config(workdir / "shapes")

@@ -29,6 +29,19 @@ STUDIES = [read_study(path) for path in sorted(CONFIGS.glob("studies/*.yaml"))]
 VARIANTS = [(study, name) for study in STUDIES for name, variant in study.variants.items() if variant.config]
 
 
+@pytest.fixture(autouse=True)
+def _constant_weights(monkeypatch):
+    """Random numbers for millions of weights take most of the time, and no test here reads them."""
+
+    def fill(tensor, *_, **__):
+        with torch.no_grad():
+            return tensor.fill_(0.01)
+
+    for name in ("uniform_", "normal_", "trunc_normal_", "kaiming_uniform_", "kaiming_normal_", "xavier_uniform_"):
+        monkeypatch.setattr(torch.nn.init, name, fill)
+    monkeypatch.setattr(torch.nn.init, "orthogonal_", fill)
+
+
 class Instantiated(Fit):
     """The command line before it looks for data."""
 

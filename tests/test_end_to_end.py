@@ -14,10 +14,12 @@ from helpers import load_script
 from helpers_faults import command
 from PIL import Image
 
+pytestmark = pytest.mark.xdist_group("demo")  # which is run once, in one process
+
 TINY = {
     "trainer": {
-        "max_epochs": 15,
-        "check_val_every_n_epoch": 15,
+        "max_epochs": 6,
+        "check_val_every_n_epoch": 6,
         "accelerator": "cpu",
         "precision": "32-true",
         "logger": False,

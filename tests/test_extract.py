@@ -62,7 +62,7 @@ def test_the_value_of_an_option_of_the_configuration_may_have_spaces():
         (["--model.encoder.trainable_from", "features.3", "--init_from", "tuned.ckpt"], "set trainable_from to null"),
         (["--flipped", "--split", "val"], "--flipped: only training images are mirrored"),
         (["--init_from", "gone.ckpt"], "--init_from gone.ckpt: no such file"),
-        (["--data.batch_size", "3"], "--data.batch_size: no such option"),
+        (["--data.batch_size", "3"], "--data.batch_size: no such option; captioning fit has it"),
         (["--data.source", "os.system"], "os.system is not imported; name its module with --import"),
     ],
 )

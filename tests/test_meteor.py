@@ -49,6 +49,7 @@ ODD = {  # captions that would break METEOR's lines: the caption, its references
 
 
 @pytest.mark.java
+@pytest.mark.slow
 def test_meteor_equals_the_coco_toolkit():
     Meteor = pytest.importorskip("pycocoevalcap.meteor.meteor").Meteor
     hypotheses, references = make_corpus(0)

@@ -61,7 +61,7 @@ class OneLineErrors:
 def _suggestion(message: str, options: Sequence[str]) -> str:
     """Return ``; did you mean X?`` for the option, class or argument that an error of a parser names, or else ""."""
     if match := re.search(r"^unrecognized arguments: ([^\s=]+)", message):
-        return did_you_mean(match[1], options)
+        return "; captioning fit has it" if match[1] in options else did_you_mean(match[1], options)
     if match := re.search(r"class_path '([\w.]+)':\s+Option '(\w+)' is not accepted", message):
         return did_you_mean(match[2], _arguments(match[1]))
     if match := re.search(r"module '([\w.]+)' has no attribute '(\w+)'", message):

@@ -12,7 +12,7 @@ from captioning.attention import Attention, Memory
 from captioning.attention.memory import repeat_rows
 from captioning.component import Component
 from captioning.linear import Linear
-from captioning.precision import at_least_float32, to_autocast
+from captioning.precision import at_least_float32
 from captioning.trace import AttentionTrace
 
 
@@ -92,12 +92,12 @@ class Output(Component):
 
         Dropout is left out. N = B * R, the rows of an image adjacent. Masked locations get -inf.
         """
-        A = to_autocast(self.L_z(memory.annotations))  # (B, L, E)
-        W = to_autocast(self.L_o.weight[words]).unflatten(0, (len(A), -1)).flatten(1, 2)  # (B, R * T, E)
-        logits = at_least_float32(torch.bmm(W, A.mT).view(*words.shape, -1))  # (N, T, L)
+        a, W = memory.annotations, self.L_o.weight[words] @ self.L_z.weight  # (B, L, D), (N, T, D)
+        W = W.unflatten(0, (len(a), -1)).flatten(1, 2)  # (B, R * T, D)
+        logits = at_least_float32(torch.bmm(W, a.mT).view(*words.shape, -1))  # (N, T, L)
         if memory.mask is None:
             return logits
-        return logits.masked_fill(~repeat_rows(memory.mask, len(words) // len(A)).unsqueeze(1), float("-inf"))
+        return logits.masked_fill(~repeat_rows(memory.mask, len(words) // len(a)).unsqueeze(1), float("-inf"))
 
     def evidence(self, words: Tensor, memory: Memory) -> Tensor | None:
         """Return how strongly each location speaks for words (N, T): softmax_i(W_y . L_z a_i), (N, T, L), summing to 1.

@@ -75,6 +75,8 @@ TINY = {
         "enable_model_summary": False,
         "num_sanity_val_steps": 0,
         "log_every_n_steps": 1,
+        # Drawing the samples of a validation takes half of such a run.
+        "callbacks": [{"class_path": "captioning.training.CaptionSamples", "init_args": {"images": 0}}],
     },
     "model": {
         "encoder": {

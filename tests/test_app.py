@@ -30,6 +30,12 @@ def test_without_the_extra_one_line_says_how_to_get_it(monkeypatch, capsys):
 
 
 @pytest.fixture(scope="module")
+def extra() -> None:
+    if importlib.util.find_spec("gradio") is None:
+        pytest.skip("the extra app is not installed")
+
+
+@pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> Path:
     """An exported folder with a card."""
     file = save_checkpoint(tmp_path_factory.mktemp("run") / "best.ckpt", search={"max_length": 6})
@@ -37,21 +43,15 @@ def checkpoint(tmp_path_factory) -> Path:
     return file.parent / "model"
 
 
-def command(checkpoint: Path, port: int) -> list[str]:
-    return [sys.executable, "-m", "captioning", "app", "--model", str(checkpoint), "--port", str(port)]
-
-
 @pytest.fixture(scope="module")
-def port(checkpoint, tmp_path_factory) -> Iterator[int]:
+def port(extra, checkpoint, tmp_path_factory) -> Iterator[int]:
     """The port of the command, started as a user does and ended with Ctrl-C."""
-    if importlib.util.find_spec("gradio") is None:
-        pytest.skip("the extra app is not installed")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     environment = os.environ | {"GRADIO_TEMP_DIR": str(tmp_path_factory.mktemp("uploads"))}
     with subprocess.Popen(
-        command(checkpoint, port),
+        [sys.executable, "-m", "captioning", "app", "--model", str(checkpoint), "--port", str(port)],
         cwd=ROOT,
         env=environment,
         stderr=subprocess.PIPE,
@@ -139,8 +139,7 @@ def test_what_is_no_photograph_is_refused_in_one_line(page, tmp_path):
     assert page.locator("iframe.frame").count() == 0
 
 
-@pytest.mark.skipif(importlib.util.find_spec("gradio") is None, reason="the extra app is not installed")
-def test_a_port_in_use_or_out_of_range_is_one_line(checkpoint, capsys):
+def test_a_port_in_use_or_out_of_range_is_one_line(extra, checkpoint, capsys):
     with socket.create_server(("127.0.0.1", 0)) as used:
         for number in (used.getsockname()[1], 70000):
             place, do = f"--host 127.0.0.1 --port {number}", "give an address of this machine and a free port"

@@ -237,6 +237,10 @@ def test_sampling_repeats_itself_with_a_seed(capsys, checkpoint, folder):
         (["x.png", "--overlay", "notes"], "--overlay notes: must end in .png, .pdf, .svg, or be a folder"),
         (["x.png", "--overlay", "o.jpg"], "--overlay o.jpg: must end in .png, .pdf, .svg"),
         (["x.png", "--overlay", "x.png"], "--overlay x.png: would replace x.png, which is an input"),
+        (
+            ["x.png", "--model", "empty", "--overlay", "empty"],
+            "--overlay empty: would replace empty, which is",
+        ),
         (["x.png", "--json", "./x.png"], "--json x.png: would replace x.png, which is an input"),
         (["empty"], "empty: no image in this folder"),
     ],

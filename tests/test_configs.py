@@ -37,9 +37,8 @@ def _constant_weights(monkeypatch):
         with torch.no_grad():
             return tensor.fill_(0.01)
 
-    for name in ("uniform_", "normal_", "trunc_normal_", "kaiming_uniform_", "kaiming_normal_", "xavier_uniform_"):
-        monkeypatch.setattr(torch.nn.init, name, fill)
-    monkeypatch.setattr(torch.nn.init, "orthogonal_", fill)
+    for kind in "uniform normal trunc_normal kaiming_uniform kaiming_normal xavier_uniform orthogonal".split():
+        monkeypatch.setattr(torch.nn.init, f"{kind}_", fill)
 
 
 class Instantiated(Fit):

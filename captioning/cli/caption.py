@@ -102,9 +102,10 @@ def caption(
         if not os.path.exists(path):
             skip(path, f"{path}: no such image file{suggest_path(path)}")
     paths = [path for path in named if path not in failed]
-    check_output("--json", json, JSON, [*paths, *models])
-    check_output("--explorer", explorer, PAGES, [*paths, *models])
-    overlays = _overlay_paths(overlay, paths, single) if overlay is not None else {}
+    inputs = [*paths, *models]
+    check_output("--json", json, JSON, inputs)
+    check_output("--explorer", explorer, PAGES, inputs)
+    overlays = _overlay_paths(overlay, paths, single, inputs) if overlay is not None else {}
     if not paths:
         raise SystemExit(2)
     announce("caption")
@@ -193,7 +194,7 @@ def _images_below(folder: str) -> list[str]:
     return sorted(images)
 
 
-def _overlay_paths(target: Path, paths: Sequence[str], single: bool) -> dict[str, Path]:
+def _overlay_paths(target: Path, paths: Sequence[str], single: bool, inputs: Sequence[str]) -> dict[str, Path]:
     """Return each image's overlay: ``target``, or a file in the folder ``target``."""
     is_figure = target.suffix.lower() in FIGURES
     if (is_figure or target.is_file() or (single and target.suffix)) and not target.is_dir():
@@ -201,9 +202,9 @@ def _overlay_paths(target: Path, paths: Sequence[str], single: bool) -> dict[str
             raise InputError(f"--overlay {target}: there may be several images; give a folder")
         if not is_figure:
             raise InputError(f"--overlay {target}: must end in {', '.join(FIGURES)}, or be a folder")
-        check_output("--overlay", target, FIGURES, paths)
+        check_output("--overlay", target, FIGURES, inputs)
         return dict.fromkeys(paths, target)
-    check_output("--overlay", target)
+    check_output("--overlay", target, inputs=inputs)
     folders, overlays, taken = {Path(path).resolve().parent for path in paths}, dict[str, Path](), set[str]()
     for path in dict.fromkeys(paths):
         stem = Path(path).stem  # images of two folders may have the same name, and some disks ignore case

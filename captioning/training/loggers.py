@@ -68,8 +68,7 @@ def start_loggers(
         os.environ.setdefault("WANDB_MODE", "offline")  # otherwise it asks for a key, or fails without a terminal
     if is_offline := os.environ.get("WANDB_MODE") == "offline":
         os.environ.setdefault("WANDB_SILENT", "true")  # ``upload_advice`` replaces its lines
-    # wandb complains of samples of several shapes.
-    logging.getLogger().addFilter(lambda record: "Images sizes do not match" not in record.getMessage())
+    logging.getLogger().addFilter(_is_not_about_shapes)  # one function, which several runs add once
     for logger in loggers:
         getattr(logger, "_wandb_init", {}).pop("anonymous", None)  # Lightning passes it, and wandb warns of it
         error = _start(logger, settings)
@@ -88,6 +87,10 @@ def start_loggers(
         if isinstance(logger, WandbLogger) and best is not None:
             axis = {"step_metric": "trainer/global_step", "step_sync": True}
             logger.experiment.define_metric(best[0], summary=f"{best[1]},last", **axis)
+
+
+def _is_not_about_shapes(record: logging.LogRecord) -> bool:
+    return "Images sizes do not match" not in record.getMessage()  # wandb's complaint of samples of several shapes
 
 
 def _start(logger: Logger, settings: Mapping[str, Any]) -> Exception | None:

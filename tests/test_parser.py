@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import re
@@ -13,9 +14,12 @@ from typing import Literal
 import pytest
 
 from captioning.cli import COMMANDS
-from captioning.cli.caption import Search
+from captioning.cli.caption import Search, caption
 from captioning.cli.parser import call, parser_of
+from captioning.decoding import DecodingOptions
 from captioning.errors import InputError
+
+ROOT = Path(__file__).resolve().parent.parent
 
 FUNCTIONS = {}
 for name in COMMANDS:
@@ -133,6 +137,25 @@ def test_every_command_documents_every_argument_in_a_sentence(name):
     assert set(helps) - {"help"} == arguments
     assert all(re.match(r"[A-Z].*\.$|auto, |train, ", text) for name, text in helps.items() if name != "help")
     assert len(inspect.getdoc(function).splitlines()[0]) < 110
+
+
+def test_caption_has_every_option_of_the_search():
+    fields = {field.name for field in dataclasses.fields(DecodingOptions)}
+    assert Search.__annotations__.keys() == fields - {"method"}  # --sample
+
+
+def test_an_option_of_the_search_that_is_on_can_be_turned_off():
+    parser = parser_of(caption, "captioning caption")
+    assert parser.parse_args(["a.jpg", "--no_repeat_content", "false"]).no_repeat_content is False
+    with pytest.raises(InputError, match="argument --no_repeat_content: must be true or false, got 'no'"):
+        parser.parse_args(["a.jpg", "--no_repeat_content", "no"])
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_page_that_a_command_names_has_the_section(name):
+    for page, section in re.findall(r"docs/(\S+?\.md)(?:#([\w-]+))?", inspect.getdoc(FUNCTIONS[name])):
+        titles = re.findall(r"^#+ (.+)", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.MULTILINE)
+        assert section in {title.lower().replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -256,7 +256,7 @@ def gradient_of(images: slice) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 @pytest.mark.slow
-def test_processes_with_unequal_numbers_of_indexhave_the_gradient_of_all_captions(tmp_path):
+def test_processes_with_unequal_numbers_of_images_have_the_gradient_of_all_captions(tmp_path):
     torch.multiprocessing.spawn(run_process, (str(tmp_path),), nprocs=2)
     expected, terms = gradient_of(slice(0, 3))
     parts = [torch.load(tmp_path / str(rank)) for rank in range(2)]

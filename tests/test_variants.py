@@ -98,11 +98,11 @@ def test_the_checkpoint_and_the_classes_of_one_variant_are_of_one_kind(runs, gro
 def test_means_of_weights_are_seeds_of_one_variant_and_not_runs_of_what_they_are_means_of():
     runs = [run(f"mean_{seed}", seed) for seed in (1, 2)]
     for each, seed in zip(runs, (1, 2), strict=True):
-        parts = [{"checkpoint": f"runs/{name}_{seed}/checkpoints/best.ckpt", "share": 0.5} for name in ("a", "b")]
+        parts = [{"checkpoint": f"runs/{name}_{seed}/checkpoints/best.ckpt", "fraction": 0.5} for name in ("a", "b")]
         each.settings["averaged"] = parts
     last = run("b_3", 3)
     assert [variant.runs for variant in variants_of([*runs, last])] == [["mean_1", "mean_2"], ["b_3"]]
-    runs[1].settings["averaged"][0]["share"] = 0.4
+    runs[1].settings["averaged"][0]["fraction"] = 0.4
     assert [variant.runs for variant in variants_of(runs)] == [["mean_1"], ["mean_2"]]
 
 

@@ -30,6 +30,7 @@ class Search(TypedDict, total=False):
     max_length: int
     min_length: int
     no_repeat_ngram: int
+    no_repeat_content: bool
     prefix: str
     samples: int
     context_mode: ContextMode
@@ -73,6 +74,7 @@ def caption(
         max_length: Largest number of words.
         min_length: Smallest number of words.
         no_repeat_ngram: Allow no sequence of N words twice, and no word twice in a row.
+        no_repeat_content: Allow no word twice, except function words such as "a" and "and"; true or false.
         prefix: Begin every caption with this text, such as "a photo of".
         samples: Print the N best captions or, with --sample, N samples.
         context_mode: Context of hard attention: the expectation over all locations, the most probable location, or a

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shlex
 from pathlib import Path
 
@@ -19,10 +18,8 @@ from captioning.data.records import (
     PhraseLookup,
     read_annotations,
 )
-from captioning.errors import InputError
+from captioning.errors import InputError, warn_once
 from captioning.tokenizers import PennTreebank
-
-logger = logging.getLogger(__name__)
 
 
 class KarpathySource(CaptionSource):
@@ -76,9 +73,12 @@ class KarpathySource(CaptionSource):
             return None
         index, entities = self.index(split), Entities(self.entities)
         paths = _paths(index)
-        sentences = (entities.sentences(index.image_path(row), index.references(row)) for row in range(len(index)))
-        count = sum(bool(sentence) for image_sentences in sentences for sentence in image_sentences)
-        logger.info("%s: has %d of %d captions of the %s split", self.entities, count, len(index.captions), split)
+        rows = range(min(len(index), 100))  # enough to see that the files are others; reading all would take long
+        captions = [entities.sentences(index.image_path(row), index.references(row)) for row in rows]
+        found = [bool(sentence) for sentences in captions for sentence in sentences]
+        if not all(found):
+            counted = f"{found.count(False)} of the {len(found)} captions of the first {len(rows)} images"
+            warn_once(f"{entities.folder}: has no phrases of {counted} of the {split} split")
         return lambda image_id, captions: entities.phrases(paths[image_id], captions)
 
     def _entry(self, image: _Image) -> ImageEntry:

@@ -33,7 +33,7 @@ def plan_run(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]], fold
 
     Args:
         config: The full configuration of `captioning fit`.
-        given: The settings of every configuration file, and last the options of the command line, by dotted key.
+        given: The settings of every configuration file, and last those of the command line, whose words are the values.
         folder: The run's folder, if another process of the run has chosen it.
 
     Raises:
@@ -95,8 +95,9 @@ def _refuse_unusable_options(config: Mapping[str, Any], given: Sequence[Mapping[
     *configurations, command_line = given
     # The configuration that a run has written names the run's folder, and the user did not.
     users = [file for file in configurations if not {"name", "runs"} <= file.keys()]
-    for option in (key for file in (*users, command_line) for key, value in file.items() if value):
-        if re.fullmatch(r"(checkpoint|last)\.dirpath|trainer\.(default_root_dir|logger\b.*\.(save_)?dir)", option):
+    for option, value in (item for file in (*users, command_line) for item in file.items()):
+        is_place = re.fullmatch(r"(checkpoint|last)\.dirpath|trainer\.(default_root_dir|logger\b.*\.(save_)?dir)", option)
+        if is_place and value:
             raise InputError(f"--{option}: checkpoints and logs of a run are in RUNS/NAME; give --runs and --name")
         if option == "trainer.use_distributed_sampler":
             raise InputError(f"--{option}: the samplers know the processes; leave it out")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,7 +102,7 @@ def _torchvision_network(
     if name in ("googlenet", "inception_v3"):  # published weights of TensorFlow, which need another scale inside
         args = {"transform_input": True, "init_weights": False}
     try:
-        with torch.device("cpu" if weights is None else "meta"):  # filling VGG-19's classifier takes seconds
+        with torch.device("meta") if weights is not None else nullcontext():  # filling VGG-19 takes seconds
             whole = torchvision.models.get_model(name, weights=None, **{**args, **model_args})
         # Only the eval graph is run, so its differences from the training graph do not matter.
         network = create_feature_extractor(whole, {node: _NODE}, suppress_diff_warning=True)

@@ -96,7 +96,9 @@ def _refuse_unusable_options(config: Mapping[str, Any], given: Sequence[Mapping[
     # The configuration that a run has written names the run's folder, and the user did not.
     users = [file for file in configurations if not {"name", "runs"} <= file.keys()]
     for option, value in (item for file in (*users, command_line) for item in file.items()):
-        is_place = re.fullmatch(r"(checkpoint|last)\.dirpath|trainer\.(default_root_dir|logger\b.*\.(save_)?dir)", option)
+        is_place = re.fullmatch(
+            r"(checkpoint|last)\.dirpath|trainer\.(default_root_dir|logger\b.*\.(save_)?dir)", option
+        )
         if is_place and value:
             raise InputError(f"--{option}: checkpoints and logs of a run are in RUNS/NAME; give --runs and --name")
         if option == "trainer.use_distributed_sampler":

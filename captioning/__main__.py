@@ -24,7 +24,7 @@ _NO_PATHS = ("best", "last", "null", "pretrained")
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command that a command line names; ``args`` are the words after ``captioning``, None for sys.argv's."""
     if hasattr(os, "getuid") and not os.access(os.path.expanduser("~"), os.W_OK):  # docker run --user
-        # Libraries keep files in the home folder.
+        # Compiled kernels and files of libraries are kept in the home folder.
         os.environ["HOME"] = os.path.join(tempfile.gettempdir(), f"home-{os.getuid()}")
         os.makedirs(os.environ["HOME"], mode=0o700, exist_ok=True)
     name, *words = command_line(args) or ["--help"]
@@ -46,7 +46,8 @@ def _run(name: str, words: list[str]) -> None:
     parser.add_argument("--import", dest="imports", metavar="MODULE", action="append", default=[])
     options, words = parser.parse_known_args(words)
     folders = [Path()]
-    for option, value in [*itertools.pairwise(words), *(word.partition("=")[::2] for word in words if "=" in word)]:
+    joined = [word.partition("=")[::2] for word in words if "=" in word]
+    for option, value in [*itertools.pairwise(words), *joined]:  # two neighboring words may be an option and its value
         is_path = option in _PATH_OPTIONS and value not in _NO_PATHS and not value.startswith(("{", "hf:"))
         if is_path and not Path(value).exists():
             raise InputError(f"{option} {value}: no such file{suggest_path(value)}")
@@ -64,8 +65,9 @@ def _run(name: str, words: list[str]) -> None:
         raise InputError(f"--import {module}: {type(error).__name__}: {error}{hint}") from error
     if name == "fit":
         announce(name, "PyTorch and Lightning")
-        words = ["--help" if word == "--help_all" else word for word in words]
-        importlib.import_module("captioning.cli.fit").fit(words)
+        from captioning.cli.fit import fit
+
+        fit(["--help" if word == "--help_all" else word for word in words])
     elif name in TRAINING:
         from captioning.cli.score import score
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from captioning.cells import CellGrid
 from captioning.trace import NO_LOCATION, AttentionTrace
-from captioning.views.explorer import Shown, shown_image, shown_run
+from captioning.views.explorer import ExplorerData, explorer_image, explorer_run
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 
@@ -101,12 +101,12 @@ def run_captions(
     grid_size: tuple[int, int] = GRID,
     numbers: Mapping[str, float | str] | None = None,
     **caption: Any,
-) -> Shown:
+) -> ExplorerData:
     captions = [attended(words, **caption), *alternatives]
-    return shown_run(run, captions, CellGrid.regular(grid_size, (40, 60)), numbers=numbers)
+    return explorer_run(run, captions, CellGrid.regular(grid_size, (40, 60)), numbers=numbers)
 
 
 def explored(
-    *runs: Shown, name: str = "cats.jpg", view: Image.Image | None = None, references: Sequence[str] = ()
-) -> Shown:
-    return shown_image(name, view or random_view(), list(runs) or [run_captions()], references=references)
+    *runs: ExplorerData, name: str = "cats.jpg", view: Image.Image | None = None, references: Sequence[str] = ()
+) -> ExplorerData:
+    return explorer_image(name, view or random_view(), list(runs) or [run_captions()], references=references)

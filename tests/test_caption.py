@@ -14,7 +14,7 @@ from PIL import Image
 from captioning.cells import CellGrid
 from captioning.errors import InputError
 from captioning.inference.caption import Caption
-from captioning.views.explorer import explorer_page, shown_image
+from captioning.views.explorer import explorer_image, explorer_page
 
 ROWS, COLUMNS = 3, 5
 CELLS = ROWS * COLUMNS
@@ -96,7 +96,7 @@ def test_plain_data_survives_json(caption):
 
 def test_the_explorer_gets_the_caption_and_its_beam(caption):
     captions = hard(caption, [3, 0, 14]).for_explorer("mine", numbers={"BLEU-4": 0.5})
-    page = explorer_page([shown_image("0.png", caption.view, [captions])])
+    page = explorer_page([explorer_image("0.png", caption.view, [captions])])
     (text,) = re.findall(r'explorer-data">(.*?)</script>', page, flags=re.DOTALL)
     (shown,) = json.loads(text)["images"][0]["runs"]
     assert (shown["run"], shown["numbers"]) == ("mine", {"BLEU-4": 0.5})

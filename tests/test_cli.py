@@ -140,7 +140,7 @@ def test_files_that_a_configuration_names_are_beside_it_and_what_was_used_is_rec
 def test_runs_that_start_together_have_folders_of_their_own(workdir, capsys):
     first = Fit(["--config", "tiny.yaml", "--seed_everything", "7"])
     command("fit", "--config", "tiny.yaml")
-    first.start()
+    first.train()
     seeds = [
         yaml.safe_load(Path(f"runs/{name}/config.yaml").read_text())["seed_everything"] for name in ("tiny", "tiny-2")
     ]

@@ -17,7 +17,7 @@ from helpers_runs import edit_checkpoint, save_checkpoint
 from captioning.attention import HardAttention
 from captioning.cli.compare import compare as compare_command
 from captioning.comparison.attention_explorer import explore, load_models
-from captioning.comparison.compare import compare
+from captioning.comparison.compare import compare_runs
 from captioning.comparison.result import ONE_SEED
 from captioning.comparison.runs import read_run
 from captioning.errors import InputError
@@ -31,7 +31,7 @@ def explored_by(folders, edit=lambda runs, models: None, seed: int = 0) -> tuple
     runs = [read_run(folder) for folder in folders]
     models, _ = load_models(runs)
     edit(runs, models)
-    page, notices = explore(runs, models, compare(runs, resamples=9), seed=seed)
+    page, notices = explore(runs, models, compare_runs(runs, resamples=9), seed=seed)
     return explored_images(page), notices
 
 

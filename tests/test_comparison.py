@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from helpers_runs import captioned_image, make_captions, run_of
 
-from captioning.comparison.compare import compare
+from captioning.comparison.compare import compare_runs
 from captioning.comparison.page import comparison_page
 from captioning.comparison.result import ONE_SEED, Cell, Comparison, finding
 from captioning.errors import InputError
@@ -36,7 +36,7 @@ def numbers(cell: Cell) -> list[float]:
 @pytest.fixture(scope="module")
 def pair() -> Comparison:
     soft, hard = run_of("soft", make_captions(40, 0.5)), run_of("hard", make_captions(40, 0.8, seed=1))
-    return compare([soft, hard], resamples=200)
+    return compare_runs([soft, hard], resamples=200)
 
 
 def metrics_of(images) -> dict[str, float]:
@@ -64,9 +64,9 @@ def test_the_verdict_on_one_seed_each_says_what_was_measured_and_judges_nothing(
     assert verdict.endswith("); one seed each, so nothing follows about the method.")
     assert finding(pair.tests["hard"]["bleu4"]) == "Clear difference" and not pair.clear("hard")
     runs = [run_of("a", make_captions(9, 0.6)), run_of("b", make_captions(9, 0.6, seed=2))]
-    other = compare(runs, metric="bleu1", resamples=200)
+    other = compare_runs(runs, metric="bleu1", resamples=200)
     assert other.verdicts["b"].startswith("BLEU-1: b ")
-    same = compare([run_of("a", make_captions(9)), run_of("b", make_captions(9))], resamples=20)
+    same = compare_runs([run_of("a", make_captions(9)), run_of("b", make_captions(9))], resamples=20)
     value = same.scores["a"]["bleu4"].value
     assert same.verdicts["b"] == (
         f"BLEU-4: b {value:.1f}, a {value:.1f} on these 9 images (+0.0, +0.0 to +0.0, p = 1.000); {ONE_SEED}."
@@ -90,7 +90,7 @@ def test_a_difference_is_clear_where_interval_and_test_agree(low, corrected, exp
 
 def test_p_values_are_corrected_for_all_tests_of_a_table():
     runs = [run_of(name, make_captions(30, 0.5 + i / 10, seed=i)) for i, name in enumerate("abc")]
-    found = compare(runs, resamples=400)
+    found = compare_runs(runs, resamples=400)
     metrics = ("bleu1", "bleu2", "bleu3", "bleu4", "rouge_l", "cider_d")
     for measures in (metrics, ("pointing_accuracy", "attention_correctness")):
         tests = [found.tests[name][measure] for name in "bc" for measure in measures]
@@ -99,13 +99,13 @@ def test_p_values_are_corrected_for_all_tests_of_a_table():
     shown = cells(found, "Captions", "BLEU-1")[2].change
     assert f"p = {found.tests['c']['bleu1'].corrected:.3f}" in shown
     assert all("(Holm)" in table.note for table in found.tables[:2]) and found.notices == []
-    (notice,) = compare([run_of(name, make_captions(8, hits=False)) for name in "ab"], resamples=79).notices
+    (notice,) = compare_runs([run_of(name, make_captions(8, hits=False)) for name in "ab"], resamples=79).notices
     assert notice.startswith("79 resamples are too few for 6 tests") and notice.endswith("at least 120.")
 
 
 def test_runs_on_different_images_are_compared_on_the_common_ones_and_say_so():
     long, short = make_captions(30, 0.6), make_captions(12, 0.8, first=120)
-    found = compare([run_of("a", long), run_of("b", short)], resamples=50)
+    found = compare_runs([run_of("a", long), run_of("b", short)], resamples=50)
     assert found.images == 10
     assert "(a 30, b 12); compared on the 10 in common" in found.notices[0]
     common = [long[i] for i in range(120, 130)]
@@ -117,7 +117,7 @@ def test_runs_on_different_images_are_compared_on_the_common_ones_and_say_so():
 def test_references_that_differ_between_the_runs_are_mentioned():
     other = make_captions(8)
     other[103] = dataclasses.replace(other[103], references=[other[103].references[0], "a dog 's tail"])
-    found = compare([run_of("a", make_captions(8)), run_of("b", other)], resamples=50)
+    found = compare_runs([run_of("a", make_captions(8)), run_of("b", other)], resamples=50)
     assert found.images == 8 and found.notices[0].startswith("The references of 1 common images differ")
 
 
@@ -126,7 +126,7 @@ def test_runs_without_a_common_image_are_scored_but_not_tested(other_data_set):
     other = make_captions(9, first=500)
     if other_data_set:  # other images under the same numbers
         other = {i: dataclasses.replace(image, references=["nothing alike"]) for i, image in make_captions(9).items()}
-    found = compare([run_of("a", make_captions(8)), run_of("b", other)], resamples=50)
+    found = compare_runs([run_of("a", make_captions(8)), run_of("b", other)], resamples=50)
     assert found.images == 0 and found.tests == {} and found.verdicts == {} and found.disagreements == []
     assert "no image in common (a 8, b 9)" in found.notices[0]
     scores = cells(found, "Captions of each run's own images", "BLEU-1")
@@ -137,7 +137,7 @@ def test_runs_without_a_common_image_are_scored_but_not_tested(other_data_set):
 def test_a_run_on_other_data_is_set_aside_with_a_line_and_the_others_are_tested(place):
     runs = [run_of("a", make_captions(8)), run_of("b", make_captions(8, 0.9, seed=1))]
     runs.insert(place, run_of("elsewhere", make_captions(9, first=500)))
-    found = compare(runs, resamples=50)
+    found = compare_runs(runs, resamples=50)
     assert (found.runs, found.images, list(found.tests)) == (["a", "b"], 8, ["b"])
     assert found.notices[0] == "elsewhere was tested on other data than a, and is left out of this comparison."
 
@@ -149,7 +149,7 @@ def test_hard_attention_that_drew_nothing_in_training_is_named_above_the_tables_
     logged = {"short": [(49, 0.0), (99, 0.0)], "long": [(49, 0.0), (99, 0.5)]}
     curves = {name: {"train/sample_probability": curve} for name, curve in logged.items()}
     runs = [run_of(name, make_captions(8), settings=settings, curves=curves[name]) for name in logged]
-    found = compare(runs, resamples=120)
+    found = compare_runs(runs, resamples=120)
     assert [notice.partition(" (")[0] for notice in found.notices] == ["short drew no location in training"]
     details = [cell.detail for cell in cells(found, "Speed", "Attention")]
     assert [detail.partition(", ")[2] for detail in details] == ["drew no location in training", ""]
@@ -158,14 +158,14 @@ def test_hard_attention_that_drew_nothing_in_training_is_named_above_the_tables_
 def test_a_run_without_captions_is_named_with_the_command_that_makes_them():
     untested = run_of("b", checkpoint=Path("b/checkpoints/best.ckpt"))
     tested = [run_of("a", make_captions(8)), run_of("c", make_captions(8, 0.9, seed=1))]
-    found = compare([tested[0], untested, tested[1], run_of("d")], resamples=20)
+    found = compare_runs([tested[0], untested, tested[1], run_of("d")], resamples=20)
     assert "to make them: captioning test --ckpt_path b/checkpoints/best.ckpt" in found.notices[0]
     assert "d has no captions" in found.notices[1] and "no checkpoint to make them with" in found.notices[1]
     assert [bool(cell.text) for cell in cells(found, "Captions", "BLEU-1")] == [True, False, True, False]
     assert list(found.tests) == ["c"]
-    nothing = compare([run_of("a"), run_of("b")], resamples=20)
+    nothing = compare_runs([run_of("a"), run_of("b")], resamples=20)
     assert [table.note for table in nothing.tables] == ["The settings of a, b are not known."]
-    first_untested = compare([untested, *tested], resamples=20)
+    first_untested = compare_runs([untested, *tested], resamples=20)
     assert first_untested.verdicts == {} and first_untested.tests == {}
 
 
@@ -191,7 +191,7 @@ def test_the_curves_that_matter_come_first_and_controls_are_left_out():
         "soft", curves={"val/bleu4": [(10, 5.0)], "val/nll": [(10, 3.0)], "val_controls/length_ratio": [(1, 1.0)]}
     )
     hard = run_of("hard", curves={"train/loss": [(1, 2.0)], "val/nll": [(10, 2.5), (30, 2.5)]})
-    found = compare([soft, hard], resamples=20)
+    found = compare_runs([soft, hard], resamples=20)
     assert list(found.curves) == ["val/bleu4", "val/nll", "train/loss"]
     assert list(found.curves["val/nll"]) == ["soft", "hard"]
 
@@ -210,7 +210,7 @@ def test_speed_size_and_decoding_stand_side_by_side():
         contexts={"expected": {"bleu4": 12.345}},
         parameters={"decoder": 1234567, "encoder": 89},
     )
-    found = compare([run_of("soft"), hard], resamples=20)
+    found = compare_runs([run_of("soft"), hard], resamples=20)
     for row, text in {
         "Training, captions per second": "1,500",  # the median
         "Parameters, decoder": "1,234,567",
@@ -222,7 +222,7 @@ def test_speed_size_and_decoding_stand_side_by_side():
         assert (soft.text, cell.text) == ("", text)
     assert cells(found, "Speed", "Attention")[1].detail == "HardAttention, DotScore, SummedOutput"
     own = {"class_path": "x.D", "init_args": {"attention": {"class_path": "mine.WideAttention"}}}
-    again = compare([run_of("a", settings={"model": {"decoder": own}}), hard], resamples=9)
+    again = compare_runs([run_of("a", settings={"model": {"decoder": own}}), hard], resamples=9)
     assert cells(again, "Speed", "Attention")[0].text == "wide"
 
 
@@ -230,7 +230,7 @@ def test_only_settings_that_differ_are_shown_and_not_where_a_run_lies():
     common = {"name": "a", "runs": "x", "trainer": {"default_root_dir": "x/a", "max_epochs": 3, "devices": 1}}
     other = {"name": "b", "runs": "x", "trainer": {"default_root_dir": "x/b", "max_epochs": 5, "devices": 1.0}}
     runs = [run_of("a", settings=common), run_of("b", settings={**other, "data": {"seed": None}}), run_of("c")]
-    (table,) = compare(runs, resamples=20).tables
+    (table,) = compare_runs(runs, resamples=20).tables
     assert [(row.name, [cell.text for cell in row.cells]) for row in table.rows] == [
         ("trainer.max_epochs", ["3", "5", ""])
     ]
@@ -242,12 +242,12 @@ def test_the_images_where_sentences_scores_differ_most_come_first():
     soft = {i: captioned_image(i, "a red dog sits on the mat", references) for i in (3, 5, 8, 9)}
     told = {3: "a red dog sits on a mat", 5: "two green cats", 8: "a red dog sits on the mat", 9: "the dog sits"}
     hard = {i: captioned_image(i, text, references) for i, text in told.items()}
-    found = compare([run_of("soft", soft), run_of("hard", hard)], resamples=20)
+    found = compare_runs([run_of("soft", soft), run_of("hard", hard)], resamples=20)
     assert [item.image_id for item in found.disagreements] == [5, 9, 3]  # 8: both say the same
     first = found.disagreements[0]
     assert first.captions == {"soft": references[0], "hard": "two green cats"} and first.references == references
     assert first.scores["soft"] == pytest.approx(100) and first.scores["hard"] == 0
-    assert len(compare([run_of("soft", soft), run_of("hard", hard)], resamples=20, images=2).disagreements) == 2
+    assert len(compare_runs([run_of("soft", soft), run_of("hard", hard)], resamples=20, images=2).disagreements) == 2
 
 
 def test_numbers_go_into_json(pair):
@@ -289,7 +289,7 @@ def test_names_and_captions_are_text_and_nothing_else():
         run_of("b & c", other),
     ]
     runs[1].settings = {"a": "'"}
-    page = comparison_page(compare(runs, resamples=9), footer=[evil])
+    page = comparison_page(compare_runs(runs, resamples=9), footer=[evil])
     assert "<script" not in page
     assert text_of(page).count(evil) > 4 and "b & c" in text_of(page)
 
@@ -297,7 +297,7 @@ def test_names_and_captions_are_text_and_nothing_else():
 def test_a_caption_marks_the_words_that_no_reference_has():
     images = {1: captioned_image(1, "a blue dog", ["a dog"])}
     other = {1: captioned_image(1, "a dog", ["a dog"])}
-    text = comparison_page(compare([run_of("a", images), run_of("b", other)], resamples=9))
+    text = comparison_page(compare_runs([run_of("a", images), run_of("b", other)], resamples=9))
     assert re.findall(r'class="alone">(.*?)<', text) == ["blue"]
 
 
@@ -332,8 +332,8 @@ def test_a_page_has_no_empty_table_and_no_chart_of_single_points(steps, charts):
 def test_a_metric_that_cannot_be_computed_is_refused():
     runs = [run_of("a", make_captions(8)), run_of("b", make_captions(8, seed=1))]
     with pytest.raises(InputError, match=r"^metric: METEOR cannot be computed here; it needs Java"):
-        compare(runs, metric="meteor", resamples=9)
+        compare_runs(runs, metric="meteor", resamples=9)
     with pytest.raises(InputError, match=r"^metric must be one of bleu1, .* got 'bleu'; did you mean bleu"):
-        compare(runs, metric="bleu", resamples=9)
+        compare_runs(runs, metric="bleu", resamples=9)
     with pytest.raises(InputError, match=r"^metric must be one of bleu1, .* cider_d, meteor, got 'nll'"):
-        compare(runs, metric="nll", resamples=9)
+        compare_runs(runs, metric="nll", resamples=9)

@@ -6,7 +6,7 @@ import pytest
 from helpers import explored, run_captions
 from helpers_runs import make_captions, run_of
 
-from captioning.comparison.compare import compare
+from captioning.comparison.compare import compare_runs
 from captioning.comparison.page import comparison_page
 from captioning.views.explorer import explorer_fragment
 
@@ -26,7 +26,7 @@ def document(tmp_path_factory) -> str:
         run_of(name, make_captions(12, skill, seed=i), curves=CURVES[name], settings={"model": {"rate": i}})
         for i, (name, skill) in enumerate([("soft", 0.5), ("hard", 0.9)])
     ]
-    comparison = compare(runs, resamples=30, images=3)
+    comparison = compare_runs(runs, resamples=30, images=3)
     images = [
         explored(*(run_captions(name, text) for name, text in item.captions.items()), name=item.name)
         for item in comparison.disagreements

@@ -12,7 +12,7 @@ from helpers import attended, explored, run_captions
 from PIL import Image
 
 from captioning.cells import CellGrid
-from captioning.views.explorer import Shown, explorer_fragment, explorer_page, shown_image, shown_run
+from captioning.views.explorer import ExplorerData, explorer_fragment, explorer_image, explorer_page, explorer_run
 from captioning.views.maps import smooth_alphas
 
 pytestmark = pytest.mark.browser
@@ -37,7 +37,7 @@ def grey(width: int = 64, height: int = 48) -> Image.Image:
 SOFT_CELLS, HARD_CELLS, OTHER_CELLS = [0, 3, 8, 11], [5, 6, 1, 10, 2], [7, 4]
 
 
-def run_pair() -> list[Shown]:
+def run_pair() -> list[ExplorerData]:
     other = attended("a dog", peaked(OTHER_CELLS), log_probs=[-4.5, -5.0], log_prob=-9.5)
     soft = run_captions(
         "soft",
@@ -55,7 +55,7 @@ def run_pair() -> list[Shown]:
     return [soft, hard]
 
 
-def image_set() -> list[Shown]:
+def image_set() -> list[ExplorerData]:
     boats = run_captions("soft", "boats at sea", alphas=peaked([1, 2, 3]), grid_size=GRID)
     return [
         explored(*run_pair(), name="dogs.jpg", view=grey(), references=["some dogs", "reference 0"]),
@@ -238,7 +238,7 @@ def test_cells_are_framed_and_found_where_the_encoder_has_them(visit):
         (3, 4), (2, 20), (16, 16), (48, 64)
     )  # the first row begins 6 pixels above, columns 12 to the right
     words = attended("here", peaked([5]), locations=[0])
-    page = visit(explorer_page([explored(shown_run("own", [words], cells), view=grey())]))
+    page = visit(explorer_page([explored(explorer_run("own", [words], cells), view=grey())]))
     stage = panel(page, "own").locator(".stage")
     outer = stage.bounding_box()
     scale = outer["width"] / 64
@@ -356,7 +356,7 @@ def test_markup_in_captions_and_names_is_shown_as_text(visit):
     trap = "<img src=x onerror=window.caught=1> </script><script>window.caught=1</script>"
     alphas = np.full((len(trap.split()), CELLS), 1 / CELLS)
     trapped = run_captions(trap, trap, alphas=alphas, grid_size=GRID, numbers={trap: trap})
-    page = visit(explorer_page([shown_image(trap, grey(), [trapped], references=[trap])], trap))
+    page = visit(explorer_page([explorer_image(trap, grey(), [trapped], references=[trap])], trap))
     assert page.evaluate("window.caught") is None
     assert page.title() == trap
     assert page.locator(".explorer h2").inner_text() == trap

@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 import captioning
 from captioning.checkpoint.export import WEIGHTS
-from captioning.checkpoint.load import FOLDER
+from captioning.checkpoint.load import PRETRAINED_FOLDER
 
 try:
     import tomllib
@@ -133,7 +133,7 @@ def test_no_tracked_file_names_a_registry_or_a_path_of_one_machine():
 
 def test_no_tracked_file_but_the_pretrained_weights_is_larger_than_one_mebibyte():
     large = [path for path in tracked_files() if path.stat().st_size > 2**20]
-    assert [str(path) for path in large if path != FOLDER / WEIGHTS] == []
+    assert [str(path) for path in large if path != PRETRAINED_FOLDER / WEIGHTS] == []
 
 
 def test_tests_cannot_reach_the_network():

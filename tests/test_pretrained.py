@@ -11,13 +11,13 @@ from helpers import load_script, save_image
 from helpers_faults import command, refused
 from helpers_runs import save_checkpoint
 
-from captioning.checkpoint.load import FOLDER
+from captioning.checkpoint.load import PRETRAINED_FOLDER
 from captioning.data import KarpathySource
 from captioning.files import write_json
 from captioning.inference import load
 
 ROOT = Path(__file__).resolve().parent.parent
-SHIPPED = pytest.mark.skipif(not FOLDER.exists(), reason="the weights are not in this tree")
+SHIPPED = pytest.mark.skipif(not PRETRAINED_FOLDER.exists(), reason="the weights are not in this tree")
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def installed(tmp_path, monkeypatch):
     """A small captioner in the place of the pretrained one."""
     folder = tmp_path / "package/pretrained/small"
     load(save_checkpoint(tmp_path / "best.ckpt")).export(folder, dtype="float16")
-    monkeypatch.setattr("captioning.checkpoint.load.FOLDER", folder)
+    monkeypatch.setattr("captioning.checkpoint.load.PRETRAINED_FOLDER", folder)
     return folder
 
 
@@ -39,7 +39,7 @@ def test_load_and_the_command_use_it_by_default(installed, tmp_path, capsys):
 
 
 def test_an_installation_without_it_is_one_line_that_says_what_to_do(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("captioning.checkpoint.load.FOLDER", tmp_path / "small")
+    monkeypatch.setattr("captioning.checkpoint.load.PRETRAINED_FOLDER", tmp_path / "small")
     line = refused(capsys, "caption", save_image(tmp_path / "photo.png"))
     assert "this installation has no pretrained captioner" in line and "name a model" in line
 
@@ -49,10 +49,10 @@ def test_an_installation_without_it_is_one_line_that_says_what_to_do(tmp_path, m
 
 @SHIPPED
 def test_it_is_small_complete_and_its_card_keeps_the_two_licences_apart():
-    files = {path.name: path.stat().st_size for path in FOLDER.iterdir()}
+    files = {path.name: path.stat().st_size for path in PRETRAINED_FOLDER.iterdir()}
     assert sorted(files) == "README.md SHA256SUMS config.json model.safetensors vocabulary.json".split()
     assert sum(files.values()) <= 32 * 2**20
-    card = (FOLDER / "README.md").read_text(encoding="utf-8")
+    card = (PRETRAINED_FOLDER / "README.md").read_text(encoding="utf-8")
     for part in ("## Limits", "**The code**", "**The weights** are for non-commercial research", "| BLEU-4 |"):
         assert part in card
 

@@ -16,7 +16,7 @@ from helpers_runs import edit_checkpoint, make_captions, make_run, save_checkpoi
 from measurements import read_scores, score_name, write_measurements
 from study_file import read_study
 
-from captioning.comparison.compare import compare
+from captioning.comparison.compare import compare_runs
 from captioning.comparison.runs import read_run
 from captioning.errors import InputError
 from captioning.metrics.bleu import bleu_counts, bleu_from_counts, bleu_metrics
@@ -361,7 +361,7 @@ def test_a_report_and_the_comparison_of_the_same_runs_find_the_same(measured):
     main("--report", "results.md")
     (test,) = written_tests()
     runs = [read_run(Path(f"runs/tiny_{variant}_{seed}")) for variant in ("soft", "hard") for seed in (1, 2, 3)]
-    comparison = compare(runs, resamples=50)
+    comparison = compare_runs(runs, resamples=50)
     difference = comparison.variant_tests["tiny_hard"]["bleu4"]
     assert test.items() >= (vars(difference.interval) | {"p_value": difference.p_value}).items()
     soft, hard = comparison.variants

@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 import torch
 from helpers_training import make_data, make_module, make_shapes, make_trainer
 from matplotlib.figure import Figure
-from pytorch_lightning.callbacks import EarlyStopping
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 
 from captioning.attention import AdditiveScore, HardAttention
 from captioning.data.shapes import ShapesSource
@@ -234,6 +234,7 @@ def test_of_equally_good_checkpoints_that_of_the_lowest_nll_is_kept_and_ends_the
         return kept
 
     best = BestCheckpoint(tmp_path, monitor="val/bleu4", mode="max")
+    assert best.state_key == ModelCheckpoint(monitor="val/bleu4", mode="max").state_key  # in checkpoints of 0.2
     assert [is_kept(best, 0.0, nll) for nll in (4.0, 3.0, 3.5)] == [True, True, False] and stopping.wait_count == 1
     assert is_kept(best, 0.0, 2.5) and stopping.wait_count == 0
     assert is_kept(best, 1.0, 5.0)  # BLEU comes first

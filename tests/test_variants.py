@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers_runs import make_captions, run_of
 
-from captioning.comparison.compare import compare
+from captioning.comparison.compare import compare_runs
 from captioning.comparison.conditions import variants_of
 from captioning.comparison.page import comparison_page
 from captioning.comparison.result import ONE_SEED, Comparison
@@ -35,7 +35,7 @@ HARD = [run(f"study_hard_{seed}", seed, skill=0.97, rate=0.2) for seed in (1, 2,
 
 @pytest.fixture(scope="module")
 def study() -> Comparison:
-    return compare([SOFT[0], HARD[0], *SOFT[1:], *HARD[1:]], resamples=200)
+    return compare_runs([SOFT[0], HARD[0], *SOFT[1:], *HARD[1:]], resamples=200)
 
 
 def words(runs):
@@ -162,7 +162,7 @@ def test_the_runs_of_a_variant_stand_together(study):
 
 
 def test_two_seeds_of_one_variant_are_never_a_clear_difference():
-    found = compare([run("a_1", 1, skill=0.3), run("a_2", 2, skill=0.9)], resamples=50)
+    found = compare_runs([run("a_1", 1, skill=0.3), run("a_2", 2, skill=0.9)], resamples=50)
     assert found.tests == found.verdicts == found.variant_tests == {}
     assert [cell.change for table in found.tables for row in table.rows for cell in row.cells if cell.change] == []
     assert found.variants[0].deviation("bleu4") > 5
@@ -170,7 +170,7 @@ def test_two_seeds_of_one_variant_are_never_a_clear_difference():
 
 def test_a_variant_of_one_seed_is_compared_over_images_alone_and_that_is_said():
     alone = run("other", 1, skill=0.8, rate=0.5)
-    found = compare([SOFT[0], SOFT[1], alone], resamples=200)
+    found = compare_runs([SOFT[0], SOFT[1], alone], resamples=200)
     assert list(found.tests) == ["other"] and found.variant_tests == {}
     assert "One seed each: other. Differences from them are not tested over seeds." in found.notices
     assert found.variants[1].deviation("bleu4") is None

@@ -69,8 +69,9 @@ def write_export(
     weights = _stored_weights(captioner, dtype)
     with replacing(folder / WEIGHTS, "--output") as part:
         part.write_bytes(save(weights, metadata={"format": "pt"}))  # save_file makes a file that only its owner reads
+    vocabulary.save(folder / VOCABULARY)
     config = describe(captioner, vocabulary, settings)
-    write_json(folder / VOCABULARY, {"words": config.pop("vocabulary")}, indent=0)
+    del config["vocabulary"]
     config["cells"] = dataclasses.asdict(captioner.encoder.cells)  # measuring them takes a second
     without_folder = map_strings(lambda text: os.path.basename(text) if os.path.isabs(text) else text, config)
     write_json(folder / CONFIG, without_folder)

@@ -20,7 +20,7 @@ from captioning.vocabulary import UNK, Vocabulary
 
 PRETRAINED = "pretrained"
 """The name of the captioner that is installed with the package, an exported folder."""
-FOLDER = Path(__file__).parent.parent / "pretrained" / "photos_lite2"
+PRETRAINED_FOLDER = Path(__file__).parent.parent / "pretrained" / "photos_lite2"
 
 
 class SavedModel(NamedTuple):
@@ -68,8 +68,8 @@ def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.de
             not exist; or the hub has no such captioner or cannot be reached.
     """
     target, path = check_device(device), os.path.expanduser(path)
-    source = FOLDER if path == PRETRAINED else _download(str(path)) if str(path).startswith("hf:") else Path(path)
-    if path == PRETRAINED and not is_export(source):
+    source = _download(str(path)) if str(path).startswith("hf:") else Path(path)
+    if path == PRETRAINED and not is_export(source := PRETRAINED_FOLDER):
         raise InputError(f"this installation has no pretrained captioner ({source} is missing); name a model")
     checkpoint = {} if is_export(source) else read_checkpoint(source)
     try:
@@ -123,8 +123,9 @@ def check_device(name: str | torch.device) -> torch.device:
     """Return the device. Raises InputError unless it is this machine's CPU or CUDA GPU (sampling needs float64)."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    usable = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
-    if str(name) not in (*usable, "cpu:0", *["cuda"] * (len(usable) > 1)):
+    gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    usable = ["cpu", *gpus]
+    if str(name) not in (*usable, "cpu:0") and not (gpus and str(name) == "cuda"):
         raise InputError(f"device {name}: torch finds no such device here; use {' or '.join(usable)}")
     return torch.device(name)
 

@@ -1,4 +1,4 @@
-"""The command ``app``: a page in the browser that captions photographs."""
+"""The command ``app``: a page in the browser that captions photos."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
     """Caption photos on a page in the browser: drop a photo, see its words and where the model looked.
 
     The command needs an extra: pip install -e '.[app]'. Only this machine can open the page, unless
-    --host says otherwise, and photographs stay on the machine that serves it.
+    --host says otherwise, and photos stay on the machine that serves it.
 
     Args:
         model: A FILE.ckpt, exported folder, hf:owner/name or pretrained.
@@ -59,17 +59,17 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio sends some on import
     import gradio
 
-    from captioning.checkpoint.load import FOLDER
+    from captioning.checkpoint.load import PRETRAINED_FOLDER
     from captioning.inference import load
 
     captioner, name = load(model), Path(model).stem
-    folder = FOLDER.parent / "examples"
+    folder = PRETRAINED_FOLDER.parent / "examples"
     examples = [example for example in read_json(folder / "examples.json") if example["app"]]
     sources = " · ".join(f"[{example['file']}: {example['credit']}]({example['source']})" for example in examples)
     with gradio.Blocks(title="Captions", analytics_enabled=False, delete_cache=(600, 600)) as page:  # seconds
-        introduction = "Drop a photograph: the model describes it, and shows where it looked at each word."
-        gradio.Markdown(f"# Describe a photograph\n{introduction} {_limits(model)}")
-        photo: Any = gradio.Image(label="Photograph", height=220, sources=["upload", "clipboard"], buttons=[])
+        introduction = "Drop a photo: the model describes it, and shows where it looked at each word."
+        gradio.Markdown(f"# Describe a photo\n{introduction} {_limits(model)}")
+        photo: Any = gradio.Image(label="Photo", height=220, sources=["upload", "clipboard"], buttons=[])
         # Without this, gradio would decode the upload and report a damaged file in its own words.
         photo.preprocess = lambda upload: upload and upload.path
         files = [[str(folder / example["file"])] for example in examples]
@@ -86,15 +86,15 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
 
 def _limits(model: str) -> str:
     """Return the first limit in the model card of an exported folder."""
-    from captioning.checkpoint.load import FOLDER, PRETRAINED
+    from captioning.checkpoint.load import PRETRAINED, PRETRAINED_FOLDER
 
-    card = (FOLDER if model == PRETRAINED else Path(model)) / "README.md"
+    card = (PRETRAINED_FOLDER if model == PRETRAINED else Path(model)) / "README.md"
     text = card.read_text(encoding="utf-8") if card.is_file() else ""
     return " ".join(text.partition("## Limits\n\n- ")[2].partition("\n\n")[0].partition("\n- ")[0].split())
 
 
 def _answer(captioner: ImageCaptioner[Any], name: str, path: str | None, examples: list[Any]) -> str:
-    """Return HTML: the explorer of the photograph below the wrong words of an example, or one line with the error."""
+    """Return HTML: the explorer of the photo below the wrong words of an example, or one line with the error."""
     from captioning.views.explorer import explorer_page
 
     if path is None:

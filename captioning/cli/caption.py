@@ -92,7 +92,8 @@ def caption(
         captioning caption holiday/ --explorer holiday.html
         captioning caption holiday/ --model best.ckpt --overlay attention/ --json captions.jsonl
     """
-    models, single = model or ["pretrained"], len(images) == 1 and images[0] != "-" and not os.path.isdir(images[0])
+    models = model or ["pretrained"]
+    single = len(images) == 1 and images[0] != "-" and not os.path.isdir(images[0])
     failed: list[Any] = []
 
     def skip(path: Any, error: object) -> None:
@@ -112,13 +113,14 @@ def caption(
         raise SystemExit(2)
     announce("caption")
     from captioning.inference import load
-    from captioning.views.explorer import Shown, explorer_page
+    from captioning.views.explorer import ExplorerData, explorer_page
 
     captioner, names = load(models, device), list(map(model_name, models))
     method: dict[str, Any] = {"method": "sample"} if sample else {}
     options = dataclasses.replace(captioner.options, **search, **method)
     labels = names if len({*names}) == len(names) else models
-    title, shown = printable(" + ".join(names)), list[Shown]()
+    title = printable(" + ".join(names))
+    shown: list[ExplorerData] = []
     with _json_lines(json) as lines:
         for result in captioner.stream(paths, options, batch_size=batch_size, on_error=skip):
             if overlay is not None:
@@ -207,7 +209,9 @@ def _overlay_paths(target: Path, paths: Sequence[str], single: bool, inputs: Seq
         check_output("--overlay", target, FIGURES, inputs)
         return dict.fromkeys(paths, target)
     check_output("--overlay", target, inputs=inputs)
-    folders, overlays, taken = {Path(path).resolve().parent for path in paths}, dict[str, Path](), set[str]()
+    folders = {Path(path).resolve().parent for path in paths}
+    overlays: dict[str, Path] = {}
+    taken: set[str] = set()
     for path in dict.fromkeys(paths):
         stem = Path(path).stem  # images of two folders may have the same name, and some disks ignore case
         names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))

@@ -60,7 +60,7 @@ def compare(
     check_choice(CAPTION_METRICS, **{"--metric": metric})
     announce("compare")
     from captioning.comparison.attention_explorer import explore, load_models, same_words_of
-    from captioning.comparison.compare import compare as comparison_of
+    from captioning.comparison.compare import compare_runs
     from captioning.comparison.page import comparison_page
     from captioning.comparison.runs import INPUTS, common_folder, find_runs, name_runs
     from captioning.comparison.terminal import print_comparison
@@ -77,10 +77,10 @@ def compare(
         if page.exists():
             print(f"{page} is there and will be replaced; --output gives another name", file=sys.stderr, flush=True)
         if test:
-            chosen = [_tested(run) for run in chosen]
+            chosen = [_test_if_needed(run) for run in chosen]
         name_runs(chosen)
         models, problems = load_models(chosen)
-        comparison = comparison_of(chosen, metric=metric, resamples=resamples, seed=seed, images=images)
+        comparison = compare_runs(chosen, metric=metric, resamples=resamples, seed=seed, images=images)
         compared = [run for run in chosen if run.name in comparison.runs]  # without runs on other data
         explorer, missing_attention = explore(compared, models, comparison, seed=seed)
         comparison.notices += problems + missing_attention
@@ -101,8 +101,8 @@ def compare(
         numbers |= comparison.to_dict() | {"provenance": origin}
 
 
-def _tested(run: Run) -> Run:
-    """Return a run after `captioning test`, whose output is not shown, of a checkpoint that was not tested."""
+def _test_if_needed(run: Run) -> Run:
+    """Return a run with captions: first test its checkpoint, without the output, if it was not tested."""
     from captioning.comparison.runs import read_run
 
     if run.captions is not None or run.checkpoint is None:

@@ -53,7 +53,7 @@ def fit(args: list[str]) -> Fit:
     _quieten()
     with _library_errors_as_input_errors():
         command = Fit(args)
-        command.start()
+        command.train()
     return command
 
 
@@ -111,7 +111,7 @@ class FitParser(OneLineErrors, LightningArgumentParser):
 
 
 class Fit(LightningCLI):
-    """A run of ``captioning fit``: parsed, planned and built. ``start`` trains it.
+    """A run of ``captioning fit``: parsed, planned and built. ``train`` trains it.
 
     LightningCLI parses --config and --print_config, seeds all random numbers, and then calls the steps below. Why each
     is overridden:
@@ -144,7 +144,7 @@ class Fit(LightningCLI):
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         self._add(pl.Trainer, "trainer", default={"num_sanity_val_steps": 0, "enable_model_summary": False})
-        self._add(CaptioningModule, "model", skip={"start", "settings"})
+        self._add(CaptioningModule, "model", skip={"initial_model", "settings"})
         self._add(CaptionDataModule, "data", skip={"seed"})
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -181,7 +181,7 @@ class Fit(LightningCLI):
         # Under torchrun the variable is unset, and the trainer broadcasts the folder.
         self.plan = plan_run(config, self.files, None if self.is_first else os.environ.get(_FOLDER))
         if self.is_first:
-            while self.plan.is_new and not self.plan.folder.claim():  # another run was faster
+            while self.plan.must_claim and not self.plan.folder.claim():  # another run was faster
                 self.plan = plan_run(config, self.files)
             reason = ""
             if (other := self.plan.taken) is not None:
@@ -203,10 +203,11 @@ class Fit(LightningCLI):
         self.stop = StopOnRequest()
         with self._claiming(), _library_errors_as_input_errors(ValueError, TypeError, ImportError):
             self.datamodule = CaptionDataModule(**self._instantiate("data"), seed=self.config.seed_everything)
-            start = self.read_inputs()
+            initial_model = self.read_inputs()
             self.settings = yaml.safe_load(self.parser.dump(self.config, skip_link_targets=False, skip_unset=False))
-            self.model = CaptioningModule(**self._instantiate("model"), start=start, settings=self.settings)
-            if start is None and self.plan.resume is None:
+            options = {"initial_model": initial_model, "settings": self.settings}
+            self.model = CaptioningModule(**self._instantiate("model"), **options)
+            if initial_model is None and self.plan.resume is None:
                 self.model.encoder.load_published_weights()
             self.best = BestCheckpoint(**vars(self.config.checkpoint))
             self.trainer: Any = self.instantiate_trainer()
@@ -220,7 +221,7 @@ class Fit(LightningCLI):
         try:
             yield
         except BaseException:
-            if self.is_first and self.plan.is_new:
+            if self.is_first and self.plan.must_claim:
                 finish_loggers(1)
                 self.plan.folder.release()
             raise
@@ -233,7 +234,7 @@ class Fit(LightningCLI):
         if self.is_first:
             self.datamodule.prepare_data()
             self.datamodule.setup("fit")
-        return read_model(self.plan.start) if self.plan.start else None
+        return read_model(self.plan.init_from) if self.plan.init_from else None
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Return the trainer, with the default callbacks that no callback of the user replaces or turns off."""
@@ -252,7 +253,7 @@ class Fit(LightningCLI):
         chosen.append(callbacks.LambdaCallback(on_fit_start=self._write_config))
         return pl.Trainer(**options | {"callbacks": chosen})
 
-    def start(self) -> None:
+    def train(self) -> None:
         """Train; print where the best checkpoint is, or how to resume a stopped run."""
         with self._claiming():
             for callback in self.trainer.callbacks:

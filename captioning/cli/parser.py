@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-from captioning.cli import FIT_HELP
+from captioning.cli import FIT_HELP, IMPORTED
 from captioning.errors import InputError, did_you_mean
 
 Command = Callable[..., Any]
@@ -62,16 +62,13 @@ def _suggestion(message: str, options: Sequence[str]) -> str:
     """Return ``; did you mean X?`` for the option, class or argument that an error of a parser names, or else ""."""
     if match := re.search(r"^unrecognized arguments: ([^\s=]+)", message):
         return "; captioning fit has it" if match[1] in options else did_you_mean(match[1], options)
-    if match := re.search(r"class_path '([\w.]+)':\s+Option '(\w+)' is not accepted", message):
-        return did_you_mean(match[2], _arguments(match[1]))
-    if match := re.search(r"module '([\w.]+)' has no attribute '(\w+)'", message):
-        return did_you_mean(match[2], dir(sys.modules[match[1]]))
-    if match := re.search(r"Expected a dot import path string: (\S+)", message):
-        modules = [module for name, module in sys.modules.items() if name.startswith(("captioning.", "torch.optim."))]
+    if match := re.search(r"(?:has no attribute '|Expected a dot import path string: )([\w.]+)", message):
+        places = ("captioning.", "torch.optim.", "pytorch_lightning.callbacks", "pytorch_lightning.loggers", *IMPORTED)
+        modules = [module for name, module in sys.modules.items() if name.startswith(places)]
         classes = {name for module in modules for name, value in vars(module).items() if isinstance(value, type)}
         return did_you_mean(match[1], classes)
-    if match := re.search(r"Option '(\S+?)' is not accepted", message):
-        return did_you_mean(match[1], [option[2:] for option in options])
+    if match := re.search(r"(?:class_path '([\w.]+)':\s+)?Option '(\S+?)' is not accepted", message):
+        return did_you_mean(match[2], _arguments(match[1]) if match[1] else [option[2:] for option in options])
     return ""
 
 

@@ -70,7 +70,8 @@ def coco(*, root: Path = Path("data/coco"), year: Literal[2014, 2017] = 2017, ka
     wanted = [] if has_annotations else [COCO[chosen, "annotations"]]
     for split in ("train", "val"):
         count = sum(1 for _ in (root / f"{split}{chosen}").glob("*.jpg"))
-        wanted += [COCO[chosen, split]] * (count < COCO[chosen, split].images)
+        if count < COCO[chosen, split].images:
+            wanted.append(COCO[chosen, split])
     _get(wanted, _wanted, root)
     if karpathy:
         _get_split_file("coco", root)

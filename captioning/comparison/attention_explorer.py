@@ -16,7 +16,7 @@ from captioning.inference import ImageCaptioner, load, same_words
 from captioning.inference.caption import Caption
 from captioning.metrics.table import TITLES
 from captioning.progress import Progress
-from captioning.views.explorer import Shown, explorer_fragment, shown_image
+from captioning.views.explorer import ExplorerData, explorer_fragment, explorer_image
 
 if TYPE_CHECKING:
     from captioning.model.captioner import Captioner
@@ -59,7 +59,7 @@ def explore(
     for item, path in zip(items, paths, strict=True):
         item.file = path.name
     notices: list[str] = []
-    images: dict[str, Shown] = {}
+    images: dict[str, ExplorerData] = {}
     framings: dict[float, str] = {}  # by crop, a suffix of image names; runs that crop differently share no view
     for run in Progress("attention", over=captioned, unit=" runs"):
         if (model := models.get(run.name)) is None:
@@ -74,7 +74,7 @@ def explore(
         for item, caption in zip(items, captions, strict=True):
             name = f"{item.name}{suffix}"
             if name not in images:
-                images[name] = shown_image(name, caption.seen(), [], references=item.references)
+                images[name] = explorer_image(name, caption.seen(), [], references=item.references)
             numbers = {TITLES[comparison.metric]: f"{item.scores[run.name]:.1f}"}
             # Start at the first word at which the captions differ; a caption may end before it.
             columns = zip(*(text.split() for text in item.captions.values()), strict=False)

@@ -35,7 +35,7 @@ _GROUNDING = (
 )
 
 
-def compare(
+def compare_runs(
     runs: Sequence[Run], *, metric: str = "bleu4", resamples: int = 1000, seed: int = 0, images: int = 12
 ) -> Comparison:
     """Compare runs with the first one; their names must differ. Runs that differ only in their seed are a variant.
@@ -146,11 +146,13 @@ def _disagreements(
     (family,) = [family for family in FAMILIES if metric in family.names]
     column = family.names.index(metric)
     scores = np.stack([family.image_values(measure.counts[run])[:, column] for run in captioned])  # (runs, images)
-    spread, disagreements = np.round(np.ptp(scores, axis=0), 9), []
+    spread = np.round(np.ptp(scores, axis=0), 9)
+    disagreements = []
     for i in np.argsort(-spread, kind="stable").tolist():
         images = {name: run[common[i]] for name, run in captioned.items()}
         captions = {name: image.caption for name, image in images.items()}
         if len(set(captions.values())) > 1:
-            run_scores, (first, *_) = dict(zip(captioned, scores[:, i].tolist(), strict=True)), images.values()
-            disagreements.append(Disagreement(common[i], captions, run_scores, first.references))
+            run_scores = dict(zip(captioned, scores[:, i].tolist(), strict=True))
+            references = next(iter(images.values())).references
+            disagreements.append(Disagreement(common[i], captions, run_scores, references))
     return disagreements

@@ -118,7 +118,7 @@ class Disagreement:
 
 @dataclass
 class Comparison:
-    """The result of ``captioning.comparison.compare.compare``."""
+    """The result of ``captioning.comparison.compare.compare_runs``."""
 
     runs_by_variant: list[list[str]]  # the names of the runs; all are compared with the first
     metric: str  # of verdicts, and of the scores of single images

@@ -76,7 +76,7 @@ def read_run(folder: Path) -> Run:
     points: dict[str, dict[int, float]] = {}
     for path in sorted(folder.glob("metrics/*/metrics.csv"), key=_version):
         for key, step, value in _logged(path):
-            points.setdefault(key, {})[step] = value  # of a step that a resumed run logged twice, the later value
+            points.setdefault(key, {})[step] = value  # of a step that was logged twice, the resumed run's value
     run.curves = {key: sorted(curve.items()) for key, curve in points.items()}
     scores, captions = folder / "test_metrics.json", folder / "test_captions.json"
     if scores.is_file():

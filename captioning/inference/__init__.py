@@ -2,5 +2,3 @@
 
 from captioning.decoding import DecodingOptions
 from captioning.inference.image_captioner import ImageCaptioner, load, same_words
-
-__all__ = ["DecodingOptions", "ImageCaptioner", "load", "same_words"]

@@ -128,16 +128,16 @@ class Caption:
             save_figure(self.figure(style, **options), part, format=Path(path).suffix[1:].lower())
 
     def for_explorer(self, run: str, **options: Any) -> dict[str, Any]:
-        """Return this caption and its alternatives as the explorer shows them; see ``explorer.shown_run``."""
-        from captioning.views.explorer import shown_run
+        """Return this caption and its alternatives as the explorer shows them; see ``explorer.explorer_run``."""
+        from captioning.views.explorer import explorer_run
 
-        return shown_run(run, [self, *self.alternatives], self.cells, **options)
+        return explorer_run(run, [self, *self.alternatives], self.cells, **options)
 
     def explored(self, run: str) -> dict[str, Any]:
         """Return the image with this caption and its alternatives for a page of the explorer."""
-        from captioning.views.explorer import shown_image
+        from captioning.views.explorer import explorer_image
 
-        return shown_image(printable(Path(self.path or "").name), self.seen(), [self.for_explorer(run)])
+        return explorer_image(printable(Path(self.path or "").name), self.seen(), [self.for_explorer(run)])
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the pixels as plain data for JSON, with attention rounded to 6 digits.

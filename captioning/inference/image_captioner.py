@@ -93,7 +93,8 @@ class ImageCaptioner(Generic[Model]):
             options: Fields of ``DecodingOptions`` such as ``beam_size=5``. ``self.options`` has the value of an option
                 that is None or left out.
         """
-        single, changes = is_single(images), {name: value for name, value in options.items() if value is not None}
+        single = is_single(images)
+        changes = {name: value for name, value in options.items() if value is not None}
         merged = dataclasses.replace(self.options, **changes)
         captions = list(self.stream([images] if single else images, merged, batch_size=batch_size))
         return captions[0] if single else captions
@@ -186,7 +187,8 @@ class ImageCaptioner(Generic[Model]):
 
         Each image has one view for each preprocessing of the models. The batch's ``number`` is added to the seed.
         """
-        device, columns = next(self.model.parameters()).device, zip(*(views for _, (views, _) in images), strict=True)
+        device = next(self.model.parameters()).device
+        views_by_model = zip(*(views for _, (views, _) in images), strict=True)
         with (
             torch.inference_mode(),
             torch.random.fork_rng([device] if device.type == "cuda" else [], options.seed is not None),
@@ -194,7 +196,7 @@ class ImageCaptioner(Generic[Model]):
         ):
             if options.seed is not None:
                 torch.manual_seed(options.seed + number)  # a different stream for every batch
-            preprocessed = zip(self.model.preprocessings, columns, strict=True)
+            preprocessed = zip(self.model.preprocessings, views_by_model, strict=True)
             memory = self.model.encode_views([steps.normalize_all(views, device) for steps, views in preprocessed])
             if forced is None:
                 decoded = self.model.with_evidence(memory, self.model.search(memory, options, self.vocabulary))

@@ -24,7 +24,7 @@ ImageSource = str | os.PathLike[str] | Image.Image | bytes | IO[bytes] | NDArray
 (height, width), or a tensor (1, 3 or 4, height, width) or (height, width); numbers are uint8 or floats in 0 .. 1."""
 
 _ACCEPTED = "a path, a PIL image, the bytes of an image file, an open file, an array or a tensor"
-_PHOTO_SIDE = 768  # pixels of a photograph's shorter side, about what a figure shows
+_PHOTO_SIDE = 768  # pixels of a photo's shorter side, about what a figure shows
 
 
 def views_of(
@@ -60,7 +60,7 @@ def _without_file(source: Any) -> ImageSource:
 
 def _photo_of(source: str | Image.Image, state: tuple[int, int] | None, preprocessing: Preprocessing) -> Photo | None:
     if isinstance(source, str) and _state(source) != state:
-        warn_once(f"{source}: is no longer the image that was captioned; figures show the model's view of that alone")
+        warn_once(f"{source}: is no longer the image that was captioned; figures show the pixels that the model saw")
         return None
     photo = open_image(source, _PHOTO_SIDE)
     return photo, preprocessing.region(photo.size)

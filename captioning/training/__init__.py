@@ -4,5 +4,3 @@ from captioning.training.callbacks import CaptionSamples, Throughput, Unfreeze
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule
 from captioning.training.schedules import WarmupCosine
-
-__all__ = ["CaptionDataModule", "CaptionSamples", "CaptioningModule", "Throughput", "Unfreeze", "WarmupCosine"]

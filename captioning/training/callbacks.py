@@ -18,7 +18,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from captioning.data.batch import CaptionBatch
 from captioning.data.loading import BatchLoader
-from captioning.errors import check_range
+from captioning.errors import check_whole
 from captioning.metrics.table import few_images_warning
 from captioning.training.loggers import draw_samples, log_samples
 from captioning.training.resume import is_inside_step, next_batch
@@ -34,7 +34,7 @@ class CaptionSamples(Callback):
     """
 
     def __init__(self, images: int = 4) -> None:
-        check_range(0, images=images)
+        check_whole(0, images=images)
         self.images = images
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
@@ -101,16 +101,7 @@ class LogLines(Callback):
         self._first = False
 
 
-class LightningStateKey(Callback):
-    """Mixin: checkpoints have the callback's state under the key of the Lightning class that it extends."""
-
-    @property
-    def state_key(self) -> str:
-        base = next(kind for kind in type(self).__mro__ if kind.__module__.startswith("pytorch_lightning."))
-        return super().state_key.replace(type(self).__qualname__, base.__qualname__, 1)
-
-
-class BestCheckpoint(LightningStateKey, callbacks.ModelCheckpoint):
+class BestCheckpoint(callbacks.ModelCheckpoint):
     """Lightning's callback, but among equally good checkpoints the lowest ``val/nll`` wins.
 
     BLEU-4 of few or early captions stays 0 for several validations. Lightning would keep the first checkpoint and stop
@@ -121,8 +112,9 @@ class BestCheckpoint(LightningStateKey, callbacks.ModelCheckpoint):
 
     @property
     def state_key(self) -> str:
-        # Without a monitor, Lightning's key is also that of the last checkpoint.
-        return super().state_key if self.monitor else f"{super().state_key} best"
+        key = super().state_key
+        # Checkpoints of 0.2 have the key of Lightning's class, which is also that of `last` if both lack a monitor.
+        return key.replace("Best", "Model", 1) if self.monitor else key
 
     def check_monitor_top_k(self, trainer: pl.Trainer, current: torch.Tensor | None = None) -> bool:
         nll = float(trainer.callback_metrics.get("val/nll", math.inf))
@@ -143,12 +135,16 @@ class BestCheckpoint(LightningStateKey, callbacks.ModelCheckpoint):
         self.nll = state_dict.get("nll", math.inf)
 
 
-class ResumableStopping(LightningStateKey, callbacks.EarlyStopping):
+class ResumableStopping(callbacks.EarlyStopping):
     """Lightning's callback, for runs that end inside an epoch and are resumed.
 
-    It does not count the validation that ``max_time`` causes, nor the last validation twice. A resumed run has the
-    patience of its settings, not of the checkpoint; with exhausted patience, it trains nothing.
+    The validation that ``max_time`` causes does not count, and the last validation counts once. A resumed run uses the
+    patience in its settings. If that patience is used up, it stops before the first batch.
     """
+
+    @property
+    def state_key(self) -> str:
+        return super().state_key.replace("Resumable", "Early", 1)  # as in 0.2
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict | {"patience": self.patience})
@@ -197,7 +193,7 @@ class Unfreeze(Callback):
     """
 
     def __init__(self, epoch: int) -> None:
-        check_range(0, epoch=epoch)
+        check_whole(0, epoch=epoch)
         self.epoch = epoch
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:

@@ -19,7 +19,7 @@ from captioning.data.regions import RegionsInView
 from captioning.data.sampler import CaptionBatches, Group, image_batches
 from captioning.data.transforms import TrainingTransform
 from captioning.encoders import Encoder
-from captioning.errors import InputError, check_range
+from captioning.errors import InputError, check_range, check_whole
 from captioning.tokenizers import PennTreebank, Tokenizer
 from captioning.training.resume import next_batch
 from captioning.vocabulary import Vocabulary
@@ -33,8 +33,8 @@ class VocabularyOptions:
         min_count: A word with fewer occurrences in the training captions becomes <unk>.
         max_words: Largest number of words; None sets no limit.
         file: Vocabulary to use instead of the words of the training captions.
-        extend: Model whose words come first, in their order, before the further words of the training captions: a
-            checkpoint, an exported folder or a name on the hub. Needed to fine-tune it (``--init_from``) on new words.
+        extend: Model whose vocabulary is kept and extended by new words of the training captions: a checkpoint, an
+            exported folder or a name on the hub. Needed to fine-tune it (``--init_from``) on new words.
         tokenizer: Splits captions into words and joins words to a text. English by Penn Treebank rules by default,
             ``Whitespace``, ``Characters`` for Chinese and Japanese, or a class of your own.
     """
@@ -46,7 +46,7 @@ class VocabularyOptions:
     tokenizer: Tokenizer | None = None
 
     def __post_init__(self) -> None:
-        check_range(1, min_count=self.min_count, max_words=self.max_words)
+        check_whole(1, min_count=self.min_count, max_words=self.max_words)
         if self.file is not None and self.extend is not None:
             raise InputError("data.vocabulary: file and extend are both given; give one of them")
 
@@ -110,9 +110,9 @@ class CaptionDataModule(pl.LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_range(1, batch_size=batch_size, captions_per_image=captions_per_image)
-        check_range(1, eval_batch_size=eval_batch_size, limit_images=limit_images)
-        check_range(0, 1024, num_workers=num_workers)
+        check_whole(1, batch_size=batch_size, captions_per_image=captions_per_image)
+        check_whole(1, eval_batch_size=eval_batch_size, limit_images=limit_images)
+        check_whole(0, 1024, num_workers=num_workers)
         self.source, self._vocabulary_options = source, vocabulary
         source.tokenizer = vocabulary.tokenizer or PennTreebank()
         self.batch_size, self.group, self.captions_per_image = batch_size, group, captions_per_image

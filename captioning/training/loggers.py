@@ -119,7 +119,8 @@ def draw_samples(folder: Path, suffix: str, evaluator: Evaluator) -> dict[str, s
     """Write figures of the evaluator's kept images to ``samples/``; return the captions by file."""
     from captioning.views.overlays import ModelAttention, attention_figure, save_figure  # matplotlib is slow to import
 
-    encoder, index, captions = evaluator.captioner.encoder, evaluator.regions.index, dict[str, str]()
+    encoder, index = evaluator.captioner.encoder, evaluator.regions.index
+    captions = {}
     for row, (image, hypothesis) in sorted(evaluator.kept.items()):
         if not index.image_path(row).is_file():  # cached features alone
             continue

@@ -56,7 +56,7 @@ class CaptioningModule(pl.LightningModule):
         optimizer: Called with the parameter groups; a fine-tuned encoder is a group with its own learning rate.
         scheduler: Called with the optimizer and the number of optimizer steps of the whole run; none by default.
         search: Options of the search of the validations.
-        start: Model whose weights the captioner begins with.
+        initial_model: Model whose weights the captioner begins with.
         settings: The full configuration of the run, which checkpoints keep.
     """
 
@@ -72,14 +72,14 @@ class CaptioningModule(pl.LightningModule):
         optimizer: OptimizerCallable = torch.optim.Adam,
         scheduler: Callable[[torch.optim.Optimizer, int], LRScheduler] | None = None,
         search: BeamOptions = BeamOptions(),  # noqa: B008 - frozen
-        start: SavedModel | None = None,
+        initial_model: SavedModel | None = None,
         settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         super().__init__()
         self._parts = (encoder, decoder)  # in a tuple, so that only the captioner registers them as submodules
         self.objective = (objective or Likelihood()).bind(decoder)
         self.optimizer, self.scheduler = optimizer, scheduler
-        self.search, self.start, self.settings = search, start, dict(settings)
+        self.search, self.initial_model, self.settings = search, initial_model, dict(settings)
         self._watch = CollapseWatch()
         self._random_state: dict[str, Any] | None = None
         self._at_step: dict[str, Tensor] = {}  # state of the random numbers at the beginning of the optimizer step
@@ -87,7 +87,7 @@ class CaptioningModule(pl.LightningModule):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies of the module, without objects that refer to the command line's parser."""
-        return super().__getstate__() | {"optimizer": None, "scheduler": None, "start": None}
+        return super().__getstate__() | {"optimizer": None, "scheduler": None, "initial_model": None}
 
     @property
     def encoder(self) -> Encoder:
@@ -106,16 +106,16 @@ class CaptioningModule(pl.LightningModule):
             self.assemble(self.data.vocabulary)
 
     def assemble(self, vocabulary: Vocabulary) -> Captioner:
-        """Build and return the captioner for a vocabulary, with the weights of ``start``."""
+        """Build and return the captioner for a vocabulary, with the weights of ``initial_model``."""
         self.captioner = Captioner(*self._parts, vocabulary_size=len(vocabulary))
-        self.captioner.freeze_statistics = bool(self.settings.get("init_from"))  # of a resumed run, too
+        self.captioner.freeze_statistics = bool(self.settings.get("init_from"))  # also if resumed
         self.captioner.train()  # Lightning leaves the modes as they are
-        if self.start is not None:
-            self.start.load_into(self.captioner, vocabulary)
+        if self.initial_model is not None:
+            self.initial_model.load_into(self.captioner, vocabulary)
         return self.captioner
 
     def on_fit_start(self) -> None:
-        if self.objective.needs_pretrained and self.trainer.ckpt_path is None and self.start is None:
+        if self.objective.needs_pretrained and self.trainer.ckpt_path is None and self.initial_model is None:
             rank_zero_warn("self-critical training begins with random weights; pass others with --init_from")
         for attention in self.captioner.decoder.attentions():
             if isinstance(attention, StochasticAttention) and attention.scheduled:
@@ -194,10 +194,10 @@ class CaptioningModule(pl.LightningModule):
         trainer: Any = self.trainer
         batches, limit = len(self.data.sampler()), trainer.limit_train_batches
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-        steps = max(1, math.ceil(batches / trainer.accumulate_grad_batches))  # of an epoch
-        limits = [(trainer.max_steps, trainer.max_steps * batches // steps)] if trainer.max_steps > 0 else []
+        epoch_steps = max(1, math.ceil(batches / trainer.accumulate_grad_batches))
+        limits = [(trainer.max_steps, trainer.max_steps * batches // epoch_steps)] if trainer.max_steps > 0 else []
         if trainer.max_epochs is not None and trainer.max_epochs >= 0:
-            limits.append((trainer.max_epochs * steps, trainer.max_epochs * batches))
+            limits.append((trainer.max_epochs * epoch_steps, trainer.max_epochs * batches))
         if not limits:
             needed = "give --trainer.max_epochs or --trainer.max_steps"
             raise InputError(f"model.scheduler, or the schedule of attention: needs the length of training; {needed}")

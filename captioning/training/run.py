@@ -22,9 +22,9 @@ class RunPlan:
 
     folder: RunFolder  # RUNS/NAME, or the first free one of RUNS/NAME-2, RUNS/NAME-3 ..
     taken: RunFolder | None  # RUNS/NAME, if another run has it
-    is_new: bool  # whether the folder is to be claimed; a resumed run has its own
+    must_claim: bool  # a resumed run has its folder
     resume: Path | None  # checkpoint that training goes on from
-    start: str | None  # model whose weights training begins with
+    init_from: str | None  # model whose weights training begins with
     settings: dict[str, Any]  # to be set in the configuration, by dotted key: paths, modes of monitors, loggers
 
 
@@ -37,10 +37,10 @@ def plan_run(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]], fold
         folder: The run's folder, if another process of the run has chosen it.
 
     Raises:
-        InputError: An option of Lightning does not work in this training.
+        InputError: An option of Lightning has no effect here or is set by the run.
     """
     given = [flatten(settings) for settings in given]
-    _refuse_unusable_options(config, given)
+    _check_usable(config, given)
     name, checkpoint = config["name"], config["ckpt_path"]
     if name is None:  # the name of the first file; later files are overlays
         name = Path(str(config["config"][0])).stem if config["config"] else "run"
@@ -48,9 +48,9 @@ def plan_run(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]], fold
     run = wanted = RunFolder(Path(folder or Path(config["runs"], name)))
     resumed = RunFolder.of(checkpoint, wanted.path) if checkpoint else None
     is_same_run = resumed is not None and resumed.path.resolve() == wanted.path.resolve()
-    is_new = not (folder or is_same_run)
+    must_claim = not (folder or is_same_run)
     numbers = itertools.count(2)
-    while is_new and run.is_taken():
+    while must_claim and run.is_taken():
         run = RunFolder(wanted.path.with_name(f"{wanted.path.name}-{next(numbers)}"))
     resume = run.checkpoint(checkpoint) if checkpoint else None
     settings = {
@@ -70,8 +70,8 @@ def plan_run(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]], fold
             elif f"{part}.monitor" in options:  # a new monitor drops the mode of the old one
                 mode = None
         settings[f"{part}.mode"] = monitor_mode(f"--{part}", config[part]["monitor"], mode)
-    start = None if resume else config["init_from"]
-    return RunPlan(run, wanted if run is not wanted else None, is_new, resume, start, settings)
+    init_from = None if resume else config["init_from"]
+    return RunPlan(run, wanted if run is not wanted else None, must_claim, resume, init_from, settings)
 
 
 def monitor_mode(option: str, monitor: str | None, mode: str | None) -> str:
@@ -90,16 +90,14 @@ def monitor_mode(option: str, monitor: str | None, mode: str | None) -> str:
     return mode or str(metric_mode)
 
 
-def _refuse_unusable_options(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]]) -> None:
-    """Raises InputError if an option of Lightning does not work here, or the run sets it itself."""
+def _check_usable(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]]) -> None:
+    """Raise InputError if an option of Lightning has no effect here or is set by the run."""
     *configurations, command_line = given
     # The configuration that a run has written names the run's folder, and the user did not.
     users = [file for file in configurations if not {"name", "runs"} <= file.keys()]
+    places = re.compile(r"(checkpoint|last)\.dirpath|trainer\.(default_root_dir|logger\b.*\.(save_)?dir)")
     for option, value in (item for file in (*users, command_line) for item in file.items()):
-        is_place = re.fullmatch(
-            r"(checkpoint|last)\.dirpath|trainer\.(default_root_dir|logger\b.*\.(save_)?dir)", option
-        )
-        if is_place and value:
+        if value and places.fullmatch(option):
             raise InputError(f"--{option}: checkpoints and logs of a run are in RUNS/NAME; give --runs and --name")
         if option == "trainer.use_distributed_sampler":
             raise InputError(f"--{option}: the samplers know the processes; leave it out")

@@ -7,7 +7,7 @@ import math
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from captioning.errors import check_range
+from captioning.errors import check_whole
 
 
 class WarmupCosine(LambdaLR):
@@ -20,7 +20,7 @@ class WarmupCosine(LambdaLR):
     """
 
     def __init__(self, optimizer: Optimizer, total_steps: int, warmup_steps: int = 200) -> None:
-        check_range(0, warmup_steps=warmup_steps)
+        check_whole(0, warmup_steps=warmup_steps)
 
         def factor(step: int) -> float:
             if step < warmup_steps:

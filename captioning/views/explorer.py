@@ -1,6 +1,6 @@
 """The attention explorer: one HTML file with captions whose words move a map over the image.
 
-``shown_run`` and ``shown_image`` make the plain data of a page of captions, ``explorer_page`` the page. The page
+``explorer_run`` and ``explorer_image`` make the plain data of a page of captions, ``explorer_page`` the page. The page
 consists of explorer.html with explorer.css and four scripts: explorer_map.js (a map's pixels), explorer_stage.js (one
 picture), explorer_panel.js (one run's caption) and explorer.js (images, runs and keys).
 """
@@ -25,16 +25,16 @@ _LONGEST_SIDE = 1024  # pixels of an image in the page, sharp on a wide screen
 _LOSSLESS_SIDE = 128  # pixels; smaller images are PNG, because the page enlarges them and JPEG artifacts would show
 _JPEG_QUALITY = 85
 
-Shown = dict[str, Any]
+ExplorerData = dict[str, Any]
 """Plain data that the page's script reads."""
 
 
-def explorer_page(images: Sequence[Shown], title: str = "Attention explorer") -> str:
-    """Return a complete HTML document of ``shown_image`` entries that needs no network, 130 KB per photograph."""
+def explorer_page(images: Sequence[ExplorerData], title: str = "Attention explorer") -> str:
+    """Return a complete HTML document of ``explorer_image`` entries that needs no network, 130 KB per photograph."""
     return render("views/explorer_page.html", title=title, content=_content(images))
 
 
-def explorer_fragment(images: Sequence[Shown]) -> str:
+def explorer_fragment(images: Sequence[ExplorerData]) -> str:
     """Return the explorer as a <section> for another page, with style and script.
 
     A click on an element of the other page with ``data-explore="NAME"`` shows the image NAME.
@@ -42,13 +42,15 @@ def explorer_fragment(images: Sequence[Shown]) -> str:
     return render("views/explorer.html", content=_content(images))
 
 
-def shown_image(name: str, seen: Image.Image, runs: Sequence[Shown], *, references: Sequence[str] = ()) -> Shown:
+def explorer_image(
+    name: str, seen: Image.Image, runs: Sequence[ExplorerData], *, references: Sequence[str] = ()
+) -> ExplorerData:
     """Return an image with the captions of one or several runs.
 
     Args:
         name: Name of the image, for the page's search.
         seen: The part of the image that the models saw, such as ``Caption.seen``.
-        runs: ``shown_run`` entries of runs with different names.
+        runs: ``explorer_run`` entries of runs with different names.
     """
     seen = seen.convert("RGB")
     seen.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE), Image.Resampling.LANCZOS)
@@ -58,14 +60,14 @@ def shown_image(name: str, seen: Image.Image, runs: Sequence[Shown], *, referenc
     return {"name": name, **view, "references": list(references), "runs": list(runs)}
 
 
-def shown_run(
+def explorer_run(
     run: str,
     captions: Sequence[Any],
     cells: CellGrid,
     *,
     numbers: Mapping[str, float | str] | None = None,
     start: int = 1,
-) -> Shown:
+) -> ExplorerData:
     """Return one run's captions of an image with their attention.
 
     Args:
@@ -90,7 +92,7 @@ def shown_run(
     }
 
 
-def _caption(caption: Any) -> Shown:
+def _caption(caption: Any) -> ExplorerData:
     trace = caption.trace.map(np.asarray)
     by_name = {"alphas": trace.alphas}
     if trace.evidence is not None:
@@ -107,14 +109,14 @@ def _caption(caption: Any) -> Shown:
     }
 
 
-def _attention(attention: NDArray[np.float32]) -> Shown:
+def _attention(attention: NDArray[np.float32]) -> ExplorerData:
     """Return attention (T, L) as one byte per location, relative to the word's peak."""
     peaks = attention.max(axis=1, initial=0)
     levels = np.rint(attention / np.where(peaks > 0, peaks, 1)[:, None] * 255).astype(np.uint8)
     return {"peaks": [_number(value) for value in peaks], "levels": _base64(levels.tobytes())}
 
 
-def _content(images: Sequence[Shown]) -> Shown:
+def _content(images: Sequence[ExplorerData]) -> ExplorerData:
     runs = [run for image in images for run in image["runs"]]
     colors = (maps.map_colors() * 255).round().astype(np.uint8)
     return {

@@ -64,10 +64,8 @@ def attention_figure(
         photo: The whole image, on which the first model's view is outlined.
         words: T words.
         looks: By label, the attention of models at these words; a row of panels for each.
-        style: "color": the map's colors on the image. "paper": white on the gray image, as in the paper's Fig. 2.
+        style, heads, details: As of ``Caption.figure``.
         text: The caption as written; by default the words with spaces between them.
-        heads: Show the attention of each head beneath the heads' mean.
-        details: Write beta and the greatest attention beneath each panel, and show the evidence beneath the alphas.
     """
     check_choice(Style, style=style)
     photo, first_look = photo.convert("RGB"), next(iter(looks.values()))
@@ -94,7 +92,7 @@ def attention_figure(
 
 
 def _empty_figure(
-    text: str, words: Sequence[str], rows: Sequence[_Row], word_width: float
+    text: str, words: Sequence[str], rows: Sequence[_Strip], word_width: float
 ) -> tuple[Figure, Axes, list[list[Axes]]]:
     """Return a figure with a caption, the axes of the photo, and for each word a column of axes with the word above.
 
@@ -151,7 +149,7 @@ def save_figure(figure: Figure, target: Path | IO[bytes], **options: Any) -> Non
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
-class _Row(NamedTuple):
+class _Strip(NamedTuple):
     """A row of panels, one for each word."""
 
     label: str
@@ -169,9 +167,10 @@ class _Row(NamedTuple):
         return paint(self.background, smooth_alphas(weights, self.cells), end, style)
 
 
-def _rows(name: str, look: ModelAttention, photo: Image.Image, *, heads: bool, details: bool) -> list[_Row]:
+def _rows(name: str, look: ModelAttention, photo: Image.Image, *, heads: bool, details: bool) -> list[_Strip]:
     """Return the rows of panels of a model."""
-    trace, background = look.trace.map(np.asarray), _background(photo, look.region)
+    trace = look.trace.map(np.asarray)
+    background = _background(photo, look.region)
     maps = {"attention": trace.alphas}
     if heads:
         count = trace.heads.shape[1]
@@ -180,11 +179,12 @@ def _rows(name: str, look: ModelAttention, photo: Image.Image, *, heads: bool, d
         maps["evidence"] = trace.evidence
     rows = []
     for title, weights in maps.items():
-        label = ": ".join(filter(None, (name, title * (len(maps) > 1))))
-        is_alphas, kind = weights is trace.alphas, "evidence" if weights is trace.evidence else "attention"
+        label = ": ".join(filter(None, (name, title if len(maps) > 1 else "")))
+        is_alphas = weights is trace.alphas
+        kind = "evidence" if weights is trace.evidence else "attention"
         chosen = [cell if is_alphas else None for cell in trace.chosen()]
         notes = _notes(weights, chosen, trace.betas if is_alphas else None, details)
-        rows.append(_Row(label, kind, background, look.cells.scaled(background.shape[:2]), weights, chosen, notes))
+        rows.append(_Strip(label, kind, background, look.cells.scaled(background.shape[:2]), weights, chosen, notes))
     return rows
 
 
@@ -195,8 +195,8 @@ def _notes(weights: NDArray[np.float32], chosen: list[int | None], betas: Any, d
         alpha = weights[step]
         most = f"at most {alpha.max():#.2g}" if cell is None else f"{alpha[cell]:#.2g} there"
         beta = "" if betas is None else f"\N{GREEK SMALL LETTER BETA} {betas[step]:.2f} · "
-        lines = [beta + most] * details + ["nearly even"] * (cell is None and is_nearly_even(alpha))
-        notes.append("\n".join(lines))
+        is_even = cell is None and is_nearly_even(alpha)
+        notes.append("\n".join(filter(None, (beta + most if details else "", "nearly even" if is_even else ""))))
     return notes
 
 

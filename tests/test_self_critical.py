@@ -138,18 +138,19 @@ def gradient(captioner: Captioner, loss: Tensor) -> Tensor:
     + [("soft", {"samples": 1, "baseline": "greedy"}), ("summed", {"samples": 2, "baseline": "greedy"})],
 )
 def test_gradient_is_expected_to_be_that_of_the_expected_reward(case, options, monkeypatch):
-    """The sum over all tuples of samples, each with its probability, against the sum over all captions."""
+    """The sum over all samples in any order, each with its probability, against the sum over all captions."""
     captioner, batch = make_captioner(case), make_batch()
     objective = begun(SelfCriticalTraining(**options))
     p = probabilities(captioner, batch)
     torch.testing.assert_close(p.sum(), torch.ones((), dtype=torch.double))
     exact = gradient(captioner, -(p * torch.tensor(list(REWARDS.values()), dtype=torch.double)).sum())
     expected = torch.zeros_like(exact)
-    for chosen in itertools.product(range(len(EVERY)), repeat=options["samples"]):
+    for chosen in itertools.combinations_with_replacement(range(len(EVERY)), options["samples"]):
+        orders = len(set(itertools.permutations(chosen)))
         sampled = [hypothesis(*EVERY[number]) for number in chosen]
         monkeypatch.setattr(decoding, "sample", lambda *_, sampled=sampled, **__: sampled)
         loss = objective(captioner, batch)[0]
-        expected += p.detach()[list(chosen)].prod() * gradient(captioner, loss)
+        expected += orders * p.detach()[list(chosen)].prod() * gradient(captioner, loss)
         assert all(module.training for module in captioner.decoder.modules())
     assert exact.abs().max() > 0.01
     torch.testing.assert_close(expected, exact, rtol=1e-6, atol=1e-9)

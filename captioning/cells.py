@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+GridSize = tuple[int, int]
+"""(height, width) of the grid of locations; their product is L, row by row."""
+
 
 @dataclass(frozen=True)
 class CellGrid:
@@ -19,19 +22,19 @@ class CellGrid:
     of the view, which the squares need not reach.
 
     Attributes:
-        grid_size: (height, width) of the grid; their product is L, row by row.
+        grid_size: (height, width).
         offset: (y, x) of the first cell's center, in pixels.
         stride: (y, x) distance between neighboring centers, in pixels.
         size: (height, width) of the view, in pixels.
     """
 
-    grid_size: tuple[int, int]
+    grid_size: GridSize
     offset: tuple[float, float]
     stride: tuple[float, float]
     size: tuple[int, int]
 
     @classmethod
-    def regular(cls, grid_size: tuple[int, int], size: tuple[int, int]) -> CellGrid:
+    def regular(cls, grid_size: GridSize, size: tuple[int, int]) -> CellGrid:
         """Return the grid that cuts the view into equal cells."""
         stride = size[0] / grid_size[0], size[1] / grid_size[1]
         return cls(grid_size, (stride[0] / 2, stride[1] / 2), stride, size)

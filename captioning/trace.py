@@ -47,10 +47,6 @@ class AttentionTrace(NamedTuple):
     evidence: Any = None
     heads: Any = None
 
-    def map(self, function: Callable[[Any], Any]) -> AttentionTrace:
-        """Return the trace with ``function`` applied to every field that is not None."""
-        return map_fields(self, function)
-
     def chosen(self) -> list[int | None]:
         """Return the T locations of a caption, None where the context is an expectation."""
         return [None if location == NO_LOCATION else location for location in self.locations.tolist()]

@@ -104,7 +104,7 @@ def one_direction(lstm: AnnotationLSTM, annotations: torch.Tensor, suffix: str) 
 @pytest.mark.parametrize("masked", [False, True])
 def test_lstm_states_equal_a_loop_over_the_locations_that_exist(masked):
     lstm, annotations = AnnotationLSTM(C), torch.randn(B, L, D)
-    assert lstm.build(D) == 2 * C
+    assert lstm.build(D, GRID) == 2 * C
     mask = make_mask() if masked else torch.ones(B, L, dtype=torch.bool)
     read = lstm(annotations, mask if masked else None)
     assert read.shape == (B, L, 2 * C)

@@ -62,7 +62,7 @@ def test_example_attends_to_the_k_best_locations_and_learns(my_attention, masked
     attention = my_attention.TopAttention(my_attention.HadamardScore(), k=3)
     attention = Attention.from_config(attention.to_config())
     decoder = AttentionDecoder(attention, embedding_dim=E, hidden_dim=H, dropout=0.0)
-    decoder.build(V, D)
+    decoder.build(V, D, (1, L))
     mask = torch.ones(B, L, dtype=torch.bool)
     mask[:, 1:8] = False  # two locations are left, fewer than k
     captions, lengths = pad_captions(torch.randint(4, V, (B * R, 4)).tolist())

@@ -18,7 +18,7 @@ def make_decoder(attention: Attention | None = None, **options) -> AttentionDeco
     decoder = AttentionDecoder(
         attention or SoftAttention(AdditiveScore(A)), embedding_dim=E, hidden_dim=H, dropout=0.5, **options
     )
-    decoder.build(V, D)
+    decoder.build(V, D, (1, L))
     for parameter in decoder.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     return decoder.eval()

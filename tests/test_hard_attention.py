@@ -24,7 +24,7 @@ B, T, L, D, A, E, H, V = 4, 5, 9, 7, 6, 8, 10, 13
 
 def make_decoder(attention: Attention) -> AttentionDecoder:
     decoder = AttentionDecoder(attention, embedding_dim=E, hidden_dim=H, dropout=0.0)
-    decoder.build(V, D)
+    decoder.build(V, D, (1, L))
     for parameter in decoder.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return decoder
@@ -76,7 +76,7 @@ def test_masked_locations_are_never_drawn_and_gradients_stay_finite(attention):
 
 def test_context_is_the_annotation_of_the_drawn_location():
     attention = HardAttention(AdditiveScore(A), sample_probability=1.0)
-    attention.build(D, H)
+    attention.build(D, H, (1, L))
     attention.train()
     annotations = torch.randn(B, L, D)
     out = attention(torch.randn(B * 3, H), attention.prepare(annotations))[0]
@@ -99,7 +99,7 @@ def test_hard_contexts_pass_no_gradient_to_the_score_and_others_do(attention, pr
 def test_relaxed_sample_nears_the_drawn_location_as_the_temperature_falls():
     def jacobian(temperature: float) -> float:
         attention = GumbelAttention(AdditiveScore(A), temperature=temperature)
-        attention.build(L, H)
+        attention.build(L, H, (1, L))
         logits = torch.randn(1, 2000, L, requires_grad=True)
         torch.manual_seed(1)
         attention.train()
@@ -158,7 +158,7 @@ def test_context_modes_are_expectation_most_probable_location_and_draw():
 
 
 def training(attention: StochasticAttention) -> StochasticAttention:
-    attention.build(D, H)
+    attention.build(D, H, (1, L))
     return attention.train()
 
 
@@ -198,7 +198,7 @@ def test_schedules_continue_from_a_checkpoint():
     attention.training_batches = 10
     after_batches(attention, 8)
     again = HardAttention.from_config(attention.to_config())
-    again.build(D, H)
+    again.build(D, H, (1, L))
     again.load_state_dict(attention.state_dict())
     again.training_batches = 10
     assert again.sample_probability == attention.sample_probability == pytest.approx(0.35)

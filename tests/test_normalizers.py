@@ -115,7 +115,7 @@ def test_logits_of_16_bits_are_normalised_in_float32(kind, dtype):
 
 def attention_of(selection, kind: type[Normalizer], **options):
     attention = selection(AdditiveScore(6), normalizer=kind(), **options)
-    attention.build(5, 7)
+    attention.build(5, 7, (3, 3))
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter)
     return attention.train()

@@ -28,7 +28,7 @@ class Plain(Score):
     def __init__(self, size: int = 4) -> None:
         self.size = size
 
-    def build(self, annotation_dim, query_dim, grid_size=None):
+    def build(self, annotation_dim, query_dim, grid_size):
         self.position = nn.Linear(annotation_dim, query_dim)
 
     def project(self, annotations):

@@ -59,7 +59,7 @@ def make_decoder(kind: str) -> AttentionDecoder:
     output = SummedOutput() if kind == "summed" else None
     decoder = AttentionDecoder(attention(AdditiveScore(4)), embedding_dim=E, hidden_dim=H, output=output)
     torch.manual_seed(0)
-    decoder.build(V, D, None)
+    decoder.build(V, D, (3, 3))
     return decoder.eval()
 
 

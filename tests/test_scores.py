@@ -10,7 +10,7 @@ B, R, L, D, A, H = 2, 3, 9, 7, 6, 10
 
 
 def built(score: Score, annotation_dim: int = D, query_dim: int = H) -> Score:
-    score.build(annotation_dim, query_dim)
+    score.build(annotation_dim, query_dim, (1, L))
     return score.double()
 
 
@@ -71,7 +71,7 @@ def test_cosine_score_is_the_scaled_cosine_of_projections_and_does_not_depend_on
 
 def test_spread_of_scaled_logits_does_not_grow_with_the_size():
     def spread(score: Score, size: int) -> float:
-        score.build(size, size)
+        score.build(size, size, (1, L))
         return float(score(torch.randn(4, 5, size), score.project(torch.randn(4, 6, size))).std())
 
     assert spread(DotScore(), 1600) > 8 * spread(DotScore(), 16)

@@ -13,6 +13,7 @@ from torch import Tensor
 from captioning.attention.memory import Memory, repeat_rows
 from captioning.attention.normalizers import Normalizer, Softmax
 from captioning.attention.scores import Score
+from captioning.cells import GridSize
 from captioning.component import Component, check_shape
 from captioning.errors import InputError, check_choice
 from captioning.trace import NO_LOCATION, AttentionTrace, State, map_fields
@@ -54,12 +55,17 @@ class Attention(Component):
             Attention that never draws has only "expected".
         weighs_annotations: Whether the context is a weighted sum of the annotations themselves.
         needs_estimator: Whether draws block the gradient to the alphas, so that training needs an estimator.
+        scheduled: Whether a quantity changes over training, so that ``training_batches`` must be set.
+        training_batches: Number of batches of the whole training. The trainer sets it; in a loop of your own, set it
+            before the first batch.
     """
 
     score: Score
     context_modes: tuple[str, ...] = ("expected",)
     weighs_annotations = True
     needs_estimator = False
+    scheduled = False
+    training_batches: int | None = None
     _context_mode = "expected"
 
     def __init__(self, normalizer: Normalizer | None = None) -> None:
@@ -95,6 +101,10 @@ class Attention(Component):
         """Return the current values of scheduled quantities, by name."""
         return {}
 
+    def closing_note(self) -> str:
+        """Return a line about the training that has ended, such as that no location was drawn; "" for none."""
+        return ""
+
     @contextmanager
     def in_context_mode(self, mode: str) -> Iterator[None]:
         """Use the context mode ``mode`` within this ``with`` block, also during training."""
@@ -107,12 +117,8 @@ class Attention(Component):
             self.context_mode = mode_before
             self.train(training_before)
 
-    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
-        """Create the parameters for annotations of size D and queries of size H.
-
-        Args:
-            grid_size: (height, width) of the grid of locations, which attention that knows where they lie needs.
-        """
+    def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
+        """Create the parameters for annotations of size D and queries of size H."""
         if self.score.needs_softmax and not isinstance(self.normalizer, Softmax):
             raise InputError(
                 f"normalizer: {type(self.score).__name__} gives logarithms of weights, which only a softmax turns back "
@@ -128,11 +134,14 @@ class Attention(Component):
         """Return the state before the first step, (B, ..) each."""
         return self.score.init_state(memory.exists)
 
+    def _first_state(self, memory: Memory, N: int) -> State:
+        """Return ``init_state`` for N rows, (N, ..) each."""
+        return tuple(repeat_rows(tensor, N // len(memory.annotations)) for tensor in self.init_state(memory))
+
     def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> tuple[AttentionOutput, State]:
         """Attend with queries (N, H), N = B * R; return the output and the next state. At first ``state`` is None."""
         B, L, D = memory.annotations.shape
-        if state is None:
-            state = tuple(repeat_rows(tensor, len(query) // B) for tensor in self.init_state(memory))
+        state = self._first_state(memory, len(query)) if state is None else state
         queries, *score_state = (x.unflatten(0, (B, -1)) for x in (query, *state))  # (B, R, ..)
         logits = self.score(queries, memory.projected, *score_state)  # (B, R, L), Eq. 4
         check_shape(self.score, "logits (B, R, L)", logits, B, queries.shape[1], L)

@@ -36,10 +36,6 @@ class StochasticAttention(Attention):
         dropout: Probability of dropping a weight of an expectation in training, as in ``SoftAttention``. A draw is
             never dropped: that would leave a zero context, which ``log_prob`` does not describe.
         context_mode: "expected", "argmax" or "sample"; see ``Attention.context_mode``.
-
-    Attributes:
-        training_batches: Number of batches of the whole training, which ``ramp`` and Gumbel's temperature need. The
-            trainer sets it; in a loop of your own, set it before the first batch.
     """
 
     context_modes = CONTEXT_MODES
@@ -65,7 +61,7 @@ class StochasticAttention(Attention):
         self.score = score
         self.largest_sample_probability = sample_probability
         self.ramp = tuple(ramp)
-        self.training_batches: int | None = None
+        self.scheduled = bool(ramp)
         self.per_batch = per_batch
         self.dropout = nn.Dropout(dropout)
         self.context_mode = context_mode
@@ -81,19 +77,9 @@ class StochasticAttention(Attention):
         self.batches.fill_(self._batches)
 
     @property
-    def scheduled(self) -> bool:
-        """Whether a quantity changes over training, so that ``training_batches`` must be set."""
-        return bool(self.ramp)
-
-    @property
     def progress(self) -> float:
         """The fraction of training, 0 to 1, that lies before this batch; 0 if ``training_batches`` is not set."""
         return max(self._batches - 1, 0) / (self.training_batches or math.inf)
-
-    @property
-    def has_begun_to_draw(self) -> bool:
-        """Whether training has come to a batch in which locations may be drawn."""
-        return self.largest_sample_probability > 0 and (not self.ramp or self.progress > self.ramp[0])
 
     @property
     def sample_probability(self) -> float:
@@ -113,6 +99,13 @@ class StochasticAttention(Attention):
 
     def schedule(self) -> dict[str, float]:
         return {"sample_probability": self.sample_probability}
+
+    def closing_note(self) -> str:
+        if self.largest_sample_probability > 0 and (not self.ramp or self.progress > self.ramp[0]):
+            return ""
+        values = f"sample_probability {self.largest_sample_probability}, ramp {list(self.ramp)}"
+        where = f"training ended at {self.progress:.0%} of its length"
+        return f"{type(self).__name__} has drawn no location: {where}, with {values}"
 
     def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
         memory = super().prepare(annotations, mask)
@@ -209,15 +202,12 @@ class GumbelAttention(StochasticAttention):
         if not 0 < temperature < math.inf:
             raise InputError(f"temperature must be positive, got {temperature}; hard draws are the limit 0")
         self.first_temperature = temperature
+        self.scheduled = True  # the temperature
 
     @property
     def temperature(self) -> float:
         """Temperature of this training batch."""
         return self.first_temperature * 0.5 ** min(self.progress, 1.0)
-
-    @property
-    def scheduled(self) -> bool:
-        return True  # the temperature
 
     def schedule(self) -> dict[str, float]:
         return super().schedule() | {"temperature": self.temperature}

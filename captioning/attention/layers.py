@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from captioning.cells import GridSize
 from captioning.component import Component, check_size
 from captioning.errors import InputError, check_range
 
@@ -20,12 +21,8 @@ class AnnotationLayer(Component):
     """
 
     @abstractmethod
-    def build(self, annotation_dim: int, grid_size: tuple[int, int] | None = None) -> int:
-        """Create the parameters for annotations of size D; returns the size D' of the layer's output.
-
-        Args:
-            grid_size: (height, width) of the grid of locations, which a layer that knows where they lie needs.
-        """
+    def build(self, annotation_dim: int, grid_size: GridSize) -> int:
+        """Create the parameters for annotations of size D; returns the size D' of the layer's output."""
 
     @abstractmethod
     def forward(self, annotations: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -75,11 +72,10 @@ class AnnotationAttention(AnnotationLayer):
         self.feedforward_dim = feedforward_dim
         self.dropout = dropout
 
-    def build(self, annotation_dim: int, grid_size: tuple[int, int] | None = None) -> int:
+    def build(self, annotation_dim: int, grid_size: GridSize) -> int:
         dim = annotation_dim if self.dim is None else self.dim
         if dim % self.heads or dim % 4:
             raise InputError(f"AnnotationAttention: dim {dim} must be a multiple of 4 and of its {self.heads} heads")
-        assert grid_size is not None
         self.projection = nn.Linear(annotation_dim, dim)
         self.register_buffer("positions", grid_positions(grid_size, dim), False)
         layer = nn.TransformerEncoderLayer(
@@ -99,7 +95,7 @@ class AnnotationAttention(AnnotationLayer):
         return x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0.0)
 
 
-def grid_positions(grid_size: tuple[int, int], dim: int) -> Tensor:
+def grid_positions(grid_size: GridSize, dim: int) -> Tensor:
     """Return (L, dim): the ``sinusoids`` of each location's row, then those of its column, dim / 2 each."""
     height, width = grid_size
     rows, columns = (sinusoids(torch.arange(side), dim // 2) for side in grid_size)  # (side, dim / 2)
@@ -133,7 +129,7 @@ class AnnotationLSTM(AnnotationLayer):
         check_size(hidden_dim=hidden_dim)
         self.hidden_dim = hidden_dim
 
-    def build(self, annotation_dim: int, grid_size: tuple[int, int] | None = None) -> int:
+    def build(self, annotation_dim: int, grid_size: GridSize) -> int:
         self.lstm = nn.LSTM(annotation_dim, self.hidden_dim, batch_first=True, bidirectional=True)
         return 2 * self.hidden_dim
 

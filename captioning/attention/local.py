@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from captioning.attention.scores import Score
+from captioning.cells import GridSize
 from captioning.errors import InputError
 from captioning.linear import Linear
 from captioning.trace import State
@@ -54,8 +55,7 @@ class LocalScore(Score):
         self.score = score
         self.window = tuple(window)
 
-    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
-        assert grid_size is not None
+    def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
         self.score.build(annotation_dim, query_dim, grid_size)
         self.position_hidden = Linear(query_dim, query_dim, bias=False)
         self.position_output = Linear(query_dim, 2, bias=False)

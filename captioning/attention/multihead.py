@@ -10,6 +10,7 @@ from captioning.attention.base import AttentionOutput
 from captioning.attention.memory import Memory, repeat_rows
 from captioning.attention.scores import Score
 from captioning.attention.soft import SoftAttention
+from captioning.cells import GridSize
 from captioning.component import check_size
 from captioning.errors import InputError, check_range
 from captioning.linear import Linear
@@ -56,7 +57,7 @@ class MultiHeadAttention(SoftAttention):
         self.heads = heads
         self.dim = dim
 
-    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+    def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
         dim = annotation_dim if self.dim is None else self.dim
         if dim % self.heads:
             raise InputError(f"MultiHeadAttention: {self.heads} heads cannot share dim {dim} evenly; choose a multiple")
@@ -83,8 +84,7 @@ class MultiHeadAttention(SoftAttention):
     def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> tuple[AttentionOutput, State]:
         assert isinstance(memory, MultiHeadMemory)
         B, heads = memory.annotations.shape[0], self.heads
-        if state is None:
-            state = tuple(repeat_rows(tensor, len(query) // B) for tensor in self.init_state(memory))
+        state = self._first_state(memory, len(query)) if state is None else state
 
         def to_heads(x: Tensor) -> Tensor:  # (N, h, ..) -> (B * h * R, ..)
             return x.unflatten(0, (B, -1)).transpose(1, 2).flatten(0, 2)

@@ -13,6 +13,7 @@ from captioning.attention.memory import Memory, repeat_rows
 from captioning.attention.normalizers import masked_log_softmax
 from captioning.attention.scores import CosineScore, Score, dot
 from captioning.attention.soft import SoftAttention
+from captioning.cells import GridSize
 from captioning.linear import Linear
 from captioning.precision import at_least_float32
 from captioning.trace import State
@@ -39,8 +40,8 @@ class NTMScore(CosineScore):
 
     needs_softmax = True
 
-    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
-        assert grid_size is not None and self.attention_dim is not None
+    def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
+        assert self.attention_dim is not None
         self.grid_size = grid_size
         self.annotation_projection = nn.Linear(annotation_dim, self.attention_dim, bias=False)
         self.key = Linear(query_dim, self.attention_dim)
@@ -100,7 +101,7 @@ class NTMAttention(SoftAttention):
         super().__init__(score, dropout=dropout)
         self.write_head = SoftAttention(copy.deepcopy(score))
 
-    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+    def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
         super().build(annotation_dim, query_dim, grid_size)
         self.write_head.build(annotation_dim, query_dim, grid_size)
         self.erase, self.add = Linear(query_dim, annotation_dim), Linear(query_dim, annotation_dim)
@@ -118,7 +119,7 @@ class NTMAttention(SoftAttention):
 
     def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> tuple[AttentionOutput, State]:
         R = len(query) // len(memory.annotations)
-        M, *head_states = state or (repeat_rows(tensor, R) for tensor in self.init_state(memory))  # M (N, L, D)
+        M, *head_states = state or self._first_state(memory, len(query))  # M (N, L, D)
         annotations = M.to(memory.annotations.dtype)
         mask = None if memory.mask is None else repeat_rows(memory.mask, R)  # (N, L): every row is an image of its own
         keys, write_keys = (score.project(annotations) for score in (self.score, self.write_head.score))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from captioning.cells import GridSize
 from captioning.component import Component, check_size
 from captioning.errors import InputError
 from captioning.kernels.attention import additive_logits, image_product, plain_additive_logits
@@ -32,7 +33,7 @@ class Score(Component):
     needs_softmax = False
 
     @abstractmethod
-    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+    def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
         """Create the parameters; arguments as of ``Attention.build``. Raises InputError if a size does not fit."""
 
     @abstractmethod
@@ -73,7 +74,7 @@ class AdditiveScore(Score):
         self.attention_dim = attention_dim
         self._logits = additive_logits if fused else plain_additive_logits
 
-    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+    def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
         self.annotation_projection = nn.Linear(annotation_dim, self.attention_dim)
         self.query_projection = Linear(query_dim, self.attention_dim, bias=False)
         self.output = nn.Linear(self.attention_dim, 1, bias=False)
@@ -93,7 +94,7 @@ class AdditiveScore(Score):
 class ConcatScore(AdditiveScore):
     """e_ti = v^T tanh(W [h_{t-1}; a_i]) (Luong et al. 2015): ``AdditiveScore`` without a bias, with W = [W_h W_a]."""
 
-    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+    def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
         super().build(annotation_dim, query_dim, grid_size)
         self.annotation_projection = nn.Linear(annotation_dim, self.attention_dim, bias=False)
 
@@ -111,7 +112,7 @@ class CoverageScore(AdditiveScore):
     def __init__(self, attention_dim: int = 512) -> None:
         super().__init__(attention_dim)
 
-    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+    def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
         super().build(annotation_dim, query_dim, grid_size)
         self.coverage_weight = nn.Parameter(torch.zeros(self.attention_dim))  # starts as the additive score
 
@@ -133,7 +134,7 @@ class DotScore(Score):
 
     deterministic = True
 
-    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+    def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
         if annotation_dim != query_dim:
             raise InputError(
                 f"{type(self).__name__} needs annotations and hidden state of one size, got {annotation_dim} and "
@@ -151,7 +152,7 @@ class DotScore(Score):
 class GeneralScore(DotScore):
     """e_ti = a_i^T W h_{t-1} (Luong et al. 2015). a_i^T W is computed once per image: a step is one dot product."""
 
-    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+    def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
         self.annotation_projection = nn.Linear(annotation_dim, query_dim, bias=False)
 
     def project(self, annotations: Tensor) -> Tensor:
@@ -176,9 +177,9 @@ class ScaledDotScore(DotScore):
         check_size(attention_dim=attention_dim)
         self.attention_dim = attention_dim
 
-    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+    def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
         if self.attention_dim is None:
-            super().build(annotation_dim, query_dim)
+            super().build(annotation_dim, query_dim, grid_size)
             self.annotation_projection = self.query_projection = nn.Identity()
         else:
             self.annotation_projection = nn.Linear(annotation_dim, self.attention_dim, bias=False)
@@ -204,7 +205,7 @@ class CosineScore(ScaledDotScore):
     def __init__(self, attention_dim: int = 512) -> None:
         super().__init__(attention_dim)
 
-    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+    def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
         super().build(annotation_dim, query_dim, grid_size)
         self.scale = nn.Parameter(torch.tensor([10.0]))
 
@@ -220,8 +221,7 @@ class LocationScore(Score):
 
     deterministic = True
 
-    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
-        assert grid_size is not None
+    def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
         self.output = Linear(query_dim, grid_size[0] * grid_size[1], bias=False)
 
     def project(self, annotations: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from captioning.attention.base import Attention, AttentionOutput
 from captioning.attention.memory import Memory, expected_context
 from captioning.attention.normalizers import Normalizer
 from captioning.attention.scores import LocationScore, Score
+from captioning.cells import GridSize
 from captioning.errors import check_range
 
 
@@ -45,7 +46,7 @@ class UniformAttention(SoftAttention):
 class _UniformScore(LocationScore):
     """e_ti = 0."""
 
-    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+    def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
         pass
 
     def forward(self, query: Tensor, projected: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from captioning.decoding.constraints import Constraints
 from captioning.decoding.step import Hypothesis, StepFunction
-from captioning.trace import AttentionTrace, State
+from captioning.trace import AttentionTrace, State, map_fields
 from captioning.vocabulary import END, START
 
 Choose = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor, Tensor]]
@@ -83,13 +83,14 @@ def _hypotheses(complete: list[list[Tensor]], traces: list[AttentionTrace], expo
     ids, log_probs, numbers, image, slot, last = (torch.cat(fields) for fields in zip(*complete, strict=True))
     total = log_probs.cumsum(dim=1).gather(1, last.unsqueeze(1)).squeeze(1) / (last + 1.0) ** exponent
     fields = (None if steps[0] is None else torch.cat(steps)[numbers] for steps in zip(*traces, strict=True))
-    trace = AttentionTrace(*fields).map(lambda field: (field.float() if field.is_floating_point() else field).cpu())
+    trace = map_fields(AttentionTrace(*fields), lambda x: (x.float() if x.is_floating_point() else x).cpu())
     columns = [column.tolist() for column in (image, slot, last, total, ids, log_probs)]
     images: dict[int, list[Hypothesis]] = {}
     rows = sorted(enumerate(zip(*columns, strict=True)), key=lambda row: row[1][:3])  # by image, slot and last step
     for n, (i, _, end, log_prob, words, word_log_probs) in rows:
         finished = words[end] == END
         steps = slice(end + (not finished))  # without <end>
-        ids, log_probs_of_ids, own_trace = words[steps], word_log_probs[: end + 1], trace.map(itemgetter((n, steps)))
-        images.setdefault(i, []).append(Hypothesis(ids, log_probs_of_ids, log_prob, finished, own_trace))
+        own_trace = map_fields(trace, itemgetter((n, steps)))
+        hypothesis = Hypothesis(words[steps], word_log_probs[: end + 1], log_prob, finished, own_trace)
+        images.setdefault(i, []).append(hypothesis)
     return list(images.values())

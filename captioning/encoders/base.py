@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from captioning.cells import CellGrid
+from captioning.cells import CellGrid, GridSize
 from captioning.component import Component
 from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError, one_line
@@ -86,7 +86,7 @@ class Encoder(Component):
         with torch.no_grad():
             _, *grid, D = self._grid(torch.empty(1, 3, *preprocessing.size, device="meta")).shape
         self.network = network.eval()
-        self.grid_size: tuple[int, int] = (grid[0], grid[1])
+        self.grid_size: GridSize = (grid[0], grid[1])
         self.annotation_dim: int = D
         self._cells: tuple[Any, CellGrid] | None = None
         self._weights, self._unloaded = weights, weights is not None

@@ -22,7 +22,7 @@ from captioning.inference.caption import Caption, Photo
 from captioning.inference.images import ImageSource, is_single, snapshot, views_of
 from captioning.model.captioner import Captioner, CaptionModel
 from captioning.model.ensemble import Ensemble
-from captioning.trace import ContextMode
+from captioning.trace import ContextMode, map_fields
 from captioning.vocabulary import Vocabulary
 
 Model = TypeVar("Model", bound=CaptionModel, covariant=True)
@@ -217,7 +217,7 @@ class ImageCaptioner(Generic[Model]):
             log_probs=hypothesis.log_probs,
             log_prob=hypothesis.log_prob,
             finished=hypothesis.finished,
-            trace=hypothesis.trace.map(lambda tensor: tensor.numpy()),
+            trace=map_fields(hypothesis.trace, lambda tensor: tensor.numpy()),
             cells=self.encoder.cells,
             view=view,
             path=os.fspath(source) if isinstance(source, (str, os.PathLike)) else None,

@@ -20,7 +20,7 @@ from captioning.data.transforms import Preprocessing
 from captioning.decoding import BeamOptions, Hypothesis, Step, StepFunction, decode
 from captioning.encoders import Encoder
 from captioning.model.decoder import Decoder, DecoderOutput
-from captioning.trace import State
+from captioning.trace import State, map_fields
 from captioning.vocabulary import Vocabulary
 
 
@@ -103,11 +103,11 @@ class CaptionModel(nn.Module, metaclass=ABCMeta):
         batch = CaptionBatch(ids, lengths, images, images, images).to(next(self.parameters()).device)
         output = self.teacher_force(batch, memory)
         log_probs = torch.log_softmax(output.logits.float(), dim=-1).gather(1, output.targets.unsqueeze(1)).squeeze(1)
-        trace = output.trace.map(Tensor.cpu)
-        scored = zip(captions, log_probs.cpu().split(lengths.tolist()), strict=True)
+        trace = map_fields(output.trace, Tensor.cpu)
+        traces = [map_fields(trace, itemgetter((row, slice(len(ids))))) for row, ids in enumerate(captions)]
+        scored = zip(captions, log_probs.cpu().split(lengths.tolist()), traces, strict=True)
         return [
-            Hypothesis(ids, terms.tolist(), float(terms.sum()), True, trace.map(itemgetter((row, slice(len(ids))))))
-            for row, (ids, terms) in enumerate(scored)
+            Hypothesis(ids, terms.tolist(), float(terms.sum()), True, own_trace) for ids, terms, own_trace in scored
         ]
 
 

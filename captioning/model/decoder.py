@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from captioning.attention import AnnotationLayer, Attention, Memory
+from captioning.cells import GridSize
 from captioning.component import Component, check_shape
 from captioning.precision import to_autocast
-from captioning.trace import NO_LOCATION, AttentionTrace, State
+from captioning.trace import NO_LOCATION, AttentionTrace, State, map_fields
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Packed:
         def existing(field: Tensor) -> Tensor:
             return field * self.mask.view(*self.mask.shape, *(1,) * (field.dim() - 2))
 
-        trace = trace.map(existing)._replace(locations=trace.locations.masked_fill(~self.mask, NO_LOCATION))
+        trace = map_fields(trace, existing)._replace(locations=trace.locations.masked_fill(~self.mask, NO_LOCATION))
         return DecoderOutput(logits, self.targets, self.mask, trace, None if log_prob is None else existing(log_prob))
 
 
@@ -126,10 +127,10 @@ class Decoder(Component):
         yield self.attention
 
     @abstractmethod
-    def build(self, vocabulary_size: int, annotation_dim: int, grid_size: tuple[int, int] | None = None) -> None:
-        """Create the parameters for V words and annotations of size D on a grid of ``grid_size`` (height, width)."""
+    def build(self, vocabulary_size: int, annotation_dim: int, grid_size: GridSize) -> None:
+        """Create the parameters for V words and annotations of size D."""
 
-    def _build_for_annotations(self, annotation_dim: int, grid_size: tuple[int, int] | None) -> int:
+    def _build_for_annotations(self, annotation_dim: int, grid_size: GridSize) -> int:
         """Create the layers before attention; returns the size of the annotations that attention sees."""
         self.annotation_dim = annotation_dim
         # affine=False: the layers after it can learn scale and shift.

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from captioning.attention import AnnotationLayer, Attention, Memory
 from captioning.attention.memory import repeat_rows
+from captioning.cells import GridSize
 from captioning.component import check_size
 from captioning.errors import check_range
 from captioning.kernels.recurrence import run_recurrence
@@ -88,7 +89,7 @@ class AttentionDecoder(Decoder):
         self.output = DeepOutput() if output is None else output
         self.output.check(attention)
 
-    def build(self, vocabulary_size: int, annotation_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+    def build(self, vocabulary_size: int, annotation_dim: int, grid_size: GridSize) -> None:
         E, H = self.embedding_dim, self.hidden_dim
         D = self._build_for_annotations(annotation_dim, grid_size)
         self.attention.build(D, H, grid_size)
@@ -96,14 +97,12 @@ class AttentionDecoder(Decoder):
         self.init_c = InitialMLP(D, H, self.init_layers, self.dropout)
         self.embedding = nn.Embedding(vocabulary_size, E, padding_idx=PAD)
         self.word_to_gates = Linear(E, 4 * H)
-        self.word_to_query = Linear(E, H, bias=False) if self.query_previous_word else None  # U
+        self.word_to_query = PreviousWordQuery(E, H) if self.query_previous_word else StateQuery()
         self.hidden_to_gates = Linear(H, 4 * H, bias=False)
         self.context_to_gates = Linear(D, 4 * H, bias=False)
         self.gate = ScalarGate(H) if self.gated else NoGate()
         self.output.build(E, H, D, vocabulary_size, dropout=self.dropout)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
-        if self.word_to_query is not None:
-            nn.init.zeros_(self.word_to_query.weight)
         for weight in self.hidden_to_gates.weight.chunk(4):  # of i, f, o, g
             nn.init.orthogonal_(weight)
         with torch.no_grad():
@@ -121,55 +120,54 @@ class AttentionDecoder(Decoder):
         h, c = self.init_h(mean), self.init_c(mean).to(self.embedding.weight.dtype)
         return (h, c, *self.attention.init_state(memory))
 
-    def _word_terms(self, word: Tensor) -> Tensor:
-        """Return what the previous word, embedded as ``word`` (.., E), adds to gates and query: (.., 4H) or (.., 5H).
-
-        The first 4H entries are terms of i, f, o and g; the last H, if the query reads the word, a term of the query.
-        """
-        gates = self.word_to_gates(word)
-        return gates if self.word_to_query is None else torch.cat([gates, self.word_to_query(word)], dim=-1)
+    def _word_terms(self, embedded: Tensor) -> Tensor:
+        """Return what the previous word (.., E) adds to i, f, o and g, (.., 4H), followed by its term of the query."""
+        return self.word_to_query.append_to(self.word_to_gates(embedded), embedded)
 
     def _recur(self, word_terms: Tensor, state: State, memory: Memory) -> tuple[State, LSTMStep]:
         """Take one step of Eq. 1-6."""
         h, c, *attention_state = state
-        word_gates, word_query = word_terms.tensor_split([4 * self.hidden_dim], dim=-1)  # (N, 4H), (N, H) or (N, 0)
-        query = h if self.word_to_query is None else h + word_query  # (N, H)
-        attended, attention_state = self.attention(query, memory, tuple(attention_state))  # context (N, D), Eq. 4-6
-        z, beta_logit = self.gate(h, attended.context)  # (N, D), (N,), Sec. 4.2.1
+        word_gates, word_query = word_terms.tensor_split([4 * self.hidden_dim], dim=-1)  # (N, 4H), the rest
+        query = self.word_to_query.query(h, word_query)  # (N, H)
+        attended, attention_state = self.attention(query, memory, tuple(attention_state))  # Eq. 4-6
+        context, alphas, locations, log_prob, heads = attended  # (N, D), (N, L), (N,), (N,), (N, h, L)
+        z, beta_logit = self.gate(h, context)  # (N, D), (N,), Sec. 4.2.1
         gates = word_gates + self.hidden_to_gates(h) + self.context_to_gates(z)  # (N, 4H); T is linear
         i, f, o, g = gates.to(c.dtype).chunk(4, dim=-1)  # (N, H) each
         i, f, o, g = torch.sigmoid(i), torch.sigmoid(f), torch.sigmoid(o), torch.tanh(g)  # Eq. 1
         c = f * c + i * g  # Eq. 2
         h = (o * torch.tanh(c)).to(gates.dtype)  # Eq. 3
-        return (h, c, *attention_state), LSTMStep(h=h, beta_logit=beta_logit, **attended._asdict() | {"context": z})
+        return (h, c, *attention_state), LSTMStep(h, z, beta_logit, alphas, locations, log_prob, heads)
 
     def step(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionTrace]:
-        word = self.embedding(tokens)  # (N, E)
-        state, lstm = self._recur(self._word_terms(word), state, memory)
-        return self.output.step(word, lstm, memory), state, lstm.trace()  # logits (N, V), Eq. 7
+        embedded = self.embedding(tokens)  # (N, E)
+        state, lstm = self._recur(self._word_terms(embedded), state, memory)
+        return self.output.step(embedded, lstm, memory), state, lstm.trace()  # logits (N, V), Eq. 7
 
     def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, samples: int = 1) -> DecoderOutput:
         packed = Packed(repeat_rows(captions, samples), repeat_rows(lengths, samples))
-        word = self.embedding(captions[:, :-1])  # (N, T, E); embedding, word terms and Eq. 7 take all steps at once
+        embedded = self.embedding(captions[:, :-1])  # (N, T, E); this, the word terms and Eq. 7 take all steps at once
         # Attention without randomness leads all samples of a caption through the same states: run them once.
         repeats = 1 if self.attention.deterministic else samples
         B = len(memory.annotations)
-        word_terms, lengths = (repeat_rows(x, repeats) for x in (self._word_terms(word), lengths))
+        word_terms, lengths = (repeat_rows(x, repeats) for x in (self._word_terms(embedded), lengths))
         state = tuple(repeat_rows(tensor, len(lengths) // B) for tensor in self.init_state(memory))
         lstm = run_recurrence(self._recur, self, word_terms, state, memory, B, lengths)
         lstm = map_fields(lstm, lambda field: repeat_rows(field, samples // repeats))  # (N * S, T, ..)
-        word, packed_lstm = packed.pack(repeat_rows(word, samples)), map_fields(lstm, packed.pack)  # (M, ..)
-        logits, posterior = self.output(word, packed_lstm, memory, packed.images(B), packed.targets)  # (M, V), (M, L)
-        evidence = None if posterior is None else packed.unpack(posterior)  # (N * S, T, L)
-        if not self.training and posterior is None:
-            evidence = self._evidence_without_steps(repeat_rows(captions, samples), memory)
+        embedded = packed.pack(repeat_rows(embedded, samples))  # (M, E)
+        packed_lstm = map_fields(lstm, packed.pack)  # (M, ..)
+        logits, evidence = self.output(embedded, packed_lstm, memory, packed.images(B), packed.targets)
+        if evidence is not None:  # the posterior (M, L)
+            evidence = packed.unpack(evidence)  # (N * S, T, L)
+        elif not self.training:
+            evidence = self._evidence_of_words(repeat_rows(captions, samples), memory)
         return packed.output(logits, lstm.trace()._replace(evidence=evidence), lstm.log_prob)
 
     def evidence(self, captions: Tensor, lengths: Tensor, memory: Memory) -> Tensor | None:
-        evidence = self._evidence_without_steps(captions, memory)
+        evidence = self._evidence_of_words(captions, memory)  # much faster than steps where it does not need them
         return self(captions, lengths, memory).trace.evidence if evidence is None else evidence
 
-    def _evidence_without_steps(self, captions: Tensor, memory: Memory) -> Tensor | None:
+    def _evidence_of_words(self, captions: Tensor, memory: Memory) -> Tensor | None:
         """Return the evidence (N, T, L) of the words of captions (N, T+1) if it does not depend on their steps."""
         return self.output.evidence(captions[:, 1:], memory) if self.attention.weighs_annotations else None
 
@@ -194,6 +192,32 @@ class InitialMLP(nn.Module):
 
     def forward(self, mean_annotation: Tensor) -> Tensor:
         return self.layers(mean_annotation)
+
+
+class StateQuery(nn.Module):
+    """Attention is asked with h_{t-1}."""
+
+    def append_to(self, gates: Tensor, embedded: Tensor) -> Tensor:
+        """Return the word's terms of the gates (.., 4H), followed by its term of the query if it has one."""
+        return gates
+
+    def query(self, h: Tensor, word_query: Tensor) -> Tensor:
+        """Return the query (N, H) from h_{t-1} (N, H) and the word's term."""
+        return h
+
+
+class PreviousWordQuery(Linear):
+    """Attention is asked with h_{t-1} + U E y_{t-1}, where U begins at 0."""
+
+    def __init__(self, embedding_dim: int, hidden_dim: int) -> None:
+        super().__init__(embedding_dim, hidden_dim, bias=False)
+        nn.init.zeros_(self.weight)
+
+    def append_to(self, gates: Tensor, embedded: Tensor) -> Tensor:
+        return torch.cat([gates, self(embedded)], dim=-1)  # (.., 5H)
+
+    def query(self, h: Tensor, word_query: Tensor) -> Tensor:
+        return h + word_query
 
 
 class ScalarGate(nn.Module):

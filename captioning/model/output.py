@@ -66,20 +66,20 @@ class Output(Component):
 
     @abstractmethod
     def forward(
-        self, word: Tensor, lstm: LSTMStep, memory: Memory, image_index: Tensor, targets: Tensor | None = None
+        self, embedded: Tensor, lstm: LSTMStep, memory: Memory, image_index: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         """Return the words of all steps of teacher forcing.
 
         Args:
-            word: (M, E), embedding of the previous word.
+            embedded: (M, E), embedding of the previous word.
             lstm: The M steps of the LSTM.
             image_index: (M,) int64, ascending, the image of ``memory`` that a step looks at.
             targets: (M,) int64, the true words.
 
         Returns:
             The logits (M, V), log-probabilities if the output sums over locations; and the posterior (M, L), the
-            probability that the word came from a location, given the word and that the step used the image at all.
-            The posterior sums to 1; it is None in training, without targets, and for outputs that do not sum.
+            probability of each location, given the word, among the steps that look. The posterior sums to 1; it is
+            None in training and for outputs that do not sum.
         """
 
     def location_logits(self, words: Tensor, memory: Memory) -> Tensor:
@@ -108,7 +108,7 @@ class Output(Component):
         return torch.softmax(self.location_logits(words, memory), dim=-1)
 
     @abstractmethod
-    def step(self, word: Tensor, lstm: LSTMStep, memory: Memory) -> Tensor:
+    def step(self, embedded: Tensor, lstm: LSTMStep, memory: Memory) -> Tensor:
         """Return the logits (N, V) of one step of a search, N = B * R, the rows of an image adjacent.
 
         At least float32, because a search ranks words by these logits (``Linear.precise``).
@@ -119,12 +119,12 @@ class DeepOutput(Output):
     """p(y_t) = softmax(L_o(E y_{t-1} + L_h h_t + L_z z_t)), Eq. 7."""
 
     def forward(
-        self, word: Tensor, lstm: LSTMStep, memory: Memory, image_index: Tensor, targets: Tensor | None = None
+        self, embedded: Tensor, lstm: LSTMStep, memory: Memory, image_index: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        return self.L_o(self._hidden(word, lstm)), None  # (M, V)
+        return self.L_o(self._hidden(embedded, lstm)), None  # (M, V)
 
-    def step(self, word: Tensor, lstm: LSTMStep, memory: Memory) -> Tensor:
-        return self.L_o.precise(self._hidden(word, lstm))
+    def step(self, embedded: Tensor, lstm: LSTMStep, memory: Memory) -> Tensor:
+        return self.L_o.precise(self._hidden(embedded, lstm))
 
-    def _hidden(self, word: Tensor, lstm: LSTMStep) -> Tensor:
-        return self.dropout(word + self.L_h(self.dropout(lstm.h)) + self.L_z(lstm.context))  # (.., E)
+    def _hidden(self, embedded: Tensor, lstm: LSTMStep) -> Tensor:
+        return self.dropout(embedded + self.L_h(self.dropout(lstm.h)) + self.L_z(lstm.context))  # (.., E)

@@ -52,28 +52,28 @@ class SummedOutput(Output):
         return SearchMemory(**vars(memory), A=A, exp_G=location_exponentials(A, W))
 
     def forward(
-        self, word: Tensor, lstm: LSTMStep, memory: Memory, image_index: Tensor, targets: Tensor | None = None
+        self, embedded: Tensor, lstm: LSTMStep, memory: Memory, image_index: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        S = self.L_o(self._hidden(word, lstm))  # (M, V)
+        S = self.L_o(self._hidden(embedded, lstm))  # (M, V)
         A, W = self._factors(memory)  # (B, L, E), (V, E)
         log_w = self._log_weights(lstm)  # (M, L + 1)
         log_probs = summed_log_probs(S, A, W, log_w, image_index)  # (M, V)
-        if targets is None or self.training:
+        if self.training:
             return log_probs, None
         posterior = summed_posterior(S, A, W, log_w, image_index, targets)[:, 1:]  # (M, L)
         look, tiny = posterior.sum(1, keepdim=True), torch.finfo(posterior.dtype).tiny  # the probability of a look
         return log_probs, torch.where(look > tiny, posterior / look.clamp(min=tiny), lstm.alphas)
 
-    def step(self, word: Tensor, lstm: LSTMStep, memory: Memory) -> Tensor:
-        memory, S = self.prepare_search(memory), self.L_o.precise(self._hidden(word, lstm))  # (N, V)
+    def step(self, embedded: Tensor, lstm: LSTMStep, memory: Memory) -> Tensor:
+        memory, S = self.prepare_search(memory), self.L_o.precise(self._hidden(embedded, lstm))  # (N, V)
         return summed_step(S, memory.A, self.L_o.weight, self._log_weights(lstm), memory.exp_G)
 
     def evidence(self, words: Tensor, memory: Memory) -> None:
         """Return None: the evidence is the posterior, which depends on the step's state."""
 
-    def _hidden(self, word: Tensor, lstm: LSTMStep) -> Tensor:
+    def _hidden(self, embedded: Tensor, lstm: LSTMStep) -> Tensor:
         """Return the hidden layer of a step that does not look, (M, E)."""
-        return self.dropout(word + self.L_h(self.dropout(lstm.h)))
+        return self.dropout(embedded + self.L_h(self.dropout(lstm.h)))
 
     def _log_weights(self, lstm: LSTMStep) -> Tensor:
         """Return the log weights of L + 1 components, 1 - beta first, (M, L + 1); -inf where a weight is 0."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from captioning.attention import AnnotationLayer, Attention, AttentionOutput, Memory
 from captioning.attention.layers import sinusoids
 from captioning.attention.memory import repeat_rows
+from captioning.cells import GridSize
 from captioning.component import check_size
 from captioning.errors import InputError, check_range
 from captioning.linear import Linear
@@ -95,14 +96,13 @@ class TransformerDecoder(Decoder):
         """Yield the attention of every layer over the annotations."""
         yield from (*self.earlier_attentions, self.attention)  # type: ignore[misc]
 
-    def build(self, vocabulary_size: int, annotation_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+    def build(self, vocabulary_size: int, annotation_dim: int, grid_size: GridSize) -> None:
         d, p = self.dim, self.dropout_probability
         D = self._build_for_annotations(annotation_dim, grid_size)
         self.annotation_projection = nn.Linear(D, d)
         for attention in self.attentions():
             attention.build(d, d, grid_size)
-        height, width = grid_size or (1, 1)
-        zeros = torch.zeros(1, height * width, 1)
+        zeros = torch.zeros(1, math.prod(grid_size), 1)
         if self.attention.init_state(Memory(zeros, zeros)):
             raise InputError(
                 f"TransformerDecoder: {type(self.attention).__name__} with {type(self.attention.score).__name__} "
@@ -134,7 +134,7 @@ class TransformerDecoder(Decoder):
 
     def step(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionTrace]:
         hidden, state, attended = self._all_layers(tokens.unsqueeze(1), state, memory)  # (N, 1, d)
-        trace = attended.trace().map(lambda field: field.squeeze(1))
+        trace = map_fields(attended.trace(), lambda field: field.squeeze(1))
         return self.to_words.precise(hidden.squeeze(1)), state, trace
 
     def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, samples: int = 1) -> DecoderOutput:
@@ -149,14 +149,14 @@ class TransformerDecoder(Decoder):
             The input of the output layer (N, T, d), the new state, and what the last layer saw at (N, T) steps.
         """
         assert isinstance(memory, LayeredMemory)
-        before = state[0].shape[1] if state else 0
+        earlier = state[0].shape[1] if state else 0
         embedded = math.sqrt(self.dim) * self.embedding(tokens)  # (N, T, d), Sec. 3.4
-        positions = sinusoids(torch.arange(before, before + tokens.shape[1], device=embedded.device), self.dim)
+        positions = sinusoids(torch.arange(earlier, earlier + tokens.shape[1], device=embedded.device), self.dim)
         x = self.dropout(embedded + positions.to(embedded.dtype))  # (N, T, d)
         new_state: State = ()
         for number, (layer, attention) in enumerate(zip(self.layers, self.attentions(), strict=True)):
-            x, words, attended = layer(x, state[2 * number : 2 * number + 2], attention, memory.layers[number])
-            new_state += words
+            x, keys_values, attended = layer(x, state[2 * number : 2 * number + 2], attention, memory.layers[number])
+            new_state += keys_values
         return self.norm(x), new_state, map_fields(attended, lambda field: field.unflatten(0, tokens.shape))
 
 
@@ -186,25 +186,26 @@ class TransformerLayer(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(
-        self, x: Tensor, before: State, attention: Attention, memory: Memory
+        self, x: Tensor, earlier: State, attention: Attention, memory: Memory
     ) -> tuple[Tensor, State, AttentionOutput]:
         """Return the layer's output for x (N, T, d), the keys and values of all words, and what N * T rows see.
 
         Args:
-            before: Keys and values (N, t, d) of the words before x, which is then one word; () if x begins the caption.
+            earlier: Keys and values (N, t, d) of the words before x, which is then one word; () if x begins a caption.
         """
-        self_attended, words = self._attend_words(self.before_words(x), before)
+        self_attended, keys_values = self._attend_words(self.before_words(x), earlier)
         x = x + self.dropout(self_attended)
         attended, _ = attention(self.before_attention(x).flatten(0, 1), memory)  # context (N * T, d)
         x = x + self.dropout(attended.context.unflatten(0, x.shape[:2]))
-        return x + self.dropout(self.feedforward(self.before_feedforward(x))), words, attended
+        return x + self.dropout(self.feedforward(self.before_feedforward(x))), keys_values, attended
 
-    def _attend_words(self, x: Tensor, before: State) -> tuple[Tensor, State]:
+    def _attend_words(self, x: Tensor, earlier: State) -> tuple[Tensor, State]:
         """Return the causal self-attention of x (N, T, d), and the keys and values of all words so far."""
         query, key, value = self.word_projection(x).chunk(3, dim=-1)  # (N, T, d) each
-        if before:
-            key, value = (torch.cat([old.to(new.dtype), new], 1) for old, new in zip(before, (key, value), strict=True))
+        if earlier:
+            both = zip(earlier, (key, value), strict=True)
+            key, value = (torch.cat([old.to(new.dtype), new], 1) for old, new in both)
         q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (query, key, value))
         dropout = self.dropout.p if self.training else 0.0
-        attended = nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=not before)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=not earlier)
         return self.word_output(attended.transpose(1, 2).flatten(2)), (key, value)

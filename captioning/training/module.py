@@ -16,7 +16,7 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from captioning.attention import Attention, StochasticAttention
+from captioning.attention import Attention
 from captioning.checkpoint.format import describe
 from captioning.checkpoint.load import SavedModel, check_tokenizer, check_vocabulary
 from captioning.component import check_shape
@@ -118,7 +118,7 @@ class CaptioningModule(pl.LightningModule):
         if self.objective.needs_pretrained and self.trainer.ckpt_path is None and self.initial_model is None:
             rank_zero_warn("self-critical training begins with random weights; pass others with --init_from")
         for attention in self.captioner.decoder.attentions():
-            if isinstance(attention, StochasticAttention) and attention.scheduled:
+            if attention.scheduled:
                 attention.training_batches = self._length()[1]
         self.objective.on_train_start(self.data.index("train"), self.data.vocabulary, self.search)
 
@@ -171,10 +171,8 @@ class CaptioningModule(pl.LightningModule):
             rank_zero_warn(f"attention has collapsed: {cause}")
 
     def on_train_end(self) -> None:
-        if isinstance(self.attention, StochasticAttention) and not self.attention.has_begun_to_draw:
-            values = f"sample_probability {self.attention.largest_sample_probability}, ramp {list(self.attention.ramp)}"
-            where = f"training ended at {self.attention.progress:.0%} of its length"
-            rank_zero_info(f"{type(self.attention).__name__} has drawn no location: {where}, with {values}")
+        if note := self.attention.closing_note():
+            rank_zero_info(note)
 
     def configure_optimizers(self) -> Any:
         steps = 0 if self.scheduler is None else self._length()[0]

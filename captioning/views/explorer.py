@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from captioning.cells import CellGrid
+from captioning.trace import map_fields
 from captioning.views import maps
 from captioning.views.page import render
 
@@ -93,7 +94,7 @@ def explorer_run(
 
 
 def _caption(caption: Any) -> ExplorerData:
-    trace = caption.trace.map(np.asarray)
+    trace = map_fields(caption.trace, np.asarray)
     by_name = {"alphas": trace.alphas}
     if trace.evidence is not None:
         by_name["evidence"] = trace.evidence

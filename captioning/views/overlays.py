@@ -14,7 +14,7 @@ from PIL import Image
 
 from captioning.cells import CellGrid
 from captioning.errors import check_choice, warn_once
-from captioning.trace import AttentionTrace
+from captioning.trace import AttentionTrace, map_fields
 from captioning.views.maps import Style, is_nearly_even, paint, smooth_alphas
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class _Strip(NamedTuple):
 
 def _rows(name: str, look: ModelAttention, photo: Image.Image, *, heads: bool, details: bool) -> list[_Strip]:
     """Return the rows of panels of a model."""
-    trace = look.trace.map(np.asarray)
+    trace = map_fields(look.trace, np.asarray)
     background = _background(photo, look.region)
     maps = {"attention": trace.alphas}
     if heads:

@@ -23,7 +23,7 @@ class BlindStart(AttentionDecoder):
 class OpenGate(AttentionDecoder):
     """beta_t is 1: the context counts in full at every word. The gate's weights stay in the checkpoint."""
 
-    def build(self, vocabulary_size: int, annotation_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+    def build(self, vocabulary_size: int, annotation_dim: int, grid_size: tuple[int, int]) -> None:
         super().build(vocabulary_size, annotation_dim, grid_size)
         self.gate = _Open(self.hidden_dim)
 

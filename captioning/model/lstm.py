@@ -127,7 +127,7 @@ class AttentionDecoder(Decoder):
     def _recur(self, word_terms: Tensor, state: State, memory: Memory) -> tuple[State, LSTMStep]:
         """Take one step of Eq. 1-6."""
         h, c, *attention_state = state
-        word_gates, word_query = word_terms.tensor_split([4 * self.hidden_dim], dim=-1)  # (N, 4H), the rest
+        word_gates, word_query = word_terms.tensor_split([4 * self.hidden_dim], dim=-1)  # (N, 4H), (N, H) or (N, 0)
         query = self.word_to_query.query(h, word_query)  # (N, H)
         attended, attention_state = self.attention(query, memory, tuple(attention_state))  # Eq. 4-6
         context, alphas, locations, log_prob, heads = attended  # (N, D), (N, L), (N,), (N,), (N, h, L)

@@ -171,7 +171,7 @@ def our_module(
     vocabulary = Vocabulary([f"w{i}" for i in range(sizes.vocabulary - _FIRST_WORD)])
     module.assemble(vocabulary)
     for term in objective.guidance:
-        term.on_train_start(vocabulary)
+        term.prepare(vocabulary)
     module.log = lambda *args, **kwargs: None  # type: ignore[method-assign] # there is no trainer to log to
     return module.to(device).train()
 

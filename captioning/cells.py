@@ -18,8 +18,8 @@ GridSize = tuple[int, int]
 class CellGrid:
     """Evenly spaced cells in rows and columns, in pixels of the encoder's input.
 
-    The first pixel reaches from 0 to 1. A cell is the square within half a stride of its center, cut off at the edges
-    of the view, which the squares need not reach.
+    The first pixel reaches from 0 to 1. A cell is the square within half a stride of its center, clipped to the view.
+    The grid may leave a border uncovered.
 
     Attributes:
         grid_size: (height, width).
@@ -84,10 +84,10 @@ class CellGrid:
         return y.clip(0, self.size[0]), x.clip(0, self.size[1])
 
     def square(self, location: int) -> tuple[float, float, float, float]:
-        """Return (top, bottom, left, right) of a location's square, inside the view."""
+        """Return (left, top, right, bottom) of a location's square, inside the view."""
         row, column = divmod(location, self.grid_size[1])
         y, x = self.edges()
-        return float(y[row]), float(y[row + 1]), float(x[column]), float(x[column + 1])
+        return float(x[column]), float(y[row]), float(x[column + 1]), float(y[row + 1])
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 
-from captioning.errors import InputError, check_range
+from captioning.errors import InputError, check_whole
 
 _RENAMED = {"normaliser": "normalizer", "inference": "context_mode"}  # arguments of version 0.2
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 def check_size(**values: int | None) -> None:
     """Raise InputError if a layer has no units, or so many that it would exhaust the memory."""
-    check_range(1, 65_536, **values)
+    check_whole(1, 65_536, **values)
 
 
 def check_shape(owner: object, what: str, value: Any, *shape: int) -> None:
@@ -45,7 +45,7 @@ class _RecordsInitArgs(ABCMeta):
         except AttributeError:
             if "_modules" in vars(component):
                 raise
-        if "_modules" not in vars(component):  # of nn.Module, which says it where the first layer is made, or later
+        if "_modules" not in vars(component):  # nn.Module would complain only at the first layer
             raise InputError(f"{cls.__name__}: its __init__ must begin with super().__init__()")
         bound = inspect.signature(cls.__init__).bind(component, *args, **kwargs)  # type: ignore[misc]
         bound.apply_defaults()

@@ -27,7 +27,7 @@ class InputError(ValueError):
 
 
 def check_whole(low: int, high: float = math.inf, **values: int | None) -> None:
-    """Raises InputError if a value is neither None nor a whole number in low .. high."""
+    """Raise InputError if a value is neither None nor a whole number in low .. high."""
     for name, value in values.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
             raise InputError(f"{name} must be a whole number, got {value!r}")
@@ -35,7 +35,7 @@ def check_whole(low: int, high: float = math.inf, **values: int | None) -> None:
 
 
 def check_range(low: float, high: float = math.inf, **values: float | None) -> None:
-    """Raises InputError if a value is neither None nor a finite number in low .. high."""
+    """Raise InputError if a value is neither None nor a finite number in low .. high."""
     for name, value in values.items():
         if value is not None and not (low <= value <= high and abs(value) < math.inf):
             lower = f"at least {low}" if low > -math.inf else "finite"
@@ -43,7 +43,7 @@ def check_range(low: float, high: float = math.inf, **values: float | None) -> N
 
 
 def check_choice(choices: Any, **values: object) -> None:
-    """Raises InputError if a value is not among the choices, a collection or a ``Literal``."""
+    """Raise InputError if a value is not among the choices, a collection or a ``Literal``."""
     names = get_args(choices) or tuple(choices)
     for name, value in values.items():
         if value not in names:
@@ -80,7 +80,8 @@ _ALSO_CALLED |= {"inference": "context_mode"}  # in version 0.2
 def did_you_mean(word: str, words: Collection[str]) -> str:
     """Return ``; did you mean X?`` with the nearest of ``words``, "" if none is near.
 
-    The last part of ``--model.optimizer.lr``, or its beginning, is enough. The name with the fewest parts wins.
+    ``lr`` finds ``--model.optimizer.lr``, and ``beam`` finds ``--model.search.beam_size``. The name with the fewest
+    parts wins.
     """
     names: dict[str, str] = {}
     for name in sorted(words, key=lambda name: (name.count("."), name)):

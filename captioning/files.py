@@ -1,4 +1,4 @@
-"""Reading and writing files: atomic writing, JSON, and checks of output paths."""
+"""Reading and writing files: atomic writing, JSON_SUFFIXES, and checks of output paths."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from captioning.errors import InputError, one_line
 
 FIGURES = (".png", ".pdf", ".svg")  # suffixes of the files that figures are written to
-PAGES, JSON = (".html", ".htm"), (".json", ".jsonl")
+PAGE_SUFFIXES, JSON_SUFFIXES = (".html", ".htm"), (".json", ".jsonl")
 
 
 @contextmanager
@@ -62,14 +62,14 @@ def read_json(path: Path, what_to_do: str = "") -> Any:
 
 
 def refuse_inputs(output: str | Path | None, inputs: Iterable[str | Path], option: str) -> None:
-    """Raises InputError if the output is one of the input files, under any name or link."""
+    """Raise InputError if the output is one of the input files, under any name or link."""
     for path in inputs:
         if output is not None and os.path.exists(output) and os.path.exists(path) and os.path.samefile(path, output):
             raise InputError(f"{option} {output}: would replace {path}, which is an input; give another name")
 
 
 def check_suffix(path: str | Path, suffixes: Sequence[str] = FIGURES, option: str = "") -> None:
-    """Raises InputError if an output file has none of the suffixes."""
+    """Raise InputError if an output file has none of the suffixes."""
     if Path(path).suffix.lower() not in suffixes:
         raise InputError(f"{option} {path}: must end in {', '.join(suffixes)}".lstrip())
 

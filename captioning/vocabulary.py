@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from captioning.component import known_class, public_path
-from captioning.errors import InputError, check_range
+from captioning.errors import InputError
 from captioning.files import read_json, write_json
 from captioning.tokenizers import PennTreebank, Tokenizer
 
@@ -28,11 +28,8 @@ class Vocabulary:
     """The words that a model knows, in a fixed order after the four special tokens.
 
     Args:
-        words: Distinct words without the special tokens; word ``i`` gets id ``i + 4``.
+        words: Distinct texts without the special tokens; word ``i`` gets id ``i + 4``.
         tokenizer: The tokenizer that the words come from.
-
-    Raises:
-        InputError: A word is not a text, occurs twice, or is a special token.
     """
 
     def __init__(self, words: Sequence[str], tokenizer: Tokenizer = PennTreebank()) -> None:  # noqa: B008 - no state
@@ -51,22 +48,18 @@ class Vocabulary:
         captions: Iterable[Sequence[str]],
         *,
         min_count: int = 1,
-        max_size: int | None = None,
+        max_words: int | None = None,
         tokenizer: Tokenizer = PennTreebank(),  # noqa: B008 - no state
     ) -> Vocabulary:
         """Count the words of tokenized **training** captions and keep the frequent ones, most frequent first.
 
         Args:
             min_count: A word that occurs less often becomes ``<unk>``.
-            max_size: The largest number of words, without the special tokens.
-
-        Raises:
-            InputError: A number is below 1.
+            max_words: The largest number of words, without the special tokens.
         """
-        check_range(1, min_count=min_count, max_words=max_size)
         counts = Counter(word for words in captions for word in words)
         frequent = [word for word, n in counts.items() if n >= min_count and word not in SPECIALS]
-        return cls(sorted(frequent, key=lambda word: (-counts[word], word))[:max_size], tokenizer)
+        return cls(sorted(frequent, key=lambda word: (-counts[word], word))[:max_words], tokenizer)
 
     def __len__(self) -> int:
         return len(SPECIALS) + len(self.words)
@@ -113,14 +106,14 @@ class Vocabulary:
         write_json(Path(path), {"words": self.words}, indent=0)
 
     @classmethod
-    def load(cls, path: str | Path) -> Vocabulary:
+    def load(cls, path: str | Path, tokenizer: Tokenizer = PennTreebank()) -> Vocabulary:  # noqa: B008 - no state
         """Read the file of ``save``. Raises InputError if it is missing or is not a vocabulary."""
         content = read_json(Path(path))
         words = content.get("words") if isinstance(content, dict) else None
         if not isinstance(words, list):
             raise InputError(f'{path}: not a vocabulary file, expected {{"words": [...]}}')
         try:
-            return cls(words)
+            return cls(words, tokenizer)
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
 
@@ -137,11 +130,8 @@ def tokenizer_config(tokenizer: Tokenizer) -> dict[str, Any]:
 def tokenizer_from(config: Mapping[str, Any] | str | None) -> Tokenizer:
     """Return the tokenizer that a file or an option names. Its module is the package's, or is imported already.
 
-    Args:
-        config: A ``tokenizer_config``, or a class path alone; None is the default, English.
-
-    Raises:
-        InputError: No tokenizer has that name.
+    ``config`` is a ``tokenizer_config``, or a class path alone; None is the default, English. Raises InputError if no
+    tokenizer has that name.
     """
     path = config.get("class_path") if isinstance(config, Mapping) else config
     if path is None:

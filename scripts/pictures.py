@@ -188,7 +188,7 @@ def selections(
     outline(maps[1], caption, drawn, "white", 2)
     maps[2].imshow(np.asarray(caption.view) // 3)
     for location in alphas.argsort()[-SPEAKING:]:
-        top_, bottom, left, right = caption.cells.square(int(location))
+        left, top_, right, bottom = caption.cells.square(int(location))
         outline(maps[2], caption, int(location), "white", 0.8)
         text = f"{cells[location]}\n{100 * alphas[location]:.0f} %"
         maps[2].text((left + right) / 2, (top_ + bottom) / 2, text, color="white", ha="center", va="center", size=7)
@@ -212,7 +212,7 @@ def draw_bars(axes: Axes, words: dict[str, float]) -> None:
 
 
 def outline(axes: Axes, caption: Caption, location: int, color: str, width: float) -> None:
-    top_, bottom, left, right = caption.cells.square(location)
+    left, top_, right, bottom = caption.cells.square(location)
     axes.add_patch(Rectangle((left, top_), right - left, bottom - top_, fill=False, edgecolor=color, linewidth=width))
 
 

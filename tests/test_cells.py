@@ -117,8 +117,8 @@ def test_cells_are_measured_when_they_are_asked_for_and_again_when_the_weights_h
 
 
 def test_a_cell_reaches_half_a_stride_around_its_centre_and_not_out_of_the_view():
-    assert SHIFTED.square(6) == (7, 17, 19, 27)
-    assert SHIFTED.square(0) == (0, 7, 3, 11) and SHIFTED.square(11) == (17, 27, 27, 32)
+    assert SHIFTED.square(6) == (19, 7, 27, 17)
+    assert SHIFTED.square(0) == (3, 0, 11, 7) and SHIFTED.square(11) == (27, 17, 32, 27)
     y, x = SHIFTED.edges()
     assert y.tolist() == [0, 7, 17, 27] and x.tolist() == [3, 11, 19, 27, 32]
     assert SHIFTED.scaled((60, 16)) == CellGrid((3, 4), (4, 3.5), (20, 4), (60, 16))

@@ -335,13 +335,13 @@ def test_every_encoder_is_rebuilt_by_its_public_name_and_downloads_nothing(monke
 def test_fingerprints_tell_weights_nodes_and_preprocessing_apart_but_not_files(resnet, file, tmp_path):
     used = {k: v for k, v in resnet.state_dict().items() if k.startswith(("conv1.", "bn1.", "layer1."))}
     torch.save({k: v for k, v in used.items() if "num_batches" not in k}, tmp_path / "used.pth")
-    base = small("layer1", weights=str(file)).fingerprint()
-    assert base == small("layer1", weights=str(tmp_path / "used.pth")).fingerprint()
+    base = small("layer1", weights=str(file)).frozen_identity()
+    assert base == small("layer1", weights=str(tmp_path / "used.pth")).frozen_identity()
     assert {"encoder", "name", "node", "weights", "preprocessing", "grid_size", "annotation_dim"} <= set(base)
     others = {
-        "weights": small("layer1").fingerprint(),
-        "node": small("relu", weights=str(file)).fingerprint(),
-        "preprocessing": small("layer1", weights=str(file), mean=[0.5, 0.5, 0.5]).fingerprint(),
+        "weights": small("layer1").frozen_identity(),
+        "node": small("relu", weights=str(file)).frozen_identity(),
+        "preprocessing": small("layer1", weights=str(file), mean=[0.5, 0.5, 0.5]).frozen_identity(),
     }
     differing = {name: {key for key in base if base[key] != other[key]} for name, other in others.items()}
     assert differing["weights"] == {"weights"} and differing["preprocessing"] == {"preprocessing"}
@@ -350,13 +350,13 @@ def test_fingerprints_tell_weights_nodes_and_preprocessing_apart_but_not_files(r
 
 def test_a_fingerprint_follows_the_weights_and_an_encoder_that_is_fine_tuned_has_none():
     encoder = TinyEncoder()
-    first = encoder.fingerprint()
-    assert encoder.fingerprint() == first
+    first = encoder.frozen_identity()
+    assert encoder.frozen_identity() == first
     with torch.no_grad():
         encoder.network[0].bias[0] += 1
-    assert encoder.fingerprint()["weights"] != first["weights"]
+    assert encoder.frozen_identity()["weights"] != first["weights"]
     with pytest.raises(InputError, match=r"trainable_from='3' changes the encoder.*cannot be cached"):
-        TinyEncoder(trainable_from="3").fingerprint()
+        TinyEncoder(trainable_from="3").frozen_identity()
 
 
 # timm
@@ -412,7 +412,7 @@ def test_a_place_in_a_timm_network_gives_what_it_gives_in_the_whole_network(tmp_
     torch.testing.assert_close(encoder(images), outputs[0].flatten(2).transpose(1, 2))
     assert whole_name([*encoder.network.state_dict()][-1]).startswith(module.removesuffix(".bn2"))  # nothing after it
     again = rebuilt(encoder)
-    assert torch.equal(again(images), encoder(images)) and again.fingerprint() == encoder.fingerprint()
+    assert torch.equal(again(images), encoder(images)) and again.frozen_identity() == encoder.frozen_identity()
 
 
 @pytest.mark.parametrize(("name", "stride"), [(LITE2, 32), (LITE2, 16), ("resnet18", 16)])
@@ -429,7 +429,7 @@ def test_a_timm_networks_head_is_what_its_classifier_gets_the_mean_of(tmp_path, 
     assert encoder.grid_size == (64 // stride, 64 // stride) and annotations.std() > 0.1
     torch.testing.assert_close(whole.get_classifier()(annotations.mean(dim=1)), whole.eval()(images))
     again = rebuilt(encoder)
-    assert torch.equal(again(images), annotations) and again.fingerprint() == encoder.fingerprint()
+    assert torch.equal(again(images), annotations) and again.frozen_identity() == encoder.frozen_identity()
 
 
 def test_without_timm_the_message_says_how_to_get_it(monkeypatch):

@@ -246,7 +246,7 @@ def test_cells_are_framed_and_found_where_the_encoder_has_them(visit):
     def box(kind: str) -> list[float]:
         inner = panel(page, "own").locator(f".frame.{kind}").bounding_box()
         top, left = (inner["y"] - outer["y"]) / scale, (inner["x"] - outer["x"]) / scale
-        return [top, top + inner["height"] / scale, left, left + inner["width"] / scale]
+        return [left, top, left + inner["width"] / scale, top + inner["height"] / scale]
 
     np.testing.assert_allclose(box("chosen"), cells.square(0), atol=1)
     for y, x, location in [(9.5, 27, 0), (10.5, 29, 5), (30, 27, 8), (47, 2, 8), (1, 62, 3), (20, 43, 5), (20, 45, 6)]:

@@ -110,7 +110,7 @@ def test_both_terms_equal_a_loop_over_steps(name):
     terms = [EvidenceGuidance(0.7, function_words=["a", "on"]), RegionGuidance(1.3)]
     objective = Likelihood(attention_penalty=0.0, entropy_weight=0.0, guidance=terms, **options).bind(captioner.decoder)
     for term in terms:
-        term.on_train_start(VOCABULARY)
+        term.prepare(VOCABULARY)
     captioner.begin_batch()
     _, logged, output = objective(captioner, batch)
     L_z, L_o = (layer.weight.detach().numpy() for layer in (captioner.decoder.output.L_z, captioner.decoder.output.L_o))
@@ -136,7 +136,7 @@ def test_the_gradient_of_the_terms_is_that_of_finite_differences_with_the_eviden
     captioner, batch = make_captioner(query_previous_word=True).train(), with_regions(make_batch())
     terms = [EvidenceGuidance(1.0, function_words=[]), RegionGuidance(1.0)]
     for term in terms:
-        term.on_train_start(VOCABULARY)
+        term.prepare(VOCABULARY)
 
     def value() -> torch.Tensor:
         memory = captioner.encode_batch(batch)
@@ -177,7 +177,7 @@ def test_a_second_stage_keeps_the_terms_of_its_likelihood():
     likelihood = Likelihood(attention_penalty=0.0, guidance=[EvidenceGuidance(), RegionGuidance()])
     objective = SelfCriticalTraining(samples=2, likelihood=likelihood, likelihood_weight=0.5).bind(captioner.decoder)
     assert objective.needs_regions and not SelfCriticalTraining().needs_regions
-    objective.on_train_start(CaptionIndex.build(".", [ImageEntry(0, "0.jpg", ["a dog"])]), VOCABULARY, BeamOptions())
+    objective.prepare(CaptionIndex.build(".", [ImageEntry(0, "0.jpg", ["a dog"])]), VOCABULARY, BeamOptions())
     objective.reward = lambda rows, captions: torch.ones(len(captions))
     loss, logged, _ = objective(captioner, batch)  # equal rewards: the likelihood's loss is what is left
     expected = logged["nll"] + 0.5 * logged["evidence_guidance"] + 2.0 * logged["region_guidance"]

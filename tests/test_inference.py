@@ -83,7 +83,7 @@ def test_a_caption_knows_the_whole_photo_at_its_own_size_upright(captioner, tmp_
     for source, size in ((tmp_path / "turned.png", (200, 300)), (photo, (300, 200))):
         image, region = captioner.caption(source).photo()
         assert image.size == size
-        assert region == captioner.encoder.preprocessing.region(size)
+        assert region == captioner.encoder.preprocessing.view_box(size)
     again = pickle.loads(pickle.dumps(captioner.caption(tmp_path / "turned.png")))
     np.testing.assert_array_equal(np.asarray(again.photo()[0]), np.asarray(photo.transpose(Image.Transpose.ROTATE_270)))
 

@@ -147,7 +147,7 @@ def test_samples_are_the_first_validation_images_with_their_evidence(shapes, tmp
     for photo, words, look in drawn:
         assert look.trace.evidence.shape == look.trace.alphas.shape == (len(words), 36)
         torch.testing.assert_close(look.trace.evidence.sum(1), torch.ones(len(words)))
-        assert (photo.size, look.region) == ((48, 48), (0, 0, 1, 1))
+        assert (photo.size, look.view_box) == ((48, 48), (0, 0, 1, 1))
 
 
 @pytest.mark.parametrize(

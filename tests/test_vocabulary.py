@@ -42,8 +42,8 @@ def test_captions_become_lower_case_words_without_punctuation(text, words):
 def test_frequent_words_come_first_ties_are_alphabetical_and_rare_words_are_left_out():
     assert Vocabulary.build(CAPTIONS).words == ("a", "cat", "dog", "runs", "zebra")
     assert Vocabulary.build(CAPTIONS, min_count=2).words == ("a", "cat", "dog")
-    assert Vocabulary.build(CAPTIONS, max_size=1).words == ("a",)
-    assert len(Vocabulary.build(CAPTIONS, max_size=1)) == 5
+    assert Vocabulary.build(CAPTIONS, max_words=1).words == ("a",)
+    assert len(Vocabulary.build(CAPTIONS, max_words=1)) == 5
 
 
 def test_an_unknown_word_becomes_unk_and_stays_visible_and_decoding_ends_at_end():

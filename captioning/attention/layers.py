@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from captioning.cells import GridSize
 from captioning.component import Component, check_size
-from captioning.errors import InputError, check_range
+from captioning.errors import InputError, check_range, check_whole
 
 
 class AnnotationLayer(Component):
@@ -47,9 +47,6 @@ class AnnotationAttention(AnnotationLayer):
         feedforward_dim: Width of the perceptron's hidden layer; None for 2 d.
         dropout: Probability of dropping a unit of the hidden layer and of both residual branches (Vaswani et al. 2017,
             Sec. 5.4). Attention weights are not dropped, which would rule out PyTorch's fused kernel.
-
-    Raises:
-        InputError: d is not a multiple of 4 and of ``heads``.
     """
 
     def __init__(
@@ -62,8 +59,7 @@ class AnnotationAttention(AnnotationLayer):
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
-        if heads < 1 or layers < 1:
-            raise InputError(f"AnnotationAttention: heads and layers must be at least 1, got {heads} and {layers}")
+        check_whole(1, **{"AnnotationAttention: heads": heads, "AnnotationAttention: layers": layers})
         check_size(dim=dim, feedforward_dim=feedforward_dim)
         check_range(0, 0.99, dropout=dropout)
         self.dim = dim

@@ -35,10 +35,8 @@ class LocalScore(Score):
 
     Args:
         score: The score within the window.
-        window: Half the window's (height, width) in locations; Luong's D.
-
-    Raises:
-        InputError: The window is too small to always contain a location.
+        window: Half the window's (height, width) in locations, at least 0.5 each, so that it always contains a
+            location; Luong's D.
     """
 
     needs_softmax = True

@@ -12,7 +12,7 @@ from captioning.attention.scores import Score
 from captioning.attention.soft import SoftAttention
 from captioning.cells import GridSize
 from captioning.component import check_size
-from captioning.errors import InputError, check_range
+from captioning.errors import InputError, check_whole
 from captioning.linear import Linear
 from captioning.trace import State, map_fields
 
@@ -41,18 +41,15 @@ class MultiHeadAttention(SoftAttention):
     Args:
         score: Gives each head's logits; with ``ScaledDotScore()`` this is the transformer's attention.
         heads: Number of heads h.
-        dim: Size d of all heads together; None for the annotations' size D.
+        dim: Size d of all heads together, a multiple of h; None for the annotations' size D.
         dropout: Probability of dropping a weight of a head in training, as in ``SoftAttention``.
-
-    Raises:
-        InputError: d is not a multiple of h.
     """
 
     weighs_annotations = False
 
     def __init__(self, score: Score, *, heads: int = 4, dim: int | None = None, dropout: float = 0.0) -> None:
         super().__init__(score, dropout=dropout)
-        check_range(1, heads=heads)
+        check_whole(1, heads=heads)
         check_size(dim=dim)
         self.heads = heads
         self.dim = dim

@@ -106,8 +106,8 @@ class _Entmax(torch.autograd.Function):
         ranked = x.clamp(min=-2).sort(dim=-1, descending=True).values
         k = torch.arange(1, ranked.shape[-1] + 1, device=ranked.device, dtype=ranked.dtype)
         tau = thresholds(ranked, k)
-        size = (ranked > tau).sum(-1, keepdim=True).clamp(min=1)  # of the support; 0 where logits are NaN
-        alphas = (x - tau.gather(-1, size - 1)).clamp(min=0) ** (1 / (a - 1))
+        support_size = (ranked > tau).sum(-1, keepdim=True).clamp(min=1)  # without clamp 0 where logits are NaN
+        alphas = (x - tau.gather(-1, support_size - 1)).clamp(min=0) ** (1 / (a - 1))
         ctx.a = a
         ctx.save_for_backward(alphas)
         return alphas

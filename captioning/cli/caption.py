@@ -18,7 +18,7 @@ from typing_extensions import TypedDict, Unpack
 
 from captioning.cli import announce, check_output, model_name, print_written, suggest_path
 from captioning.errors import InputError, printable
-from captioning.files import FIGURES, JSON, PAGES, replacing, write_text
+from captioning.files import FIGURES, JSON_SUFFIXES, PAGE_SUFFIXES, replacing, write_text
 from captioning.trace import ContextMode
 
 
@@ -106,8 +106,8 @@ def caption(
             skip(path, f"{path}: no such image file{suggest_path(path)}")
     paths = [path for path in named if path not in failed]
     inputs = [*paths, *models]
-    check_output("--json", json, JSON, inputs)
-    check_output("--explorer", explorer, PAGES, inputs)
+    check_output("--json", json, JSON_SUFFIXES, inputs)
+    check_output("--explorer", explorer, PAGE_SUFFIXES, inputs)
     overlays = _overlay_paths(overlay, paths, single, inputs) if overlay is not None else {}
     if not paths:
         raise SystemExit(2)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from captioning.cli import IMPORTED, announce, check_output, json_output, print_written, suggest_path
 from captioning.errors import InputError, check_choice, check_whole
-from captioning.files import FIGURES, JSON, PAGES, refuse_inputs, write_text
+from captioning.files import FIGURES, JSON_SUFFIXES, PAGE_SUFFIXES, refuse_inputs, write_text
 from captioning.provenance import provenance
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ def compare(
     """
     if missing := next((run for run in runs if not Path(run).is_dir()), None):
         raise InputError(f"{missing}: no such folder of a run{suggest_path(missing)}")
-    for option, path, suffixes in (("--figure", figure, FIGURES), ("--output", output, PAGES), ("--json", json, JSON)):
+    outputs = ("--figure", figure, FIGURES), ("--output", output, PAGE_SUFFIXES), ("--json", json, JSON_SUFFIXES)
+    for option, path, suffixes in outputs:
         check_output(option, path, suffixes)
     check_whole(1, resamples=resamples)
     check_whole(0, seed=seed, images=images)

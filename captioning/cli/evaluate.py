@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from captioning.cli import announce, check_output, json_output
-from captioning.files import JSON
+from captioning.files import JSON_SUFFIXES
 from captioning.settings import Split
 
 
@@ -32,7 +32,7 @@ def evaluate(
     Examples:
         captioning evaluate --captions mine.json --references captions_val2017.json
     """
-    check_output("--json", json, JSON, [captions, references])
+    check_output("--json", json, JSON_SUFFIXES, [captions, references])
     announce("evaluate")
     from captioning.evaluation.records import pair, read_references, read_results
     from captioning.metrics.resampling import intervals

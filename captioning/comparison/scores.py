@@ -13,7 +13,7 @@ from captioning.comparison.runs import Run
 from captioning.evaluation.records import CaptionedImage
 from captioning.metrics.bleu import bleu_metrics
 from captioning.metrics.resampling import (
-    LEVEL,
+    SIGNIFICANCE_LEVEL,
     Difference,
     Floats,
     Interval,
@@ -115,9 +115,9 @@ def score_runs(
     note = f"{_CORRECTED} The tests are over images; {ONE_SEED}." if tests else ""
     too_few = (
         f"{resamples} resamples are too few for {len(tests)} tests: no corrected p-value can be below "
-        f"{LEVEL}; take at least {round(len(tests) / LEVEL)}."
+        f"{SIGNIFICANCE_LEVEL}; take at least {round(len(tests) / SIGNIFICANCE_LEVEL)}."
     )
-    notices = [too_few] if len(tests) / (resamples + 1) >= LEVEL else []
+    notices = [too_few] if len(tests) / (resamples + 1) >= SIGNIFICANCE_LEVEL else []
     return Scored(table._replace(rows=rows, note=table.note + note), tests, notices, scores)
 
 

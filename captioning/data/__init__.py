@@ -5,5 +5,3 @@ from captioning.data.folder import FolderSource
 from captioning.data.karpathy import KarpathySource
 from captioning.data.records import CaptionSource
 from captioning.data.shapes import ShapesSource
-
-__all__ = ["CaptionSource", "CocoSource", "FolderSource", "KarpathySource", "ShapesSource"]

@@ -43,10 +43,10 @@ def extract_features(
     """
     for index in indices.values():
         index.check_images()
-    for split, mirrored in [(split, False) for split in indices] + [("train", True)] * flipped:
+    for split, mirrored in [*((split, False) for split in indices), *([("train", True)] if flipped else [])]:
         index = indices[split]
-        name, fingerprint = features_key(split, encoder.fingerprint(), flipped=mirrored)
-        json_path, rows, content = _opened(encoder, index, output / name, fingerprint)
+        name, fingerprint = features_key(split, encoder.frozen_identity(), flipped=mirrored)
+        json_path, rows, content = _open_or_create(encoder, index, output / name, fingerprint)
         total, done = len(rows), content["done"]
         print(f"{name}: {total:,} images, {rows.nbytes / 1e9:.2f} GB; {done:,} images done already", flush=True)
         missing, free = rows.nbytes * (total - done) / total, shutil.disk_usage(output).free
@@ -75,7 +75,7 @@ def extract_features(
                     progress.write(f"{name}: stopped at {done:,} of {total:,}; the same command resumes here")
 
 
-def _opened(
+def _open_or_create(
     encoder: Encoder, index: CaptionIndex, path: Path, fingerprint: dict[str, Any]
 ) -> tuple[Path, np.memmap[Any, Any], dict[str, Any]]:
     """Open or create a split's two files; return the path of the JSON, the rows (N, L, D), and the JSON's content."""

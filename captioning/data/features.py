@@ -29,10 +29,7 @@ class Features:
     """Cached annotations of one split's images, mapped from the disk.
 
     ``split`` and ``fingerprint`` come from ``features_key``; ``paths`` are the ``CaptionIndex.paths`` of the N images.
-
-    Raises:
-        InputError: The features are missing or incomplete, or were made by another encoder, other weights or another
-            preprocessing; the message says which.
+    Raises InputError if the features are missing or incomplete, or of another encoder, other weights or preprocessing.
     """
 
     def __init__(self, folder: str | Path, split: str, fingerprint: dict[str, Any], paths: Sequence[str]) -> None:

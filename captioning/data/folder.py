@@ -76,7 +76,7 @@ class FolderSource(CaptionSource):
         self.prepare()
         entries: dict[str, ImageEntry] = {}
         split_of: dict[str, str] = {}
-        first_name: dict[str, str] = {}  # of each image file, which may have several spellings and links
+        first_name: dict[str, str] = {}  # an image file may have several spellings and links
         real = functools.cache(lambda name: os.path.realpath(self.root / name))
         rows = [(file, *row) for file in self.files for row in self._named_rows(file)]
         first_folders = ((name, os.path.normpath(name).partition(os.sep)[0].lower()) for *_, name, _ in rows)
@@ -167,11 +167,12 @@ def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
         if mended:
             warn_once(f"{path}: lines that lack the bar before the caption, and are read as if they had it: {mended}")
     lines, number = io.StringIO(text, newline=""), 1
+    is_json = path.suffix.lower() == ".jsonl"
     line_of = "image, caption and perhaps split (train, val or test)"
-    line_of += ", separated by commas, a caption with commas in quotes" * (path.suffix.lower() != ".jsonl")
+    line_of += "" if is_json else ", separated by commas, a caption with commas in quotes"
     form: dict[str, Any] = {"strict": True, "skipinitialspace": True}
     try:
-        if path.suffix.lower() == ".jsonl":
+        if is_json:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     row = msgspec.json.decode(line, type=dict[str, Any])

@@ -61,7 +61,7 @@ def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Im
     """
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="PIL")  # of damaged EXIF and large images
+            warnings.filterwarnings("ignore", module="PIL")  # damaged EXIF, large images
             with Image.open(path, formats=formats()) as image:
                 if minimum_side is not None and image.format == "JPEG":
                     scale = minimum_side / min(image.size)

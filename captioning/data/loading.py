@@ -21,7 +21,7 @@ from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.features import Features, features_key
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.regions import LARGEST_REGION, RegionsInView
-from captioning.data.transforms import Framing, Preprocessing, TrainingTransform
+from captioning.data.transforms import Preprocessing, TrainingTransform, ViewOf
 from captioning.errors import InputError, warn_once
 from captioning.vocabulary import Vocabulary
 
@@ -152,10 +152,10 @@ class CaptionDataset(Dataset[CaptionBatch]):
         ends = self._first_word
         ids, lengths = pad_captions([self._words[ends[n] : ends[n + 1]].tolist() for n in captions])
         images = annotations = None
-        framings: list[Framing] = [self.preprocessing.geometry] * len(rows)
+        views: list[ViewOf] = [self.preprocessing.evaluation_view] * len(rows)
         if self.features is None:
             loaded = [self._image(row, place) for row in rows.tolist()]
-            images, framings = torch.stack([image for image, _ in loaded]), [framing for _, framing in loaded]
+            images, views = torch.stack([image for image, _ in loaded]), [view_of for _, view_of in loaded]
         else:
             annotations = self.features.gather(rows)
             if self.flipped is not None:
@@ -163,31 +163,32 @@ class CaptionDataset(Dataset[CaptionBatch]):
                 drawn = np.random.default_rng((self.seed, place[0], 1)).random(len(index))
                 mirrored = drawn[rows] < self.flip
                 annotations[torch.from_numpy(mirrored)] = self.flipped.gather(rows[mirrored])
-                framings = [self.preprocessing.mirrored if flip else self.preprocessing.geometry for flip in mirrored]
+                both = self.preprocessing.evaluation_view, self.preprocessing.mirrored_view
+                views = [both[flip] for flip in mirrored.tolist()]
         caption_images, image_ids, image_rows = map(torch.from_numpy, (image_index, index.image_ids[rows], rows))
         batch = CaptionBatch(ids, lengths, caption_images, image_ids, image_rows, images, annotations)
-        return batch if self.regions is None else self._with_regions(batch, captions, framings)
+        return batch if self.regions is None else self._with_regions(batch, captions, views)
 
-    def _image(self, row: int, place: tuple[int, int]) -> tuple[Tensor, Framing]:
+    def _image(self, row: int, place: tuple[int, int]) -> tuple[Tensor, ViewOf]:
         """Return an image's input (3, height, width) for the batch at ``place``, and how it was framed."""
         image = self.index.image(row, self.preprocessing)
         if self.transform is None:
-            return self.preprocessing(image), self.preprocessing.geometry
+            return self.preprocessing(image), self.preprocessing.evaluation_view
         stream = np.random.SeedSequence((self.seed, *place, row)).generate_state(1, np.uint64)
         view = self.transform.draw(image.size, torch.Generator().manual_seed(int(stream[0])))
         return self.preprocessing(image, view), lambda _: view
 
-    def _with_regions(self, batch: CaptionBatch, captions: np.ndarray, framings: Sequence[Framing]) -> CaptionBatch:
+    def _with_regions(self, batch: CaptionBatch, captions: np.ndarray, views: Sequence[ViewOf]) -> CaptionBatch:
         """Return the batch with the regions of its captions' phrases, without regions that fill most of the view."""
         assert self.regions is not None
         # Cached features have two views, whose regions are kept.
-        regions_of = self.regions.phrases_in if self.features is None else self.regions.phrases
-        in_view = [regions_of(row, framing) for row, framing in zip(batch.rows.tolist(), framings, strict=True)]
+        regions_of = self.regions.phrases_of_view if self.features is None else self.regions.phrases
+        in_view = [regions_of(row, view_of) for row, view_of in zip(batch.rows.tolist(), views, strict=True)]
         covered, steps = [], []
-        for place, (caption, image) in enumerate(zip(captions.tolist(), batch.image_index.tolist(), strict=True)):
+        for position, (caption, image) in enumerate(zip(captions.tolist(), batch.image_index.tolist(), strict=True)):
             for region in in_view[image][caption - self.index.first_caption[batch.rows[image]]]:
                 if region.covered.mean() <= LARGEST_REGION:
-                    steps += [(place, step) for step in range(region.start, region.end)]
+                    steps += [(position, step) for step in range(region.start, region.end)]
                     covered += [region.covered.ravel()] * (region.end - region.start)
         if not steps:
             return batch
@@ -198,12 +199,11 @@ class CaptionDataset(Dataset[CaptionBatch]):
 class SplitData:
     """One split of a data set: its records, and on demand its regions and its batches for an encoder.
 
+    Raises InputError if the split is empty, or image files are missing that no features replace.
+
     Args:
         limit_images: Number of images at the beginning of the split that are used; None for all.
         features: Folder of cached annotations, which replace the images.
-
-    Raises:
-        InputError: The split is empty, or image files are missing that no features replace.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class SplitData:
         """Return the annotations that are cached for the encoder, None without ``features``."""
         if self.features is None:
             return None
-        name, fingerprint = features_key(self.split, encoder.fingerprint(), flipped=flipped)
+        name, fingerprint = features_key(self.split, encoder.frozen_identity(), flipped=flipped)
         return Features(self.features, name, fingerprint, self.index.paths)
 
     def dataset(self, vocabulary: Vocabulary, encoder: Encoder, **options: Any) -> CaptionDataset:

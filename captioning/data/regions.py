@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from captioning.cells import CellGrid
 from captioning.data.coco_nouns import long_names
 from captioning.data.records import CaptionIndex, CaptionSource, GroundedObject, Phrase
-from captioning.data.transforms import Framing
+from captioning.data.transforms import ViewOf
 
 if TYPE_CHECKING:
     from captioning.encoders import Encoder
@@ -103,59 +103,60 @@ class RegionsInView:
     encoder: Encoder
     _cells: CellGrid | None = None
     _objects: dict[int, list[ObjectCells]] = field(default_factory=dict)
-    _phrases: dict[tuple[int, Framing], list[list[Region]]] = field(default_factory=dict)
+    _phrases: dict[tuple[int, ViewOf], list[list[Region]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._lookups = self.source.objects(self.split), self.source.phrases(self.split)
+        self._object_lookup = self.source.objects(self.split)
+        self._phrase_lookup = self.source.phrases(self.split)
 
     @property
     def available(self) -> bool:
         """Whether the data set has regions at all."""
-        return self._lookups != (None, None)
+        return self._object_lookup is not None or self._phrase_lookup is not None
 
     def objects(self, row: int) -> list[ObjectCells]:
         """Return an image's objects in the view of evaluation."""
         self._follow_cells()
         if row not in self._objects:
-            self._objects[row] = self._objects_in(row, self.encoder.preprocessing.geometry)
+            self._objects[row] = self._objects_in(row, self.encoder.preprocessing.evaluation_view)
         return self._objects[row]
 
-    def phrases(self, row: int, framing: Framing | None = None) -> list[list[Region]]:
+    def phrases(self, row: int, view_of: ViewOf | None = None) -> list[list[Region]]:
         """Return the regions of each caption of an image: of the caption's phrases, or of the objects that it names.
 
-        They lie in the view of evaluation, or in the view of a framing that is used again.
+        They lie in the view of evaluation, or in another view that is used again.
         """
         self._follow_cells()
-        key = row, framing or self.encoder.preprocessing.geometry
+        key = row, view_of or self.encoder.preprocessing.evaluation_view
         if key not in self._phrases:
-            self._phrases[key] = self.phrases_in(*key)
+            self._phrases[key] = self.phrases_of_view(*key)
         return self._phrases[key]
 
-    def phrases_in(self, row: int, framing: Framing) -> list[list[Region]]:
+    def phrases_of_view(self, row: int, view_of: ViewOf) -> list[list[Region]]:
         """Return ``phrases`` in a view that is used once, such as a random one, without caching."""
-        _, lookup = self._lookups
+        lookup = self._phrase_lookup
         captions = [] if lookup is None else lookup(int(self.index.image_ids[row]), self.index.references(row))
         covered: dict[int, Floats] = {}  # captions share masks
 
         def region(phrase: Phrase) -> Region:
             mask, key = phrase.mask, id(phrase.mask)
             if key not in covered:
-                covered[key] = self.encoder.cells.coverage(framing(mask.shape[::-1]).mask(mask))
+                covered[key] = self.encoder.cells.coverage(view_of(mask.shape[::-1]).mask(mask))
             return Region(phrase.start, phrase.start, phrase.end, covered[key])
 
         regions = [[region(phrase) for phrase in phrases] for phrases in captions]
         if any(regions):
             return [[item for item in caption if 0 < item.covered.mean() <= LARGEST_REGION] for caption in regions]
-        is_kept = framing == self.encoder.preprocessing.geometry
-        in_view = self.objects(row) if is_kept else self._objects_in(row, framing)
+        is_kept = view_of == self.encoder.preprocessing.evaluation_view
+        in_view = self.objects(row) if is_kept else self._objects_in(row, view_of)
         return [named_regions(caption.split(), in_view) for caption in self.index.references(row)]
 
     def _follow_cells(self) -> None:
         if self._cells != (cells := self.encoder.cells):
             self._objects, self._phrases, self._cells = {}, {}, cells
 
-    def _objects_in(self, row: int, framing: Framing) -> list[ObjectCells]:
-        lookup, _ = self._lookups
+    def _objects_in(self, row: int, view_of: ViewOf) -> list[ObjectCells]:
+        lookup = self._object_lookup
         objects = [] if lookup is None else lookup(int(self.index.image_ids[row]))
-        seen = [dataclasses.replace(item, mask=framing(item.mask.shape[::-1]).mask(item.mask)) for item in objects]
-        return object_cells(seen, self.encoder.cells)
+        in_view = [dataclasses.replace(item, mask=view_of(item.mask.shape[::-1]).mask(item.mask)) for item in objects]
+        return object_cells(in_view, self.encoder.cells)

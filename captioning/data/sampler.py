@@ -24,12 +24,11 @@ class CaptionBatches(Sampler[list[int]]):
     """Whole batches of captions of similar length (Sec. 4.3, Xu et al. 2015), shuffled again in each epoch.
 
     The order is a function of the seed and the epoch, so nothing is saved: a resumed run begins at ``start``. An
-    epoch is cut into **steps** of ``batch_size * world_size`` captions of one length; where a length runs out, the next
-    length fills the step. The ranks take the captions of a step in turn, so that no rank waits for another. Then the
-    steps are shuffled. Every caption appears exactly once in an epoch, counted over all ranks, unless
-    ``captions_per_image`` is set. One step, at a random length, is short; if it has fewer captions than there are
-    ranks, at most ``world_size - 1`` captions (or images with their captions) are repeated. Differs from the paper,
-    which draws a random length for each update: lengths come in proportion to their captions, all exactly once.
+    epoch is cut into steps of ``batch_size * world_size`` captions. With group ``length``, captions are sorted by
+    length first, so most steps have one length; then the steps are shuffled. Each rank takes every ``world_size``-th
+    caption of a step. One step is shorter than the others; if it has fewer captions than ranks, some are repeated.
+    Every caption appears once per epoch unless ``captions_per_image`` is set. Differs from the paper, which draws a
+    random length for each update: lengths come in proportion to their captions.
 
     Args:
         lengths, image_of_caption: (M,) words and image row of each caption, as in ``CaptionIndex``.

@@ -18,7 +18,7 @@ from captioning.data.coco import CocoSource
 from captioning.data.records import SPLITS
 from captioning.data.shape_world.drawing import paint
 from captioning.data.shape_world.scene import NOUNS, STYLES, SYNONYMS, describe, sample_scene
-from captioning.errors import InputError, check_range
+from captioning.errors import InputError, check_whole
 from captioning.files import read_json
 from captioning.progress import Progress
 
@@ -52,9 +52,9 @@ class ShapesSource(CocoSource):
         super().__init__(root)
         self.images = {"train": train, "val": val, "test": test}
         self.seed, self.image_size = seed, image_size
-        check_range(1, _ID_STRIDE - 1, **{f"shapes: images of {split}": count for split, count in self.images.items()})
-        check_range(SMALLEST_CANVAS, **{"shapes: image_size": image_size})
-        check_range(0, **{"shapes: seed": seed})
+        check_whole(1, _ID_STRIDE - 1, **{f"shapes: images of {split}": count for split, count in self.images.items()})
+        check_whole(SMALLEST_CANVAS, **{"shapes: image_size": image_size})
+        check_whole(0, **{"shapes: seed": seed})
 
     def files(self, split: str) -> tuple[Path, str]:
         return self.root / "annotations" / f"captions_{split}.json", split

@@ -35,7 +35,7 @@ class View(NamedTuple):
         return np.asarray(self.image(image, Image.Resampling.NEAREST)) > 127
 
 
-Framing: TypeAlias = Callable[[tuple[int, int]], View]
+ViewOf: TypeAlias = Callable[[tuple[int, int]], View]
 """Returns the view of an image of a size (width, height)."""
 
 
@@ -80,12 +80,12 @@ class Preprocessing:
 
     def view(self, image: Image.Image, view: View | None = None) -> Image.Image:
         """Return the pixels of a view, by default the view of evaluation: RGB uint8 before normalization."""
-        view = view or self.geometry(image.size)
+        view = view or self.evaluation_view(image.size)
         return view.image(image if image.mode == "RGB" else rgb(image), _FILTERS[self.interpolation])
 
-    def region(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
+    def view_box(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
         """Return the (left, top, right, bottom) of the view in an image, as fractions of its width and height."""
-        (width, height), (left, top, right, bottom), _ = self.geometry(size)
+        (width, height), (left, top, right, bottom), _ = self.evaluation_view(size)
         return left / width, top / height, right / width, bottom / height
 
     def __call__(self, image: Image.Image, view: View | None = None) -> Tensor:
@@ -101,7 +101,7 @@ class Preprocessing:
         rows = pixels.view(B, height, width * channels).to(device).float().sub_(mean).div_(std)
         return rows.view(B, height, width, channels).permute(0, 3, 1, 2)
 
-    def geometry(self, size: tuple[int, int]) -> View:
+    def evaluation_view(self, size: tuple[int, int]) -> View:
         """Return the view of evaluation of an image of ``size`` (width, height). Torchvision rounds the same way."""
         if self.crop is None:
             return View((self.resize, self.resize), (0, 0, self.resize, self.resize))
@@ -110,9 +110,9 @@ class Preprocessing:
         left, top = round((width - self.crop) / 2), round((height - self.crop) / 2)
         return View((width, height), (left, top, left + self.crop, top + self.crop))
 
-    def mirrored(self, size: tuple[int, int]) -> View:
+    def mirrored_view(self, size: tuple[int, int]) -> View:
         """Return the mirror image of the view of evaluation."""
-        return self.geometry(size)._replace(mirrored=True)
+        return self.evaluation_view(size)._replace(mirrored=True)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class TrainingTransform:
 
     def draw(self, size: tuple[int, int], random: torch.Generator | None = None) -> View:
         """Draw a view of an image of ``size`` (width, height) by this generator, or by torch's own."""
-        view, crop = self.preprocessing.geometry(size), self.preprocessing.crop
+        view, crop = self.preprocessing.evaluation_view(size), self.preprocessing.crop
         if crop is not None and self.random_crop:
             left, top = (int(torch.randint(side - crop + 1, (), generator=random)) for side in view.size)
             view = view._replace(box=(left, top, left + crop, top + crop))

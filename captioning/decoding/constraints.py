@@ -33,7 +33,8 @@ class Constraints:
 
     def check(self, max_length: int) -> None:
         """Raise InputError if captions of at most ``max_length`` words cannot meet the constraints."""
-        check_lengths(self.min_length, max_length)
+        check_whole(1, max_length=max_length)
+        check_whole(0, max_length, min_length=self.min_length)
         if len(self.prefix) >= max_length:
             raise InputError(f"prefix: {len(self.prefix)} words leave no room below max_length {max_length}")
 
@@ -66,10 +67,3 @@ def _repeats(words: Tensor, n: int, vocabulary_size: int) -> Tensor:
         begun = (ngrams[..., :-1] == words[:, None, words.shape[1] - n + 1 :]).all(dim=2)
         repeated.scatter_add_(1, ngrams[..., -1], begun.float())
     return repeated > 0
-
-
-def check_lengths(min_length: int, max_length: int) -> None:
-    """Raise InputError if no caption has at least ``min_length`` and at most ``max_length`` words."""
-    check_whole(1, max_length=max_length)
-    if not 0 <= min_length <= max_length:
-        raise InputError(f"min_length must be in 0 .. {max_length}, at most max_length, got {min_length}")

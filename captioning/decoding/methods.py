@@ -21,11 +21,8 @@ def decode(
 ) -> list[list[Hypothesis]]:
     """Return the captions of every image of ``state``, (B, ..) each: best first, or in the order of sampling.
 
-    Args:
-        vocabulary: The model's, which ``prefix`` and ``no_repeat_content`` need.
-
-    Raises:
-        InputError: No caption meets the constraints, or the model does not know a word of the prefix.
+    ``vocabulary`` is the model's, which ``prefix`` and ``no_repeat_content`` need. Raises InputError if no caption
+    meets the constraints, or the model does not know a word of the prefix.
     """
     if not isinstance(options, DecodingOptions):
         options = DecodingOptions(**vars(options))
@@ -34,8 +31,8 @@ def decode(
     if options.method == "greedy":
         return [[hypothesis] for hypothesis in greedy(step, state, **limits)]
     if options.method == "beam":
-        width, exponent = max(options.beam_size, S), options.length_normalization
-        beams = beam_search(step, state, beam_size=width, length_normalization=exponent, **limits)
+        limits["length_normalization"] = options.length_normalization
+        beams = beam_search(step, state, beam_size=max(options.beam_size, S), **limits)
         return [beam[: options.samples] for beam in beams]
     states = tuple(tensor.repeat_interleave(S, dim=0) for tensor in state)
     sampled = sample(step, states, temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, **limits)
@@ -55,6 +52,7 @@ def beam_search(
 
     As in the authors' code, a finished hypothesis leaves the beam and narrows it; the search for an image ends when K
     have finished, or at ``max_length``, where those still alive are returned as unfinished, after the finished ones.
+    Raises InputError if no caption of ``max_length`` words meets the constraints, or no word has a finite probability.
 
     Args:
         state: State of B rows, one per image; after the first step it has K rows per image.
@@ -63,37 +61,31 @@ def beam_search(
             counted as a step: 0 ranks by log-probability, 1 by its mean per step.
         max_length: Largest number of steps. A caption that has not ended by then is cut off after this many words.
         constraints: What the words must be.
-
-    Raises:
-        InputError: No caption of ``max_length`` words meets the constraints, or no word has a finite probability.
     """
-    slots = torch.arange(beam_size, device=state[0].device)
+    K, slots = beam_size, torch.arange(beam_size, device=state[0].device)
 
     def choose(log_probs: Tensor, total: Tensor, left: Tensor, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        total, parent, word, log_prob = _best(log_probs, total, beam_size)
+        total, parent, word, log_prob = _best(log_probs, total, K)
         return total.masked_fill(slots >= left, float("-inf")), parent, word, log_prob
 
-    hypotheses = search(
-        step, state, choose, K=beam_size, max_length=max_length, constraints=constraints, exponent=length_normalization
-    )
+    limits: dict[str, Any] = {"max_length": max_length, "constraints": constraints}
+    hypotheses = search(step, state, choose, K=K, length_normalization=length_normalization, **limits)
     if len(hypotheses) < step.images:
         raise InputError("the model gives no word a finite probability; use another checkpoint")
     return [sorted(image, key=lambda caption: (not caption.finished, -caption.log_prob)) for image in hypotheses]
 
 
-def _best(log_probs: Tensor, total: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the ``size`` best continuations of each image: total, parent, word and log_prob, (B, size) each.
+def _best(log_probs: Tensor, total: Tensor, K: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the K best continuations of each image: total, parent, word and log_prob, (B, K) each.
 
-    Args:
-        log_probs: (B, rows, V), of the next word of every beam.
-        total: (B, rows), the log-probabilities of the beams.
+    ``log_probs`` (B, R, V) are those of the next word of every beam, ``total`` (B, R) those of the beams.
     """
     # The best of each row hold the best of the image.
-    log_prob, word = log_probs.topk(min(size, log_probs.shape[2]), dim=2)
+    log_prob, word = log_probs.topk(min(K, log_probs.shape[2]), dim=2)
     words_per_beam = log_prob.shape[2]
     totals, log_prob, word = (log_prob + total.unsqueeze(2)).flatten(1), log_prob.flatten(1), word.flatten(1)
-    missing = max(0, size - totals.shape[1])  # of a beam wider than the vocabulary
-    total, best = torch.nn.functional.pad(totals, (0, missing), value=float("-inf")).topk(size, dim=1)
+    missing = max(0, K - totals.shape[1])  # a beam may be wider than the vocabulary
+    total, best = torch.nn.functional.pad(totals, (0, missing), value=float("-inf")).topk(K, dim=1)
     best = best.clamp(max=totals.shape[1] - 1)  # changes padding only
     return total, best // words_per_beam, word.gather(1, best), log_prob.gather(1, best)
 

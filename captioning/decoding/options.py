@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from captioning.decoding.constraints import Constraints, check_lengths
+from typing_extensions import Self
+
+from captioning.decoding.constraints import Constraints
 from captioning.errors import InputError, check_choice, check_range, check_whole
 from captioning.trace import ContextMode
 from captioning.vocabulary import FUNCTION_WORDS, Vocabulary
@@ -30,10 +32,9 @@ class BeamOptions:
 
     def __post_init__(self) -> None:
         check_whole(1, 1000, beam_size=self.beam_size, max_length=self.max_length)
-        check_whole(0, min_length=self.min_length)
+        check_whole(0, self.max_length, min_length=self.min_length)
         check_whole(1, no_repeat_ngram=self.no_repeat_ngram)
         check_range(-10, 10, length_normalization=self.length_normalization)
-        check_lengths(self.min_length, self.max_length)
 
     def constraints(self, vocabulary: Vocabulary | None) -> Constraints:
         """Return the constraints on a model's captions. Without its vocabulary, content words may be repeated."""
@@ -43,16 +44,18 @@ class BeamOptions:
         return Constraints(self.min_length, self.no_repeat_ngram, repeatable=repeatable)
 
     @classmethod
-    def of_settings(cls, settings: Mapping[str, Any]) -> BeamOptions:
+    def of_settings(cls, settings: Mapping[str, Any]) -> Self:
         """Return the options of the validations in the configuration of a training; defaults where it has none."""
         search = (settings.get("model") or {}).get("search") or {}
         names = {field.name for field in dataclasses.fields(BeamOptions)}
-        return BeamOptions(**{name: value for name, value in search.items() if name in names and value is not None})
+        return cls(**{name: value for name, value in search.items() if name in names and value is not None})
 
 
 @dataclass(frozen=True)
 class DecodingOptions(BeamOptions):
     """How captions are decoded; ``captioning.decoding`` explains the search.
+
+    Raises InputError if an option is out of its range, or is set and has no effect with the method.
 
     Attributes:
         method: Beam search, greedy decoding, or sampling of words.
@@ -66,10 +69,6 @@ class DecodingOptions(BeamOptions):
         top_p: Probability of the most probable words that are sampled from; None for 1.
         seed: Seed of method or context mode "sample": the same images in batches of one size get the same captions.
             None uses torch's global generator as it is.
-
-    Raises:
-        InputError: The method is unknown, an option is out of its range, or an option is set that has no effect with
-            the method.
     """
 
     method: Literal["beam", "greedy", "sample"] = "beam"

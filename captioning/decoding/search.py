@@ -30,7 +30,7 @@ def search(
     K: int,
     max_length: int,
     constraints: Constraints,
-    exponent: float = 0.0,
+    length_normalization: float = 0.0,
 ) -> list[list[Hypothesis]]:
     """Return up to K hypotheses of every image, by slot and then by step; ``beam_search`` explains the other arguments.
 
@@ -76,12 +76,14 @@ def search(
             images, left, total, words, rows = (x[unfinished] for x in (images, left, total, words, rows))
         tokens, R = words.flatten(), K
         state = tuple(tensor.index_select(0, rows.flatten()) for tensor in out.state)
-    return _hypotheses(complete, traces, exponent)
+    return _hypotheses(complete, traces, length_normalization)
 
 
-def _hypotheses(complete: list[list[Tensor]], traces: list[AttentionTrace], exponent: float) -> list[list[Hypothesis]]:
+def _hypotheses(
+    complete: list[list[Tensor]], traces: list[AttentionTrace], length_normalization: float
+) -> list[list[Hypothesis]]:
     ids, log_probs, numbers, image, slot, last = (torch.cat(fields) for fields in zip(*complete, strict=True))
-    total = log_probs.cumsum(dim=1).gather(1, last.unsqueeze(1)).squeeze(1) / (last + 1.0) ** exponent
+    total = log_probs.cumsum(dim=1).gather(1, last.unsqueeze(1)).squeeze(1) / (last + 1.0) ** length_normalization
     fields = (None if steps[0] is None else torch.cat(steps)[numbers] for steps in zip(*traces, strict=True))
     trace = map_fields(AttentionTrace(*fields), lambda x: (x.float() if x.is_floating_point() else x).cpu())
     columns = [column.tolist() for column in (image, slot, last, total, ids, log_probs)]

@@ -8,5 +8,3 @@ from captioning.encoders.base import Encoder
 from captioning.encoders.conv import ConvEncoder
 from captioning.encoders.efficientnet import EfficientNetLite2
 from captioning.encoders.published import TimmEncoder, TorchvisionEncoder
-
-__all__ = ["ConvEncoder", "EfficientNetLite2", "Encoder", "TimmEncoder", "TorchvisionEncoder"]

@@ -11,19 +11,17 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from captioning.cells import CellGrid, GridSize
 from captioning.component import Component
 from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError, one_line
 from captioning.files import is_lfs_pointer
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 # These arguments do not change the computation, or are compared as preprocessing.
 _NOT_IDENTITY = {"weights", "trainable_from", "learning_rate", "image_size", "crop", "mean", "std"}
@@ -34,7 +32,7 @@ _PROBES, _PROBES_OF_FROZEN = 64, 32  # probes of cells; frozen networks are larg
 _PROBES_AT_A_TIME = 8
 _EVEN = 1 / 16  # strides; a measured offset this close to the even one counts as even
 
-OPTION = "model.encoder.init_args.weights"
+WEIGHTS_OPTION = "model.encoder.init_args.weights"
 
 Weights = str | Path | Callable[[], dict[str, Tensor]]
 """A file of a state dict, or a function that returns it."""
@@ -233,7 +231,7 @@ class Encoder(Component):
 
     # Identity
 
-    def fingerprint(self) -> dict[str, Any]:
+    def frozen_identity(self) -> dict[str, Any]:
         """Return the ``identity`` of a frozen encoder. Raises InputError if it is fine-tuned.
 
         A feature cache with the same identity may replace the encoder.
@@ -287,7 +285,8 @@ def _load_weights(network: nn.Module, weights: Weights) -> None:
 
 def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
-        raise InputError(f"{OPTION}: {path} is no file; `captioning prepare weights` fetches those of the configs")
+        remedy = "`captioning prepare weights` fetches those of the configs"
+        raise InputError(f"{WEIGHTS_OPTION}: {path} is no file; {remedy}")
     if is_lfs_pointer(path):
         raise InputError(f"{path}: is the pointer of git-LFS, not the weights; run git lfs pull")
     try:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from captioning.data.transforms import Preprocessing
 from captioning.encoders.base import Encoder
-from captioning.errors import InputError, check_range
+from captioning.errors import InputError, check_whole
 
 
 class ConvEncoder(Encoder):
@@ -41,8 +41,8 @@ class ConvEncoder(Encoder):
         learning_rate: float | None = None,
     ) -> None:
         for number in channels:
-            check_range(1, 4096, channels=number)  # more would take minutes to build
-        check_range(1, 4096, image_size=image_size, strides=min(strides, default=0))
+            check_whole(1, 4096, channels=number)  # more would take minutes to build
+        check_whole(1, 4096, image_size=image_size, strides=min(strides, default=0))
         if len(channels) != len(strides) or image_size % math.prod(strides):
             layers = f"channels {list(channels)} and strides {list(strides)} must be equally many"
             raise InputError(f"ConvEncoder: {layers}, and the strides' product must divide image_size {image_size}")

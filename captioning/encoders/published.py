@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from captioning.data.transforms import Preprocessing
-from captioning.encoders.base import OPTION, Encoder, Weights, whole_name
-from captioning.errors import InputError, check_range, did_you_mean, one_line
+from captioning.encoders.base import WEIGHTS_OPTION, Encoder, Weights, whole_name
+from captioning.errors import InputError, check_whole, did_you_mean, one_line
 
 _NODE = "annotations"
-_BY_HAND = f"give a file with --{OPTION} PATH"
+_BY_HAND = f"give a file with --{WEIGHTS_OPTION} PATH"
 
 
 class Published(NamedTuple):
@@ -77,7 +77,7 @@ class TorchvisionEncoder(PublishedEncoder):
         trainable_from: str | None = None,
         learning_rate: float | None = None,
     ) -> None:
-        check_range(1, image_size=image_size)
+        check_whole(1, image_size=image_size)
         published = _torchvision_network(name, node, weights, image_size, model_args or {})
         super().__init__(published, crop, mean, std, trainable_from=trainable_from, learning_rate=learning_rate)
 
@@ -93,7 +93,7 @@ def _torchvision_network(
     file = Path(weights) if weights is not None and ("." in weights or "/" in weights) else None
     members = torchvision.models.get_model_weights(name).__members__
     if file is None and weights not in (None, *members):
-        raise InputError(f"{OPTION}: {name} has no {weights!r}, but {', '.join(members)}; or give a file")
+        raise InputError(f"{WEIGHTS_OPTION}: {name} has no {weights!r}, but {', '.join(members)}; or give a file")
     same_file = (member for member in members.values() if file is not None and member.url.endswith(f"/{file.name}"))
     member = next(same_file, members["DEFAULT" if file is not None or weights is None else weights])
     transform = member.transforms()
@@ -157,7 +157,7 @@ class TimmEncoder(PublishedEncoder):
         trainable_from: str | None = None,
         learning_rate: float | None = None,
     ) -> None:
-        check_range(1, image_size=image_size)
+        check_whole(1, image_size=image_size)
         published = _timm_network(name, out_index, weights, image_size, model_args or {})
         super().__init__(published, crop, mean, std, trainable_from=trainable_from, learning_rate=learning_rate)
 

@@ -16,7 +16,7 @@ from captioning.data.records import CaptionSource
 from captioning.data.regions import RegionsInView, named_regions
 from captioning.data.sampler import image_batches
 from captioning.decoding import BeamOptions, Hypothesis
-from captioning.errors import InputError, check_range
+from captioning.errors import InputError, check_whole
 from captioning.evaluation.grounding import grounding_metrics, noun_hits
 from captioning.evaluation.records import CaptionedImage, NounHit
 from captioning.metrics.table import caption_metrics
@@ -37,7 +37,7 @@ class Evaluator:
 
     captioner: CaptionModel
     vocabulary: Vocabulary
-    regions: RegionsInView  # of the split
+    regions: RegionsInView  # those of the split
     search: BeamOptions
     bound_samples: int = 0
     """Draws of locations for each reference, to estimate the bounds of stochastic attention. 0 estimates none."""
@@ -49,7 +49,7 @@ class Evaluator:
     sums: dict[int, dict[str, float]] = field(default_factory=dict)
     """Sums of each batch, by the row of its first image: log-probabilities of its references in nats, and their number
     of "words". ``finish`` adds them in the order of the split, so that any number of processes gives the same
-    last digits. If another process's images and sums are merged into these, a batch that both evaluated counts once."""
+    last digits. Keys are rows, so merging another process's results counts a batch that both evaluated once."""
 
     def __post_init__(self) -> None:
         if self.references and not self.regions.index.captions:
@@ -85,7 +85,7 @@ class Evaluator:
             torch.manual_seed(int(stream[0]))
             memory = self.captioner.encode_batch(batch)
             objects = [self.regions.objects(row) for row in rows]
-            reference_hits = self._references(batch, memory) if self.references else [{}] * len(rows)
+            reference_hits = self._reference_hits(batch, memory) if self.references else [{}] * len(rows)
             hypotheses = [[best] for best, *_ in self.captioner.search(memory, self.search, self.vocabulary)]
             if any(objects) or any(row < self.keep for row in rows):
                 hypotheses = self.captioner.with_evidence(memory, hypotheses)
@@ -112,7 +112,7 @@ class Evaluator:
             if row < self.keep:
                 self.kept[row] = image, best
 
-    def _references(self, batch: CaptionBatch, memory: Any) -> list[dict[str, list[NounHit]]]:
+    def _reference_hits(self, batch: CaptionBatch, memory: Any) -> list[dict[str, list[NounHit]]]:
         """Teacher-force the references, and return the hits of attention at their phrases for each image."""
         with self.captioner.in_context_mode("expected"):
             output = self.captioner.teacher_force(batch, memory)
@@ -165,8 +165,8 @@ def evaluate(
         features: Folder that `captioning extract` wrote; its annotations replace the encoder.
         options: Further fields of the ``Evaluator``.
     """
-    check_range(1, limit_images=limit_images, batch_size=batch_size)
-    check_range(0, 1024, num_workers=num_workers)
+    check_whole(1, limit_images=limit_images, batch_size=batch_size)
+    check_whole(0, 1024, num_workers=num_workers)
     source.tokenizer = vocabulary.tokenizer
     source.prepare()
     data = SplitData(source, split, limit_images=limit_images, features=features)

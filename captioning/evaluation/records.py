@@ -93,15 +93,17 @@ def write_predictions(folder: Path, images: Sequence[CaptionedImage]) -> tuple[P
 
 def read_metrics(path: Path) -> tuple[dict[str, float], dict[str, Any]]:
     """Return the metrics of STAGE_metrics.json without their prefix, and the options of the search."""
-    content = converted(path, read_json(path), dict[str, Any], _EXPECTED)
+    content = convert(path, read_json(path), dict[str, Any], _EXPECTED)
     metrics = {name.partition("/")[2]: value for name, value in content.items() if isinstance(value, (int, float))}
     search = content.get("search", {})
-    return metrics, {"context_mode" if name == "inference" else name: value for name, value in search.items()}  # of 0.2
+    return metrics, {
+        "context_mode" if name == "inference" else name: value for name, value in search.items()
+    }  # 0.2's name
 
 
 def read_captions(path: Path) -> dict[int, CaptionedImage]:
     """Return the images of STAGE_captions.json by their id. Fields of earlier versions are ignored."""
-    images = converted(path, read_json(path), list[CaptionedImage], _EXPECTED)
+    images = convert(path, read_json(path), list[CaptionedImage], _EXPECTED)
     return {image.image_id: image for image in images}
 
 
@@ -112,7 +114,7 @@ class ImageCaption(msgspec.Struct):
     caption: str
 
 
-def converted(path: Path, content: Any, kind: Any, expected: str) -> Any:
+def convert(path: Path, content: Any, kind: Any, expected: str) -> Any:
     """Return the content of a JSON file as this type. Raises InputError, which names the expected content."""
     try:
         return msgspec.convert(content, kind)
@@ -128,7 +130,7 @@ def write_results(path: Path, captions: Iterable[tuple[int, str]]) -> None:
 def read_results(path: Path) -> dict[int, str]:
     """Return the captions of a results file by image number. Raises InputError if an image has two captions."""
     captions: dict[int, str] = {}
-    for entry in converted(path, read_json(path), list[ImageCaption], '[{"image_id": 17, "caption": "a dog"}, ..]'):
+    for entry in convert(path, read_json(path), list[ImageCaption], '[{"image_id": 17, "caption": "a dog"}, ..]'):
         if entry.image_id in captions:
             raise InputError(f"{path}: image_id {entry.image_id} has two captions; only one is allowed")
         captions[entry.image_id] = entry.caption
@@ -141,15 +143,12 @@ def read_references(path: Path, *, split: str, tokenizer: Tokenizer) -> dict[int
     """Return the word lists of each image's references, by image number.
 
     The file is COCO's (``captions_val2017.json``), which holds one split, or Karpathy's (``dataset_coco.json``), read
-    as by ``KarpathySource``. References without a word are left out.
-
-    Raises:
-        InputError: The file cannot be read, is another file, has a wrong field, or holds no reference.
+    as by ``KarpathySource``. References without a word are left out. Raises InputError if it is neither, or holds none.
     """
     content = read_json(path)
     references: dict[int, list[list[str]]] = {}
     if isinstance(content, dict) and "annotations" in content:
-        for entry in converted(path, content["annotations"], list[ImageCaption], "COCO's annotations"):
+        for entry in convert(path, content["annotations"], list[ImageCaption], "COCO's annotations"):
             if words := tokenizer.tokenize(entry.caption):
                 references.setdefault(entry.image_id, []).append(words)
     elif isinstance(content, dict) and "images" in content:

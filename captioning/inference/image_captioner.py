@@ -15,7 +15,7 @@ from PIL import Image
 
 from captioning.checkpoint.export import StoredType, write_export
 from captioning.checkpoint.load import PRETRAINED, read_models
-from captioning.decoding import BeamOptions, DecodingOptions, Hypothesis
+from captioning.decoding import DecodingOptions, Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_whole
 from captioning.inference.caption import Caption, Photo
@@ -60,7 +60,7 @@ class ImageCaptioner(Generic[Model]):
         self.model: Model = model.eval().requires_grad_(False)
         self.vocabulary = vocabulary
         self.settings = settings or {}
-        self.options = DecodingOptions(**vars(BeamOptions.of_settings(self.settings)))
+        self.options = DecodingOptions.of_settings(self.settings)
         self.members: Sequence[Any] = model.members if isinstance(model, Ensemble) else [model]
         if any(member.decoder.attention.context_mode == "sample" for member in self.members):
             self.options = dataclasses.replace(self.options, context_mode="sample")  # so that a seed has an effect

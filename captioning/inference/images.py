@@ -63,7 +63,7 @@ def _photo_of(source: str | Image.Image, state: tuple[int, int] | None, preproce
         warn_once(f"{source}: is no longer the image that was captioned; figures show the pixels that the model saw")
         return None
     photo = open_image(source, _PHOTO_SIDE)
-    return photo, preprocessing.region(photo.size)
+    return photo, preprocessing.view_box(photo.size)
 
 
 def _state(path: str) -> tuple[int, int] | None:

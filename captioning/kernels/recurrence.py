@@ -89,5 +89,5 @@ def _leaving(lengths: Tensor, images: int, T: int) -> tuple[Tensor, list[int]] |
 
 
 def _stacked(tensors: Sequence[Tensor | None]) -> Tensor | None:
-    existing = [x for x in tensors if x is not None]  # of all steps, or of none
+    existing = [x for x in tensors if x is not None]  # all steps have it, or none
     return torch.stack([padded(x, len(existing[0])) for x in existing], 1) if existing else None

@@ -32,7 +32,7 @@ from captioning.precision import to_autocast
 SMALLEST = 1e-15
 """Smaller totals are replaced by this value; the plain formula computes such steps."""
 
-CHUNK_BYTES = {"cpu": 8 << 20}  # of G: fits in a CPU's cache between operations
+CHUNK_BYTES = {"cpu": 8 << 20}  # this much of G fits in a CPU's cache between operations
 OTHER_CHUNK_BYTES = 256 << 20
 
 

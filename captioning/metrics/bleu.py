@@ -102,7 +102,8 @@ def bleu_counts(
     """Return the counts that corpus BLEU sums over images.
 
     The closest reference length counts: of two equally close lengths, the shorter. A hypothesis shorter than n words
-    has no n-grams; nltk's ``corpus_bleu`` counts one n-gram that cannot match.
+    has no n-grams; nltk's ``corpus_bleu`` counts one n-gram that cannot match. Raises ValueError if there is not one
+    image for each hypothesis, or an image has no reference.
 
     Args:
         hypotheses: M word lists.
@@ -112,9 +113,6 @@ def bleu_counts(
     Returns:
         (M, 10): matched n-grams of the hypothesis, n = 1..4; its n-grams, n = 1..4; its words; words of the closest
         reference.
-
-    Raises:
-        ValueError: There is not one image for each hypothesis, or an image has no reference.
     """
     index = references if isinstance(references, ReferenceNGrams) else ReferenceNGrams(references)
     numbers, hypothesis, reference = index.pairs(hypotheses, images)

@@ -25,11 +25,11 @@ class CiderD:
     """
 
     def __init__(self, references: Sequence[Sequence[Words]]) -> None:
-        self.index = ReferenceNGrams(references)
+        self.ngrams = ReferenceNGrams(references)
         self._log_documents = float(np.log(max(len(references), 1)))
         # For each n: (K,) inverse document frequencies, (references, K).
-        self._weights = [self._log_documents - np.log((most > 0).sum(axis=0)) for most in self.index.most]
-        self._values = [(n * weights).tocsr() for n, weights in zip(self.index.counts, self._weights, strict=True)]
+        self._weights = [self._log_documents - np.log((most > 0).sum(axis=0)) for most in self.ngrams.most]
+        self._values = [(n * weights).tocsr() for n, weights in zip(self.ngrams.counts, self._weights, strict=True)]
 
     def values(self, hypotheses: Sequence[Words], images: Sequence[int] | None = None) -> Floats:
         """Return CIDEr-D in [0, 10] of each hypothesis, (M,); the corpus' CIDEr-D is the mean.
@@ -37,9 +37,9 @@ class CiderD:
         ``images`` has the number of each hypothesis' image, by default in order. Raises ValueError if there is not
         one image for each hypothesis.
         """
-        numbers, hypothesis, reference = self.index.pairs(hypotheses, images)
+        numbers, hypothesis, reference = self.ngrams.pairs(hypotheses, images)
         similarity = np.zeros(len(hypothesis))
-        ngrams = zip(self.index.count(hypotheses), self._weights, self._values, strict=True)  # of n = 1 .. 4
+        ngrams = zip(self.ngrams.count(hypotheses), self._weights, self._values, strict=True)  # n = 1 .. 4
         for counts, weights, reference_values in ngrams:
             weights_of_unseen = np.full(counts.shape[1] - len(weights), self._log_documents)
             values = (counts * np.append(weights, weights_of_unseen)).tocsr()
@@ -48,7 +48,7 @@ class CiderD:
             similarity += ratio(products, norm(values, axis=1)[hypothesis] * norm(second, axis=1))
         # The toolkit measures length in bigrams, so no word and one word are equally long.
         lengths = np.array([max(len(words) - 1, 0) for words in hypotheses], dtype=np.int64)
-        difference = lengths[hypothesis] - np.maximum(self.index.lengths[reference] - 1, 0)
+        difference = lengths[hypothesis] - np.maximum(self.ngrams.lengths[reference] - 1, 0)
         similarity *= np.exp(-(difference**2) / (2 * SIGMA**2))
         summed = np.bincount(hypothesis, similarity, minlength=len(numbers))
-        return SCALE * summed / (ORDERS * self.index.sizes[numbers])
+        return SCALE * summed / (ORDERS * self.ngrams.sizes[numbers])

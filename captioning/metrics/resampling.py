@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 Statistic = Callable[[Floats], Floats]
 """Turns counts summed over images (..., C) into a metric (...) or S metrics (..., S)."""
 
-LEVEL = 0.05  # of significance
+SIGNIFICANCE_LEVEL = 0.05
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Difference:
 
     @property
     def significant(self) -> bool:
-        return self.corrected < LEVEL
+        return self.corrected < SIGNIFICANCE_LEVEL
 
     @property
     def clear(self) -> bool:

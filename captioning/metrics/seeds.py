@@ -6,8 +6,8 @@ readers nested in methods: Hillis 2014, Statistics in Medicine 33):
 
     Var(mean_2 - mean_1) = S_1^2 / m_1 + S_2^2 / m_2 + max(0, J - E_1 / m_1 - E_2 / m_2).
 
-S_g^2 is the variance of the metric over the m_g seeds of group g. J is the variance over images of the difference
-between these very runs. E_g is the variance over images that is particular to each run of group g. The last term is
+S_g^2 is the variance of the metric over the m_g seeds of variant g. J is the variance over images of the difference
+between these very runs. E_g is the variance over images that is particular to each run of variant g. The last term is
 the effect of a variant on single images, the same with every seed. J and E_g come from the jackknife, which leaves out
 one image at a time, so that any metric of summed counts has them, corpus BLEU included.
 
@@ -16,7 +16,7 @@ sources' shares of the variance (Cochran 1964, Biometrics 20). Satterthwaite's s
 up to 12 % of false positives in place of 5 % where a variance of few seeds is small by chance. An interval is no
 narrower than the interval over images alone.
 
-If run s of the second group started from run s of the first, the differences of the pairs are one group with one S^2.
+If run s of the second variant started from run s of the first, the pairs' differences count as one variant, with one S^2.
 docs/statistics.md has the simulated coverage. An exact permutation test cannot replace this rule: three seeds against
 three can be exchanged in 20 ways, so its p-value is at least 0.1.
 """
@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 
-from captioning.metrics.resampling import LEVEL, Difference, Floats, Interval, Statistic, ratio
+from captioning.metrics.resampling import SIGNIFICANCE_LEVEL, Difference, Floats, Interval, Statistic, ratio
 
 RULE = "jackknife over images, Cochran's critical values"
 """The rule of these intervals, as files and pages name it."""
@@ -41,12 +41,9 @@ def seed_differences(
     Args:
         first, second: (seeds, images, C) of the same images, two or more seeds each; their numbers may differ.
         paired: Each run of ``second`` started from the run of ``first`` with the same index.
-
-    Raises:
-        ValueError: Fewer than two seeds.
     """
     gains = Gains(np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64), statistic, paired=paired)
-    columns = (column.tolist() for column in (gains.values, gains.half_width(LEVEL), gains.p_values()))
+    columns = (column.tolist() for column in (gains.values, gains.half_width(SIGNIFICANCE_LEVEL), gains.p_values()))
     return [
         Difference(Interval(value, value - width, value + width), p_value, corrected=p_value)
         for value, width, p_value in zip(*columns, strict=True)
@@ -63,7 +60,7 @@ class Gains:
 
     def __init__(self, first: Floats, second: Floats, statistic: Statistic, *, paired: bool) -> None:
         if min(len(first), len(second)) < 2:
-            raise ValueError(f"each group needs two seeds or more, got {len(first)} and {len(second)}")
+            raise ValueError(f"each variant needs two seeds or more, got {len(first)} and {len(second)}")
         (before, changes_before), (after, changes_after) = _jackknife(first, statistic), _jackknife(second, statistic)
         image_changes = changes_after.mean(axis=0) - changes_before.mean(axis=0)  # (images, S)
         self.values = after.mean(axis=0) - before.mean(axis=0)
@@ -74,7 +71,7 @@ class Gains:
         run_variance = sum(changes.var(axis=0, ddof=1).sum(axis=0) / len(changes) for _, changes in sources)
         over_seeds = [values.var(axis=0, ddof=1) / len(values) for values, _ in sources]
         freedom = [*(len(values) - 1 for values, _ in sources), max(1, len(image_changes) - 1)]
-        # The seeds of each group or of the pairs first, the images last: (sources, S) and (sources, 1).
+        # The seeds of each variant or of the pairs first, the images last: (sources, S) and (sources, 1).
         self._variances = np.stack([*over_seeds, np.maximum(0, self.over_images - run_variance)])
         self._freedom = np.array(freedom, dtype=np.float64)[:, None]
 

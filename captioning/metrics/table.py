@@ -139,11 +139,8 @@ def family_counts(
 ) -> Iterator[tuple[Family, Floats]]:
     """Yield each family of metrics that is available here with its counts (images, C).
 
-    Args:
-        java: Compute METEOR, which takes 4 s and more. A warning says once why it is not available.
-
-    Raises:
-        ValueError: The lists differ in length, or an image has no reference.
+    ``java`` computes METEOR, which takes 4 s and more. A warning says once why it is not available. Raises ValueError
+    if the lists differ in length, or an image has no reference.
     """
     if len(references) == 1:
         warn_once("CIDEr-D of one image is 0: there are no document frequencies; evaluate several images together")

@@ -143,10 +143,7 @@ class Decoder(Component):
 
         Args:
             annotations: (B, L, D), any float type.
-            mask: (B, L) bool, True where a location exists.
-
-        Raises:
-            ValueError: The mask has another shape, or hides a whole image.
+            mask: (B, L) bool, True where a location exists, at least one for each image.
         """
         if mask is not None and mask.shape != annotations.shape[:2]:
             raise ValueError(f"annotation mask must be {tuple(annotations.shape[:2])}, got {tuple(mask.shape)}")
@@ -198,7 +195,4 @@ class Decoder(Component):
             memory: The memory of B images.
             samples: S, how often each caption is decoded, with draws and dropout of its own after a shared initial
                 state. The output has N * S captions, the samples of a caption adjacent.
-
-        Raises:
-            ValueError: Captions or lengths of another shape.
         """

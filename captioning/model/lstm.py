@@ -26,7 +26,7 @@ from captioning.attention import AnnotationLayer, Attention, Memory
 from captioning.attention.memory import repeat_rows
 from captioning.cells import GridSize
 from captioning.component import check_size
-from captioning.errors import check_range
+from captioning.errors import check_range, check_whole
 from captioning.kernels.recurrence import run_recurrence
 from captioning.linear import Linear
 from captioning.model.decoder import Decoder, DecoderOutput, Packed
@@ -39,6 +39,7 @@ class AttentionDecoder(Decoder):
     """An LSTM decoder that attends to the image before it predicts each word.
 
     Its state is (h, c, ...): h and c of shape (N, H), then the tensors that the attention carries from step to step.
+    Raises InputError if a value is out of range, or the output does not work with the attention.
 
     Args:
         attention: The attention over annotations, any score with any selection.
@@ -57,9 +58,6 @@ class AttentionDecoder(Decoder):
         annotation_layer: A layer over the (standardized) annotations, such as a bidirectional LSTM; the decoder attends
             to its output.
         output: Layers that predict words from state and context. Defaults to the paper's deep output.
-
-    Raises:
-        InputError: A size or probability is out of range, or the output does not work with the attention.
     """
 
     def __init__(
@@ -78,7 +76,7 @@ class AttentionDecoder(Decoder):
     ) -> None:
         super().__init__(attention, standardize_annotations=standardize_annotations, annotation_layer=annotation_layer)
         check_size(embedding_dim=embedding_dim, hidden_dim=hidden_dim)
-        check_range(1, 64, init_layers=init_layers)
+        check_whole(1, 64, init_layers=init_layers)
         check_range(0, 0.99, dropout=dropout)
         self.embedding_dim = embedding_dim
         self.hidden_dim = hidden_dim
@@ -103,7 +101,7 @@ class AttentionDecoder(Decoder):
         self.gate = ScalarGate(H) if self.gated else NoGate()
         self.output.build(E, H, D, vocabulary_size, dropout=self.dropout)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
-        for weight in self.hidden_to_gates.weight.chunk(4):  # of i, f, o, g
+        for weight in self.hidden_to_gates.weight.chunk(4):  # i, f, o, g
             nn.init.orthogonal_(weight)
         with torch.no_grad():
             self.embedding.weight[PAD].zero_()

@@ -15,7 +15,7 @@ from captioning.attention.layers import sinusoids
 from captioning.attention.memory import repeat_rows
 from captioning.cells import GridSize
 from captioning.component import check_size
-from captioning.errors import InputError, check_range
+from captioning.errors import InputError, check_range, check_whole
 from captioning.linear import Linear
 from captioning.model.decoder import Decoder, DecoderOutput, Packed
 from captioning.trace import AttentionTrace, State, map_fields
@@ -36,7 +36,8 @@ class TransformerDecoder(Decoder):
     of the words so far, (N, t, d) twice per layer.
 
     Annotations are projected to d, so that any encoder fits. They have no positions; an ``annotation_layer`` such as
-    ``captioning.attention.AnnotationAttention`` adds those of their cells.
+    ``captioning.attention.AnnotationAttention`` adds those of their cells. Raises InputError if a value is out of range,
+    or the attention draws locations or carries a state.
 
     Args:
         attention: The attention over annotations; every layer has a copy with weights of its own. The transformer's is
@@ -50,9 +51,6 @@ class TransformerDecoder(Decoder):
             hidden layer, and a weight of the self-attention.
         standardize_annotations, annotation_layer: As in ``AttentionDecoder``.
         tie_embeddings: Whether the output layer and the word embedding share one matrix (Press & Wolf 2017).
-
-    Raises:
-        InputError: A size or probability is out of range, or the attention draws locations.
     """
 
     def __init__(
@@ -70,8 +68,8 @@ class TransformerDecoder(Decoder):
     ) -> None:
         super().__init__(attention, standardize_annotations=standardize_annotations, annotation_layer=annotation_layer)
         check_size(dim=dim, feedforward_dim=feedforward_dim)
-        check_range(1, 64, layers=layers)
-        check_range(1, heads=heads)
+        check_whole(1, 64, layers=layers)
+        check_whole(1, heads=heads)
         check_range(0, 0.99, dropout=dropout)
         if dim % heads or dim % 2:
             raise InputError(f"TransformerDecoder: dim {dim} must be even and a multiple of its {heads} heads")

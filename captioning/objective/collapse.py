@@ -12,7 +12,7 @@ from captioning.trace import AttentionTrace
 
 PATIENCE = 500
 """Training batches before the first verdict: at the start every attention is uniform."""
-MEMORY = 0.99
+DECAY = 0.99
 """Fraction of the old means that is kept at each batch: they average over about 100 batches."""
 LEAST_KL = 0.01
 """Smallest KL divergence in nats from word to word of alphas that depend on the word."""
@@ -60,7 +60,7 @@ class CollapseWatch:
         self.batches += 1
         limit = torch.as_tensor(locations, dtype=torch.float32).log().mean()
         for name, value in (statistics | {"limit": limit}).items():
-            self.means[name] = MEMORY * self.means.get(name, value) + (1 - MEMORY) * value
+            self.means[name] = DECAY * self.means.get(name, value) + (1 - DECAY) * value
 
     def cause(self) -> str | None:
         """Return the problem and its remedies in one line; None if there is no problem, or too few batches to tell."""

@@ -96,15 +96,12 @@ class MovingAverage(Estimator):
     Args:
         decay: Fraction of the old averages that is kept at each training batch.
         per_step: Whether every step has an average; those from the fiftieth on share one.
-        to_go: Whether R_t sums the rewards from step t on instead of all rewards of the caption.
+        to_go: Whether R_t sums the rewards from step t on instead of all rewards of the caption. It needs ``per_step``:
+            one average cannot follow returns to go, which shrink along the caption.
         initial: b_0. By default the first batch has the baseline 0, because its own mean depends on its draws, and the
             averages start with that mean.
         per_word: Whether R_t is divided by the number of the caption's words, as in the authors' code.
         all_captions: Whether captions whose contexts are expectations count too, as in the authors' code.
-
-    Raises:
-        InputError: An option is out of its range, or ``to_go`` has ``per_step=False``: one average
-            cannot follow returns to go, which shrink along the caption.
     """
 
     averages: Tensor
@@ -137,9 +134,8 @@ class MovingAverage(Estimator):
         return returns / mask.sum(dim=1, keepdim=True).clamp(min=1) if self.per_word else returns
 
     def baseline(self, returns: Tensor, rewards: Tensor, mask: Tensor, drawn: Tensor) -> Tensor:
-        values, counted = rewards, mask if self.all_captions else drawn
-        if not self.per_step:  # a caption counts once, however long it is
-            values, counted = returns[:, :1], counted[:, :1]
+        values = rewards if self.per_step else returns[:, :1]  # a caption counts once, however long it is
+        counted = (mask if self.all_captions else drawn)[:, : values.shape[1]]
         before = self.averages.nan_to_num()  # b_{k-1}
         step = torch.arange(values.shape[1], device=values.device).clamp(max=len(before) - 1)
         sums = torch.stack(((values * counted).sum(dim=0), counted.sum(dim=0))).to(before.dtype)

@@ -39,7 +39,7 @@ class Guidance(Component):
     def check(self, decoder: Decoder) -> None:
         """Raise InputError if the decoder cannot be taught by this term."""
 
-    def on_train_start(self, vocabulary: Vocabulary) -> None:
+    def prepare(self, vocabulary: Vocabulary) -> None:
         """Prepare for the words of a vocabulary; called once, before the first batch."""
 
     @abstractmethod
@@ -76,7 +76,7 @@ class EvidenceGuidance(Guidance):
             needed = f"an LSTM whose context is a sum over locations, not {type(decoder.attention).__name__}"
             raise InputError(f"guidance: EvidenceGuidance needs {needed}")
 
-    def on_train_start(self, vocabulary: Vocabulary) -> None:
+    def prepare(self, vocabulary: Vocabulary) -> None:
         ids = vocabulary.encode(word for word in self.function_words if word in vocabulary)
         self.silent = torch.tensor([START, END, *ids], device=self.silent.device)
 

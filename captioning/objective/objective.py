@@ -5,26 +5,24 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from captioning.attention.memory import repeat_rows
 from captioning.component import Component
 from captioning.data.batch import CaptionBatch
 from captioning.data.records import CaptionIndex
 from captioning.decoding import BeamOptions
-from captioning.errors import InputError, check_range
+from captioning.errors import InputError, check_range, check_whole
 from captioning.model import Captioner, Decoder, DecoderOutput
 from captioning.model.captioner import expand_to_captions
 from captioning.objective.estimators import Estimator, MovingAverage
 from captioning.objective.guidance import Guidance
 from captioning.objective.reductions import Reduction, step_entropy, step_log_probs
 from captioning.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class Loss(NamedTuple):
@@ -59,7 +57,7 @@ class Objective(Component):
         """
         return self
 
-    def on_train_start(self, index: CaptionIndex, vocabulary: Vocabulary, search: BeamOptions) -> None:
+    def prepare(self, index: CaptionIndex, vocabulary: Vocabulary, search: BeamOptions) -> None:
         """Prepare for training; called once, before its first batch.
 
         Args:
@@ -102,7 +100,7 @@ class Likelihood(Objective):
         reduction: Reduction | None = None,
     ) -> None:
         super().__init__()
-        check_range(1, samples=samples)
+        check_whole(1, samples=samples)
         check_range(0, attention_penalty=attention_penalty, entropy_weight=entropy_weight)
         check_range(0, 0.99, label_smoothing=label_smoothing)
         check_range(-math.inf, reward_weight=reward_weight)
@@ -130,9 +128,9 @@ class Likelihood(Objective):
             self.samples = self.estimator.samples
         return self
 
-    def on_train_start(self, index: CaptionIndex, vocabulary: Vocabulary, search: BeamOptions) -> None:
+    def prepare(self, index: CaptionIndex, vocabulary: Vocabulary, search: BeamOptions) -> None:
         for term in self.guidance:
-            term.on_train_start(vocabulary)
+            term.prepare(vocabulary)
 
     def forward(self, captioner: Captioner, batch: CaptionBatch) -> Loss:
         memory = captioner.encode_batch(batch)
@@ -143,7 +141,7 @@ class Likelihood(Objective):
         image_index = repeat_rows(batch.image_index, self.samples)  # (N,)
         exists = None if memory.mask is None else memory.mask[image_index]  # (N, L)
 
-        nll = reduction.nll(output.logits, output.targets, mask, label_smoothing=self.label_smoothing)  # of Eq. 10, 14
+        nll = reduction.nll(output.logits, output.targets, mask, label_smoothing=self.label_smoothing)  # Eq. 10, 14
         penalty = reduction.penalty(alphas, exists, stochastic=log_prob is not None)
         loss = nll + self.attention_penalty * penalty  # Eq. 14
         if log_prob is not None:  # below Eq. 12: stochastic attention should keep exploring

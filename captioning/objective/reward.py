@@ -41,5 +41,5 @@ class CaptionReward:
         hypotheses = [self.vocabulary.decode(h.ids) + ([END_WORD] if h.finished else []) for h in captions]
         reward = self.cider_d_weight * self.cider_d.values(hypotheses, rows)
         if self.bleu4_weight:
-            reward += self.bleu4_weight * sentence_bleu(bleu_counts(hypotheses, self.cider_d.index, rows))[:, 3] / 100
+            reward += self.bleu4_weight * sentence_bleu(bleu_counts(hypotheses, self.cider_d.ngrams, rows))[:, 3] / 100
         return torch.from_numpy(reward).float()

@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from captioning import decoding
 from captioning.attention import Memory
@@ -37,15 +38,12 @@ from captioning.objective.reward import CaptionReward, Reward
 from captioning.precision import at_least_float32
 from captioning.vocabulary import END, Vocabulary
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 
 class SelfCriticalTraining(Objective):
     """Minus the expected reward of sampled captions. The reward is cider_d * CIDEr-D + bleu4 * BLEU-4.
 
     Args:
-        samples: Number of captions that are sampled of every image.
+        samples: Number of captions that are sampled of every image, at least 2 with "leave_one_out".
         baseline: b of a caption: "leave_one_out", the mean reward of the image's other captions (Luo 2020), or
             "greedy", the reward of the image's greedy caption (Rennie et al. 2017), which costs another search.
         cider_d: Weight of CIDEr-D on the toolkit's scale, 0 to 10; logged metrics are 100 times that scale.
@@ -56,9 +54,6 @@ class SelfCriticalTraining(Objective):
         likelihood: The likelihood of the batch's own captions, with its guidance, that is minimized as well. The reward
             alone moves the alphas away from what they were taught.
         likelihood_weight: Weight of that likelihood.
-
-    Raises:
-        InputError: An option is out of its range.
     """
 
     needs_pretrained = True
@@ -100,11 +95,11 @@ class SelfCriticalTraining(Objective):
             self.likelihood.bind(decoder)
         return self
 
-    def on_train_start(self, index: CaptionIndex, vocabulary: Vocabulary, search: BeamOptions) -> None:
+    def prepare(self, index: CaptionIndex, vocabulary: Vocabulary, search: BeamOptions) -> None:
         self.reward = CaptionReward(index, vocabulary, cider_d=self.cider_d, bleu4=self.bleu4)
         self.search = search
         if self.likelihood is not None:
-            self.likelihood.on_train_start(index, vocabulary, search)
+            self.likelihood.prepare(index, vocabulary, search)
 
     def forward(self, captioner: Captioner, batch: CaptionBatch) -> Loss:
         """Return the objective of the batch's images; its captions are read by the likelihood alone.

@@ -152,10 +152,10 @@ class CaptionDataModule(pl.LightningDataModule):
         """The words of the training captions, of a file, or of a model followed by new words of the captions."""
         options, tokenizer = self._vocabulary_options, self.source.tokenizer
         if options.file is not None:
-            return Vocabulary(Vocabulary.load(options.file).words, tokenizer)
+            return Vocabulary.load(options.file, tokenizer)
         index, min_count = self.index("train"), options.min_count
         captions = (caption.split() for caption in index.captions)
-        counted = Vocabulary.build(captions, min_count=min_count, max_size=options.max_words, tokenizer=tokenizer)
+        counted = Vocabulary.build(captions, min_count=min_count, max_words=options.max_words, tokenizer=tokenizer)
         if not counted.words:
             rare = f"no word of the {len(index.captions)} training captions occurs that often; lower it"
             raise InputError(f"data.vocabulary.min_count {min_count}: {rare}")

@@ -125,7 +125,7 @@ def draw_samples(folder: Path, suffix: str, evaluator: Evaluator) -> dict[str, s
         if not index.image_path(row).is_file():  # cached features alone
             continue
         photo = index.image(row, encoder.preprocessing)
-        look = ModelAttention(hypothesis.trace, encoder.cells, encoder.preprocessing.region(photo.size))
+        look = ModelAttention(hypothesis.trace, encoder.cells, encoder.preprocessing.view_box(photo.size))
         figure = attention_figure(photo, image.words, {"": look}, text=image.text)
         path = folder / "samples" / f"{image.image_id}_{suffix}.png"
         with replacing(path) as part:

@@ -120,7 +120,7 @@ class CaptioningModule(pl.LightningModule):
         for attention in self.captioner.decoder.attentions():
             if attention.scheduled:
                 attention.training_batches = self._length()[1]
-        self.objective.on_train_start(self.data.index("train"), self.data.vocabulary, self.search)
+        self.objective.prepare(self.data.index("train"), self.data.vocabulary, self.search)
 
     def on_train_start(self) -> None:
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]

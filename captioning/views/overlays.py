@@ -41,7 +41,7 @@ class ModelAttention(NamedTuple):
 
     trace: AttentionTrace  # of (T,) steps
     cells: CellGrid  # on the view
-    region: Box = WHOLE  # the view's box in the photo, in fractions of the photo's sides (``Preprocessing.region``)
+    view_box: Box = WHOLE  # the view's box in the photo, in fractions of the photo's sides (``Preprocessing.view_box``)
 
 
 def attention_figure(
@@ -76,7 +76,7 @@ def attention_figure(
         ends[row.kind] = float(max([ends.get(row.kind, 0.0), *spread]))
     text = " ".join(words) if text is None else text
     figure, photo_axes, panels = _empty_figure(text, words, rows, _WORD_WITH_DETAILS if details else _WORD)
-    _draw_photo(photo_axes, photo, first_look.region)
+    _draw_photo(photo_axes, photo, first_look.view_box)
     for step, column in enumerate(panels):
         starts_line = step == 0 or column[0].get_position().y0 < panels[step - 1][0].get_position().y0
         for row, axes in zip(rows, column, strict=True):
@@ -85,8 +85,7 @@ def attention_figure(
             if len(rows) > 1 and starts_line:
                 axes.set_ylabel(row.label, fontsize=8, color=_GRAY)
             if (location := row.chosen[step]) is not None:
-                top, bottom, left, right = row.cells.square(location)
-                _outline(axes, (left, top, right, bottom))
+                _outline(axes, row.cells.square(location))
     _draw_scale(figure, ends, style)
     return figure
 
@@ -170,7 +169,7 @@ class _Strip(NamedTuple):
 def _rows(name: str, look: ModelAttention, photo: Image.Image, *, heads: bool, details: bool) -> list[_Strip]:
     """Return the rows of panels of a model."""
     trace = map_fields(look.trace, np.asarray)
-    background = _background(photo, look.region)
+    background = _background(photo, look.view_box)
     maps = {"attention": trace.alphas}
     if heads:
         count = trace.heads.shape[1]
@@ -200,22 +199,22 @@ def _notes(weights: NDArray[np.float32], chosen: list[int | None], betas: Any, d
     return notes
 
 
-def _background(photo: Image.Image, region: Box) -> NDArray[np.float32]:
+def _background(photo: Image.Image, view_box: Box) -> NDArray[np.float32]:
     """Return the model's view of the image, (height, width, 3) in 0..1, large enough for smooth maps."""
-    left, top, right, bottom = np.multiply(region, photo.size * 2).tolist()
+    left, top, right, bottom = np.multiply(view_box, photo.size * 2).tolist()
     scale = _PIXELS / max(right - left, bottom - top)
     size = max(1, round((right - left) * scale)), max(1, round((bottom - top) * scale))
     view = photo.resize(size, Image.Resampling.BICUBIC, box=(left, top, right, bottom))
     return np.asarray(view, dtype=np.float32) / np.float32(255)
 
 
-def _draw_photo(axes: Axes, photo: Image.Image, region: Box) -> None:
+def _draw_photo(axes: Axes, photo: Image.Image, view_box: Box) -> None:
     """Draw the whole image, dimmed outside the model's view."""
     photo = photo.copy()
     photo.thumbnail((2 * _PIXELS, 2 * _PIXELS), Image.Resampling.LANCZOS)
     pixels = np.asarray(photo)
-    if region != WHOLE:
-        left, top, right, bottom = map(round, np.multiply(region, photo.size * 2).tolist())
+    if view_box != WHOLE:
+        left, top, right, bottom = map(round, np.multiply(view_box, photo.size * 2).tolist())
         view, pixels = pixels[top:bottom, left:right], pixels // 2
         pixels[top:bottom, left:right] = view
         _outline(axes, (left, top, right, bottom))

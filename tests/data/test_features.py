@@ -96,7 +96,7 @@ class Shrink:
     def __init__(self, scale: float = 1.0, stop_after: int = 10**9) -> None:
         self.scale, self.left = scale, stop_after
 
-    def fingerprint(self) -> dict[str, Any]:
+    def frozen_identity(self) -> dict[str, Any]:
         return {"encoder": "Shrink", "grid_size": self.grid_size}
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
@@ -130,7 +130,7 @@ def test_features_hold_what_the_encoder_computes_of_images_and_of_their_mirror_i
     encoder = Shrink()
     images = torch.stack([encoder.preprocessing(index.image(i, encoder.preprocessing)) for i in range(5)])
     for mirrored in (False, True):
-        features = Features(tmp_path, *features_key("train", encoder.fingerprint(), flipped=mirrored), index.paths)
+        features = Features(tmp_path, *features_key("train", encoder.frozen_identity(), flipped=mirrored), index.paths)
         expected = encoder(images.flip(3) if mirrored else images)
         torch.testing.assert_close(features.gather(np.arange(5)).float(), expected, rtol=2**-10, atol=1e-4)
     assert "train: 5 images, 0.00 GB; 0 images done already" in capsys.readouterr().out
@@ -152,7 +152,7 @@ def test_features_of_other_images_or_another_encoder_are_not_overwritten(index, 
     with pytest.raises(InputError, match="made from other images"):
         extract(index.take(3), tmp_path)
     other = Shrink()
-    other.fingerprint = lambda: {"encoder": "Other"}
+    other.frozen_identity = lambda: {"encoder": "Other"}
     with pytest.raises(InputError, match="features of another encoder"):
         extract(index, tmp_path, other)
     assert contents(tmp_path) == before

@@ -41,7 +41,7 @@ def test_evaluation_equals_torchvisions_own_transform(size, interpolation):
 def test_the_region_is_where_the_view_lies_in_the_image(size):
     preprocessing = Preprocessing(40, 32, MEAN, STD)
     image = picture(*size)
-    left, top, right, bottom = preprocessing.region(image.size)
+    left, top, right, bottom = preprocessing.view_box(image.size)
     box = (left * image.width, top * image.height, right * image.width, bottom * image.height)
     cut = image.resize((32, 32), Image.Resampling.BILINEAR, box=box)
     np.testing.assert_allclose(np.asarray(cut, dtype=float), np.asarray(preprocessing.view(image), dtype=float), atol=2)
@@ -53,7 +53,7 @@ def test_without_a_crop_the_whole_image_is_squashed():
     view = np.asarray(preprocessing.view(image))[:, :, 0]
     assert view.shape == (16, 16)
     assert [view[0, 0], view[0, -1], view[-1, 0], view[-1, -1]] == [0, 1, 2, 3]
-    assert preprocessing.region((61, 43)) == (0, 0, 1, 1)
+    assert preprocessing.view_box((61, 43)) == (0, 0, 1, 1)
 
 
 @pytest.mark.parametrize("preprocessing", [Preprocessing(24, 16, MEAN, STD), Preprocessing(24, None, MEAN, STD)])
@@ -64,7 +64,7 @@ def test_a_mask_keeps_to_the_object_it_covers(preprocessing, size):
     mask[height // 3 : 2 * height // 3, width // 2 : 3 * width // 4] = True
     white_where_masked = Image.fromarray(mask.astype(np.uint8) * 255).convert("RGB")
     view = np.asarray(preprocessing.view(white_where_masked))[:, :, 0]
-    moved = preprocessing.geometry((width, height)).mask(mask)
+    moved = preprocessing.evaluation_view((width, height)).mask(mask)
     assert moved.dtype == bool and moved.shape == preprocessing.size and moved.any()
     assert view[moved].min() > 100 and view[~moved].max() < 156
 

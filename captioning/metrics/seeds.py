@@ -16,7 +16,7 @@ sources' shares of the variance (Cochran 1964, Biometrics 20). Satterthwaite's s
 up to 12 % of false positives in place of 5 % where a variance of few seeds is small by chance. An interval is no
 narrower than the interval over images alone.
 
-If run s of the second variant started from run s of the first, the pairs' differences count as one variant, with one S^2.
+If run s of the second variant started from run s of the first, the differences of the pairs have one S^2.
 docs/statistics.md has the simulated coverage. An exact permutation test cannot replace this rule: three seeds against
 three can be exchanged in 20 ways, so its p-value is at least 0.1.
 """

@@ -36,8 +36,8 @@ class TransformerDecoder(Decoder):
     of the words so far, (N, t, d) twice per layer.
 
     Annotations are projected to d, so that any encoder fits. They have no positions; an ``annotation_layer`` such as
-    ``captioning.attention.AnnotationAttention`` adds those of their cells. Raises InputError if a value is out of range,
-    or the attention draws locations or carries a state.
+    ``captioning.attention.AnnotationAttention`` adds those of their cells. Raises InputError if a value is out of
+    range, or the attention draws locations or carries a state.
 
     Args:
         attention: The attention over annotations; every layer has a copy with weights of its own. The transformer's is

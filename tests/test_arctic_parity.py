@@ -8,10 +8,11 @@ import pytest
 import torch
 import yaml
 from helpers import one_hot
+from helpers_models import batch_of, captioner_of
 from torch import Tensor
 
 from captioning.attention import AdditiveScore, HardAttention, SoftAttention
-from captioning.data.batch import CaptionBatch, pad_captions
+from captioning.data.batch import CaptionBatch
 from captioning.encoders import ConvEncoder
 from captioning.model import AttentionDecoder, DecoderOutput
 from captioning.model.captioner import Captioner
@@ -27,10 +28,7 @@ ATTENTION = CONFIG["model"]["decoder"]["init_args"]["attention"]["init_args"]
 def make_captioner(**options) -> Captioner:
     options = {"sample_probability": 1.0, "per_batch": ATTENTION["per_batch"]} | options
     decoder = AttentionDecoder(HardAttention(AdditiveScore(A), **options), embedding_dim=E, hidden_dim=H, dropout=0.0)
-    captioner = Captioner(ConvEncoder((D,), (4,), image_size=16), decoder, vocabulary_size=V).double()
-    for parameter in decoder.parameters():
-        torch.nn.init.normal_(parameter, std=0.6)
-    return captioner.train()
+    return captioner_of(decoder, D, V, std=0.6).double().train()
 
 
 def make_objective(captioner: Captioner) -> Likelihood:
@@ -49,9 +47,8 @@ def make_objective(captioner: Captioner) -> Likelihood:
 
 
 def make_batch() -> CaptionBatch:
-    captions, lengths = pad_captions([torch.randint(4, V, (STEPS - 1,)).tolist() for _ in range(B)])
-    rows = torch.arange(B)
-    return CaptionBatch(captions, lengths, rows, rows, rows, annotations=torch.randn(B, L, D, dtype=torch.double))
+    captions = torch.randint(4, V, (B, STEPS - 1)).tolist()
+    return batch_of(captions, torch.randn(B, L, D, dtype=torch.double))
 
 
 def run(captioner: Captioner, objective: Likelihood, batch: CaptionBatch) -> tuple[Tensor, dict, DecoderOutput]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from helpers_models import batch_of, captioner_of, draw_weights
 
 from captioning.attention import (
     AdditiveScore,
@@ -19,9 +20,7 @@ from captioning.attention import (
     NTMScore,
     SoftAttention,
 )
-from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.decoding import beam_search
-from captioning.encoders import ConvEncoder
 from captioning.model import AttentionDecoder
 from captioning.model.captioner import Captioner
 
@@ -42,9 +41,7 @@ STATEFUL = {
 
 def built(attention: Attention, annotation_dim: int = D, query_dim: int = H) -> Attention:
     attention.build(annotation_dim, query_dim, GRID)
-    for parameter in attention.parameters():
-        torch.nn.init.normal_(parameter, std=0.7)
-    return attention.eval()
+    return draw_weights(attention, std=0.7).eval()
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
@@ -197,16 +194,7 @@ def test_location_looks_at_the_same_place_in_every_image():
 
 def captioner(attention: Attention) -> Captioner:
     decoder = AttentionDecoder(attention, embedding_dim=E, hidden_dim=H, dropout=0.0)
-    model = Captioner(ConvEncoder((D,), (4,), image_size=16), decoder, vocabulary_size=V)
-    for parameter in model.decoder.parameters():
-        torch.nn.init.normal_(parameter, std=0.7)
-    return model.eval()
-
-
-def batch(words: list[list[int]], images: torch.Tensor) -> CaptionBatch:
-    captions, lengths = pad_captions(words)
-    rows = torch.arange(len(images))
-    return CaptionBatch(captions, lengths, rows, rows, rows, annotations=images)
+    return captioner_of(decoder, D, V, std=0.7).eval()
 
 
 @pytest.mark.parametrize("make", STATEFUL.values(), ids=STATEFUL)
@@ -220,7 +208,8 @@ def test_the_state_follows_its_beam(make, beam_size):
     for image, hypotheses in enumerate(beam_search(step, state, beam_size=beam_size, max_length=6)):
         for hypothesis in hypotheses:
             forced = model.teacher_force(
-                alone := batch([hypothesis.ids], images[image : image + 1]), model.encode(annotations=alone.annotations)
+                alone := batch_of([hypothesis.ids], images[image : image + 1]),
+                model.encode(annotations=alone.annotations),
             )
             log_probs = forced.logits.log_softmax(-1).gather(-1, forced.targets.unsqueeze(-1)).squeeze(-1)
             steps = len(hypothesis.log_probs)

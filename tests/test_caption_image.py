@@ -235,14 +235,12 @@ def test_sampling_repeats_itself_with_a_seed(capsys, checkpoint, folder):
         (["x.png", "y.png", "--overlay", "o.png"], "--overlay o.png: there may be several images"),
         (["x.png", "y.png", "--overlay", "notes"], "--overlay notes: there may be several images"),
         (["x.png", "--overlay", "notes"], "--overlay notes: must end in .png, .pdf, .svg, or be a folder"),
-        (["x.png", "--overlay", "o.jpg"], "--overlay o.jpg: must end in .png, .pdf, .svg"),
         (["x.png", "--overlay", "x.png"], "--overlay x.png: would replace x.png, which is an input"),
         (
             ["x.png", "--model", "empty", "--overlay", "empty"],
             "--overlay empty: would replace empty, which is",
         ),
         (["x.png", "--json", "./x.png"], "--json x.png: would replace x.png, which is an input"),
-        (["empty"], "empty: no image in this folder"),
     ],
 )
 def test_a_wrong_command_line_is_named_before_any_work(capsys, tmp_path, monkeypatch, arguments, message):
@@ -265,7 +263,6 @@ def test_a_wrong_command_line_is_named_before_any_work(capsys, tmp_path, monkeyp
         (["--top_k", 3], "top_k=3 has an effect only when sampling"),
         (["--prefix", "xylophone"], "the model does not know 'xylophone'"),
         (["--heads", "--overlay", "o.png"], "heads: this model's attention has none"),
-        (["--device", "cuda:99"], "device cuda:99: torch finds "),
         (["--explorer", "b.png/x.html"], "error: --explorer b.png/x.html: cannot be written ("),
     ],
 )

@@ -175,15 +175,6 @@ def test_a_data_source_outside_the_package_is_not_imported(tested_pair):
     assert images == [] and "InputError is not a known CaptionSource" in notices[-1] and "evil" not in sys.modules
 
 
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [(["soft"], "give two or more"), (["soft", "sofft"], r"sofft: no such folder of a run.* did you mean .*soft")],
-)
-def test_what_cannot_be_compared_is_named(tested_pair, names, message):
-    with pytest.raises(InputError, match=message):
-        compare_command(*(str(tested_pair[0].parent / name) for name in names))
-
-
 def test_what_is_compared_is_not_written_over(tested_pair, tmp_path):
     inputs = "config.yaml test_metrics.json test_captions.json checkpoints/best.ckpt metrics/version_0/metrics.csv"
     (tmp_path / "link.svg").symlink_to(tested_pair[1] / "config.yaml")

@@ -63,8 +63,7 @@ def instantiate(*configs: Path, options: Sequence[str] = ()) -> Fit:
 
 
 @pytest.mark.parametrize("config", EXPERIMENTS, ids=lambda path: path.stem)
-def test_experiment_is_instantiated_and_its_model_assembled(config, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["captioning"])
+def test_experiment_is_instantiated_and_its_model_assembled(config):
     cli = instantiate(config)
     captioner = cli.model.assemble(Vocabulary(["a", "dog", "runs"]))
     optimizer = cli.model.optimizer([{"params": list(captioner.decoder.parameters())}])
@@ -73,8 +72,7 @@ def test_experiment_is_instantiated_and_its_model_assembled(config, monkeypatch)
     assert captioner.decoder.annotation_dim == cli.model.encoder.annotation_dim
 
 
-def test_own_photos_goes_on_from_the_captioner_in_the_package(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["captioning"])
+def test_own_photos_goes_on_from_the_captioner_in_the_package():
     with torch.device("cpu"):
         packaged = read_model("pretrained").captioner
     captioner = instantiate(CONFIGS / "own_photos.yaml").model.assemble(Vocabulary(["a"]))
@@ -85,7 +83,6 @@ def test_own_photos_goes_on_from_the_captioner_in_the_package(monkeypatch):
 
 @pytest.mark.parametrize(("study", "name"), VARIANTS, ids=lambda value: value if isinstance(value, str) else value.name)
 def test_every_variant_of_a_study_is_instantiated_with_its_options(study, name, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["captioning"])
     monkeypatch.chdir(CONFIGS.parent)
     variant, options = study.variants[name], [*study.fit, *study.variants[name].fit]
     modules = [option.removeprefix("--import=") for option in options if option.startswith("--import=")]
@@ -99,16 +96,14 @@ def test_every_variant_of_a_study_is_instantiated_with_its_options(study, name, 
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.stem)
-def test_overlay_goes_on_top_of_the_experiment_its_header_names(overlay, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["captioning"])
+def test_overlay_goes_on_top_of_the_experiment_its_header_names(overlay):
     experiment = re.search(r"configs/(\w+)\.yaml", overlay.read_text()).group(1)
     cli = instantiate(CONFIGS / f"{experiment}.yaml", overlay)
     assert cli.model.assemble(Vocabulary(["a"])).encoder.grid_size == cli.model.encoder.grid_size
 
 
 @pytest.mark.parametrize("config", EXPERIMENTS, ids=lambda path: path.stem)
-def test_what_is_said_to_go_on_any_experiment_does(config, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["captioning"])
+def test_what_is_said_to_go_on_any_experiment_does(config):
     cli = instantiate(config, *(CONFIGS / f"overlays/{name}.yaml" for name in ("debug", "overfit", "ema")))
     assert cli.trainer.max_epochs == 80 and cli.datamodule.limit_images == 50
     assert cli.model.scheduler is not None and any(isinstance(c, EMAWeightAveraging) for c in cli.trainer.callbacks)
@@ -138,10 +133,10 @@ def test_overlay_is_short(config):
     assert len(config.read_text().splitlines()) < 15
 
 
-def test_every_setting_of_the_paper_is_in_its_coco_config(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["captioning"])
+def test_every_setting_of_the_paper_is_in_its_coco_config():
     cli = instantiate(CONFIGS / "coco_vgg19_soft.yaml")
-    encoder, (_, decoder) = cli.model.encoder, cli.model._parts
+    captioner = cli.model.assemble(Vocabulary(["a"]))
+    encoder, decoder = captioner.encoder, captioner.decoder
     assert (encoder.grid_size, encoder.annotation_dim, encoder.frozen) == ((14, 14), 512, True)
     assert (decoder.embedding_dim, decoder.hidden_dim, decoder.gated) == (512, 1800, True)
     words = cli.settings["data"]["vocabulary"]["max_words"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from helpers_models import draw_weights
 
 from captioning.attention import AdditiveScore, Attention, SoftAttention, UniformAttention
 from captioning.data.batch import pad_captions
@@ -19,9 +20,7 @@ def make_decoder(attention: Attention | None = None, **options) -> AttentionDeco
         attention or SoftAttention(AdditiveScore(A)), embedding_dim=E, hidden_dim=H, dropout=0.5, **options
     )
     decoder.build(V, D, (1, L))
-    for parameter in decoder.parameters():
-        torch.nn.init.normal_(parameter, std=0.4)
-    return decoder.eval()
+    return draw_weights(decoder, std=0.4).eval()
 
 
 def make_captions(words: list[int]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,12 +12,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from helpers_models import captioner_of
 from scipy.stats import t as student
 from torch import Tensor
 
 from captioning.attention import AdditiveScore, HardAttention, Normalizer, Sparsemax, hard
 from captioning.data.batch import CaptionBatch, pad_captions
-from captioning.encoders import ConvEncoder
 from captioning.model import AttentionDecoder, DecoderOutput
 from captioning.model.captioner import Captioner
 from captioning.objective import Likelihood, reductions
@@ -36,10 +36,7 @@ def make_captioner(sample_probability: float = 1.0, normalizer: Normalizer | Non
     torch.manual_seed(2)
     attention = HardAttention(AdditiveScore(A), normalizer=normalizer, sample_probability=sample_probability)
     decoder = AttentionDecoder(attention, embedding_dim=E, hidden_dim=H, dropout=0.0)
-    captioner = Captioner(ConvEncoder((D,), (4,), image_size=16), decoder, vocabulary_size=V).double()
-    for parameter in decoder.parameters():
-        torch.nn.init.normal_(parameter, std=0.8)
-    return captioner.train()
+    return captioner_of(decoder, D, V, std=0.8).double().train()
 
 
 def make_batch(copies: int = 1, chosen: slice = slice(None)) -> CaptionBatch:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from helpers_models import batch_of, captioner_of
 
 from captioning.attention import (
     AdditiveScore,
@@ -16,10 +17,9 @@ from captioning.attention import (
     SoftAttention,
     Sparsemax,
 )
-from captioning.data.batch import CaptionBatch, pad_captions
+from captioning.data.batch import CaptionBatch
 from captioning.data.records import CaptionIndex, ImageEntry
 from captioning.decoding import BeamOptions
-from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
 from captioning.model import AttentionDecoder, Captioner, SummedOutput
 from captioning.objective import EvidenceGuidance, Likelihood, RegionGuidance, SelfCriticalTraining
@@ -34,19 +34,14 @@ def make_captioner(attention=None, **options) -> Captioner:
     torch.manual_seed(1)
     attention = attention or SoftAttention(AdditiveScore(4))
     decoder = AttentionDecoder(attention, embedding_dim=E, hidden_dim=H, dropout=0.0, **options)
-    captioner = Captioner(ConvEncoder((D,), (4,), image_size=16), decoder, vocabulary_size=len(VOCABULARY))
-    for parameter in decoder.parameters():
-        torch.nn.init.normal_(parameter, std=0.4)
-    return captioner.double()
+    return captioner_of(decoder, D, len(VOCABULARY), std=0.4).double()
 
 
 def make_batch(mask: bool = False) -> CaptionBatch:
     torch.manual_seed(2)
-    images, exists = torch.arange(B), torch.ones(B, L, dtype=torch.bool)
+    exists = torch.ones(B, L, dtype=torch.bool)
     exists[0, 4:] = not mask
-    annotations = torch.randn(B, L, D, dtype=torch.float64)
-    ids = [VOCABULARY.encode(words) for words in WORDS]
-    return CaptionBatch(*pad_captions(ids), images, images, images, annotations=annotations, annotation_mask=exists)
+    return batch_of(list(map(VOCABULARY.encode, WORDS)), torch.randn(B, L, D, dtype=torch.float64), exists)
 
 
 def with_regions(batch: CaptionBatch) -> CaptionBatch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers_models import draw_weights
 
 from captioning.attention import (
     AdditiveScore,
@@ -25,9 +26,7 @@ B, T, L, D, A, E, H, V = 4, 5, 9, 7, 6, 8, 10, 13
 def make_decoder(attention: Attention) -> AttentionDecoder:
     decoder = AttentionDecoder(attention, embedding_dim=E, hidden_dim=H, dropout=0.0)
     decoder.build(V, D, (1, L))
-    for parameter in decoder.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    return decoder
+    return draw_weights(decoder, std=0.5)
 
 
 def decode(decoder: AttentionDecoder, annotations: torch.Tensor, mask=None, captions_each: int = 1) -> DecoderOutput:

@@ -7,12 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers_models import batch_of, captioner_of
 
 from captioning.attention import AdditiveScore, SoftAttention
-from captioning.data.batch import CaptionBatch, pad_captions
-from captioning.encoders import ConvEncoder
 from captioning.model import AttentionDecoder
-from captioning.model.captioner import Captioner
 from captioning.objective import Likelihood
 from captioning.objective.reductions import doubly_stochastic_penalty, step_entropy, step_nll
 
@@ -50,11 +48,8 @@ def test_entropy_is_zero_for_one_location_and_log_l_for_none_preferred():
 def test_the_loss_is_the_nll_plus_lambda_times_the_penalty():
     """With all weights 0, words have probability 1 / V and locations 1 / L; the captions have 3 and 2 steps."""
     decoder = AttentionDecoder(SoftAttention(AdditiveScore(3)), embedding_dim=4, hidden_dim=6, dropout=0.0)
-    captioner = Captioner(ConvEncoder((2,), (4,), image_size=16), decoder, vocabulary_size=V).train()
-    for parameter in decoder.parameters():
-        torch.nn.init.zeros_(parameter)
-    images = torch.arange(2)
-    batch = CaptionBatch(*pad_captions([[4, 5], [6]]), images, images, images, annotations=torch.randn(2, L, 2))
+    captioner = captioner_of(decoder, 2, V, std=0.0).train()
+    batch = batch_of([[4, 5], [6]], torch.randn(2, L, 2))
     loss, logged, _ = Likelihood(attention_penalty=0.3).bind(decoder)(captioner, batch)
     penalty = ((1 - 3 / L) ** 2 + (1 - 2 / L) ** 2) / 2
     assert loss.item() == logged["loss"].item() == pytest.approx(math.log(V) + 0.3 * penalty, abs=1e-6)

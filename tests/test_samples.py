@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers_models import draw_weights
 
 from captioning.attention import (
     AdditiveScore,
@@ -47,9 +48,7 @@ def soft(**options):
 def build(decoder):
     torch.manual_seed(0)
     decoder.build(V, D, (3, 3))
-    for parameter in decoder.parameters():
-        torch.nn.init.normal_(parameter, std=0.6)
-    return decoder.train()
+    return draw_weights(decoder, std=0.6).train()
 
 
 def lstm(attention, **options):

@@ -6,9 +6,9 @@ import contextlib
 
 import pytest
 import torch
+from helpers_models import batch_of
 
 from captioning.attention import AdditiveScore, SoftAttention
-from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.decoding import BeamOptions, Step, beam_search, greedy
 from captioning.encoders import ConvEncoder
 from captioning.model import AttentionDecoder, SummedOutput
@@ -56,14 +56,12 @@ def test_beam_of_one_equals_greedy_in_every_precision(name, output):
 @pytest.mark.parametrize("name", ["bf16-mixed", "bf16-true"])
 def test_words_tie_in_bfloat16_but_not_in_a_search(name):
     captioner = make_captioner(name)
-    captions, lengths = pad_captions(torch.randint(UNK + 1, V, (B, T)).tolist())
-    images = torch.arange(B)
-    batch = CaptionBatch(captions, lengths, images, images, images, annotations=annotations(name))
+    batch = batch_of(torch.randint(UNK + 1, V, (B, T)).tolist(), annotations(name))
     with precision(name):
         memory = captioner.encode(annotations=batch.annotations)
         step, state = captioner.step_function(memory), captioner.decoder.init_state(memory)
         searched = []
-        for words in captions[:, :-1].T:
+        for words in batch.captions[:, :-1].T:
             out = step(words, state)
             searched.append(out.log_probs)
             state = out.state

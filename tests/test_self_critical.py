@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from helpers import trace_of
+from helpers_models import batch_of, captioner_of
 from torch import Tensor, nn
 
 from captioning import decoding
@@ -27,7 +28,6 @@ from captioning.attention import (
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.records import CaptionIndex, ImageEntry
 from captioning.decoding import BeamOptions, Hypothesis
-from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
 from captioning.metrics.bleu import bleu_counts, sentence_bleu
 from captioning.metrics.cider import CiderD
@@ -71,19 +71,12 @@ def make_captioner(case: str = "soft", *, std: float = 0.6) -> Captioner:
     """A captioner that is being trained, with dropout, in double precision."""
     options = CASES[case]()
     decoder = options.get("decoder") or AttentionDecoder(embedding_dim=4, hidden_dim=5, dropout=0.5, **options)
-    encoder = ConvEncoder((D,), (4,), image_size=16)
-    encoder.grid_size = GRID
-    captioner = Captioner(encoder, decoder, vocabulary_size=V)
-    for parameter in decoder.parameters():
-        torch.nn.init.normal_(parameter, std=std)
-    return captioner.double().train()
+    return captioner_of(decoder, D, V, std, grid_size=GRID).double().train()
 
 
 def make_batch(images: int = 1) -> CaptionBatch:
-    captions, lengths = pad_captions([[4]] * images)
-    index = torch.arange(images)
     annotations = torch.randn(images, L, D, dtype=torch.double, generator=torch.Generator().manual_seed(8))
-    return CaptionBatch(captions, lengths, index, index, index, annotations=annotations)
+    return batch_of([[4]] * images, annotations)
 
 
 EVERY = [

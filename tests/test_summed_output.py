@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers_models import batch_of, captioner_of
 
 from captioning.attention import (
     AdditiveScore,
@@ -21,9 +22,8 @@ from captioning.attention import (
     SoftAttention,
     Sparsemax,
 )
-from captioning.data.batch import CaptionBatch, pad_captions
+from captioning.data.batch import CaptionBatch
 from captioning.decoding import BeamOptions
-from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
 from captioning.model import AttentionDecoder, SummedOutput
 from captioning.model.captioner import Captioner
@@ -41,19 +41,11 @@ def make_captioner(attention=None, *, std=0.7, dropout=0.0, **options):
     decoder = AttentionDecoder(
         attention, embedding_dim=E, hidden_dim=H, dropout=dropout, output=SummedOutput(), **options
     )
-    encoder = ConvEncoder((D,), (4,), image_size=16)
-    encoder.grid_size = GRID
-    captioner = Captioner(encoder, decoder, vocabulary_size=V)
-    for parameter in decoder.parameters():
-        torch.nn.init.normal_(parameter, std=std)
-    return captioner.eval()
+    return captioner_of(decoder, D, V, std, grid_size=GRID).eval()
 
 
 def make_batch(*, mask=None, dtype=torch.float32) -> CaptionBatch:
-    captions, lengths = pad_captions([*WORDS])
-    images = torch.arange(B)
-    annotations = torch.randn(B, L, D, dtype=dtype)
-    return CaptionBatch(captions, lengths, images, images, images, annotations=annotations, annotation_mask=mask)
+    return batch_of(WORDS, torch.randn(B, L, D, dtype=dtype), mask)
 
 
 def some_mask() -> torch.Tensor:

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers_models import batch_of, captioner_of
 from torch import Tensor, nn
 
 from captioning.attention import (
@@ -24,9 +25,8 @@ from captioning.attention import (
     UniformAttention,
 )
 from captioning.attention.layers import sinusoids
-from captioning.data.batch import CaptionBatch, pad_captions
+from captioning.data.batch import pad_captions
 from captioning.decoding import BeamOptions, greedy
-from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
 from captioning.model import AttentionDecoder, Decoder, TransformerDecoder
 from captioning.model.captioner import Captioner
@@ -54,13 +54,8 @@ def make_decoder(attention: Attention | None = None, **options) -> TransformerDe
 
 
 def make_captioner(decoder: Decoder | None = None, vocabulary_size: int = V) -> Captioner:
-    encoder = ConvEncoder((D,), (4,), image_size=16)
-    encoder.grid_size = GRID
     decoder = decoder or TransformerDecoder(heads(), dim=DIM, layers=2, heads=4)
-    captioner = Captioner(encoder, decoder, vocabulary_size=vocabulary_size)
-    for parameter in decoder.parameters():
-        nn.init.normal_(parameter, std=0.5)
-    return captioner.eval()
+    return captioner_of(decoder, D, vocabulary_size, std=0.5, grid_size=GRID).eval()
 
 
 def make_mask() -> Tensor:
@@ -232,11 +227,6 @@ def test_beam_of_one_equals_greedy_and_compares_words_in_float32(dtype):
 # Training
 
 
-def make_batch(captions: list[list[int]], annotations: Tensor, mask: Tensor | None = None) -> CaptionBatch:
-    images = torch.arange(len(captions))
-    return CaptionBatch(*pad_captions(captions), images, images, images, annotations=annotations, annotation_mask=mask)
-
-
 def test_every_parameter_learns_through_every_term():
     decoder = TransformerDecoder(
         heads(),
@@ -249,7 +239,7 @@ def test_every_parameter_learns_through_every_term():
     )
     captioner = make_captioner(decoder).train()
     objective = Likelihood(label_smoothing=0.1, attention_penalty=0.7, samples=2).bind(captioner.decoder)
-    loss, terms, output = objective(captioner, make_batch(CAPTIONS, torch.randn(B, L, D), make_mask()))
+    loss, terms, output = objective(captioner, batch_of(CAPTIONS, torch.randn(B, L, D), make_mask()))
     assert set(terms) == {"loss", "nll", "attention_penalty"}
     penalty = [
         np.mean([(1 - alphas[:, i].detach().sum().item()) ** 2 for i in range(L) if exists[i]])

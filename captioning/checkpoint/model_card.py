@@ -35,23 +35,19 @@ def card(
             appended. Text before the first section replaces the card's beginning.
     """
     encoder, decoder = captioner.encoder, captioner.decoder
-    text = (
-        Path(__file__)
-        .with_suffix(".md")
-        .read_text(encoding="utf-8")
-        .format(
-            name=name,
-            encoder=encoder,
-            encoder_parameters=sum(parameter.numel() for parameter in encoder.parameters()),
-            pixels=encoder.preprocessing.size[0],
-            decoder=decoder,
-            decoder_parameters=sum(parameter.numel() for parameter in decoder.parameters()),
-            words=len(vocabulary.words),
-            tokens=vocabulary.tokenizer.description,
-            training=_training(settings),
-            metrics=_metrics(checkpoint),
-            license=license or "Of the weights: not stated; ask whoever gave you this folder",
-        )
+    template = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
+    text = template.format(
+        name=name,
+        encoder=encoder,
+        encoder_parameters=sum(parameter.numel() for parameter in encoder.parameters()),
+        pixels=encoder.preprocessing.size[0],
+        decoder=decoder,
+        decoder_parameters=sum(parameter.numel() for parameter in decoder.parameters()),
+        words=len(vocabulary.words),
+        tokens=vocabulary.tokenizer.description,
+        training=_training(settings),
+        metrics=_metrics(checkpoint),
+        license=license or "Of the weights: not stated; ask whoever gave you this folder",
     )
     head = "---\nlibrary_name: captioning\npipeline_tag: image-to-text\ntags: [image-captioning, visual-attention]\n"
     head += f"license: {license}\n---" if license else "---"

@@ -108,7 +108,7 @@ def model_name(model: str | Path) -> str:
 def check_output(
     option: str, path: Path | None, suffixes: tuple[str, ...] = (), inputs: Sequence[str | Path] = ()
 ) -> None:
-    """Raises InputError if an output is an input or looks mistyped: it has no such suffix, or needs two new folders.
+    """Raise InputError if an output is an input or looks mistyped: it has no such suffix, or needs two new folders.
 
     Without ``suffixes``, the output is a folder. None and - are not checked.
     """

@@ -113,16 +113,8 @@ class FitParser(OneLineErrors, LightningArgumentParser):
 class Fit(LightningCLI):
     """A run of ``captioning fit``: parsed, planned and built. ``train`` trains it.
 
-    LightningCLI parses --config and --print_config, seeds all random numbers, and then calls the steps below. Why each
-    is overridden:
-
-    - ``add_default_arguments_to_parser``: LightningCLI's seed may be `true`; ours is a number.
-    - ``add_core_arguments_to_parser``, ``add_arguments_to_parser``: the options of a run are added, and the parser
-      builds no object, because ``plan_run`` completes the settings first.
-    - ``parse_arguments``: suggestions for a mistyped option use the files, and the seed's range is checked.
-    - ``before_instantiate_classes``: the run is planned, and its folder RUNS/NAME, which has all its files, is claimed.
-    - ``instantiate_classes``: a model to start from is read before the model of the run is built.
-    - ``instantiate_trainer``: a callback of the user replaces the default callback of its kind.
+    LightningCLI parses --config and --print_config, seeds all random numbers, and then calls the steps below in their
+    order. The parser builds no object, because ``plan_run`` completes the settings first.
     """
 
     def __init__(self, args: list[str]) -> None:
@@ -140,6 +132,7 @@ class Fit(LightningCLI):
         )
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        # A number, whereas LightningCLI's may be `true`.
         parser.add_argument("--seed_everything", type=int, default=1, help="Seed of all random numbers.")
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -166,11 +159,10 @@ class Fit(LightningCLI):
         parser.link_arguments("runs", "trainer.logger.init_args.save_dir")  # which some loggers require
 
     def _add(self, kind: type, part: str, **options: Any) -> None:
-        """Add a class's arguments to the parser. The object is built later, after ``plan_run`` has completed them."""
         self.parser.add_class_arguments(kind, part, fail_untyped=False, instantiate=False, sub_configs=True, **options)
 
     def parse_arguments(self, parser: Any, args: Any) -> None:
-        parser.settings = self.files
+        parser.settings = self.files  # for suggestions
         self.config = parser.parse_args(args)
         check_range(0, 2**32 - 1, seed_everything=self.config.seed_everything)
 

@@ -136,7 +136,7 @@ def score(
 
 
 def _refuse_unknown_data(files: Sequence[Path], settings: Sequence[Mapping[str, Any]]) -> None:
-    """Raises InputError if a file of --config has an unknown option of the data. Training has checked a run's file."""
+    """Raise InputError if a file of --config has an unknown option of the data. Training has checked a run's file."""
     if not files:
         return
     from captioning.training.datamodule import CaptionDataModule

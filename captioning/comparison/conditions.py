@@ -85,7 +85,7 @@ def variants_of(runs: Sequence[Run]) -> list[Variant]:
     A run with unknown settings is a variant of its own. Two runs of one seed are never one variant: they would be the
     same run, counted twice. Decoding options are compared only between runs with captions.
     """
-    runs_by_seed: list[dict[str, Run]] = []  # of every variant
+    runs_by_seed: list[dict[str, Run]] = []  # one dict for each variant
     for run in runs:
         seed = _seed_of(run)
         for by_seed in runs_by_seed:

@@ -39,10 +39,7 @@ _VARIANTS = (
 
 _NEEDS_MODEL = [name for name, metric in METRICS.items() if metric.needs_model]
 
-Key = tuple[str, str]
-"""The names of a run or a variant, and of a metric."""
-
-
+Key = tuple[str, str]  # the names of a run or a variant, and of a metric
 Captions = Mapping[int, CaptionedImage]
 
 

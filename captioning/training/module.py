@@ -229,7 +229,7 @@ class CaptioningModule(pl.LightningModule):
         elif gradient_clip_val:
             torch.nn.utils.clip_grad_value_(parameters, gradient_clip_val)
         self.log("train/gradient_norm", norm)  # before it was clipped
-        self.log("train/learning_rate", float(optimizer.param_groups[0]["lr"]))  # of the decoder
+        self.log("train/learning_rate", float(optimizer.param_groups[0]["lr"]))  # the decoder's
 
     def on_validation_epoch_start(self) -> None:
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]

@@ -70,7 +70,7 @@ def attention_figure(
     check_choice(Style, style=style)
     photo, first_look = photo.convert("RGB"), next(iter(looks.values()))
     rows = [row for label, look in looks.items() for row in _rows(label, look, photo, heads=heads, details=details)]
-    ends: dict[str, float] = {}  # of the scales of attention and evidence
+    ends: dict[str, float] = {}  # upper ends of the scales of attention and evidence
     for row in rows:
         spread = [weights.max() for weights, cell in zip(row.weights, row.chosen, strict=True) if cell is None]
         ends[row.kind] = float(max([ends.get(row.kind, 0.0), *spread]))

@@ -1,0 +1,41 @@
+"""Small captioners with large weights, far from even attention, and batches of their annotations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from captioning.data.batch import CaptionBatch, pad_captions
+from captioning.encoders import ConvEncoder
+from captioning.model import Decoder
+from captioning.model.captioner import Captioner
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def draw_weights(module: Module, std: float) -> Module:
+    """Draw all parameters of a module from a normal distribution, and return the module."""
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=std)
+    return module
+
+
+def captioner_of(
+    decoder: Decoder, D: int, V: int, std: float, *, grid_size: tuple[int, int] | None = None, image_size: int = 16
+) -> Captioner:
+    """A captioner of annotations with D entries and V ids; ``std`` is that of the decoder's weights."""
+    encoder = ConvEncoder((D,), (4,), image_size=image_size)
+    encoder.grid_size = grid_size or encoder.grid_size
+    captioner = Captioner(encoder, decoder, vocabulary_size=V)
+    draw_weights(decoder, std)
+    return captioner
+
+
+def batch_of(captions: Sequence[Sequence[int]], annotations: Tensor, mask: Tensor | None = None) -> CaptionBatch:
+    """A batch of ids, in which each caption has an image of its own."""
+    images = torch.arange(len(captions))
+    ids, lengths = pad_captions([list(words) for words in captions])
+    return CaptionBatch(ids, lengths, images, images, images, annotations=annotations, annotation_mask=mask)

@@ -78,8 +78,8 @@ def explore(
             numbers = {TITLES[comparison.metric]: f"{item.scores[run.name]:.1f}"}
             # Start at the first word at which the captions differ; a caption may end before it.
             columns = zip(*(text.split() for text in item.captions.values()), strict=False)
-            start = len(list(itertools.takewhile(lambda column: len(set(column)) == 1, columns)))
-            images[name]["runs"].append(caption.for_explorer(run.name, numbers=numbers, start=start))
+            first = len(list(itertools.takewhile(lambda column: len(set(column)) == 1, columns)))
+            images[name]["runs"].append(caption.for_explorer(run.name, numbers=numbers, first_word=first))
     return explorer_fragment(list(images.values())) if images else "", notices
 
 

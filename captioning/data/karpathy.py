@@ -71,7 +71,8 @@ class KarpathySource(CaptionSource):
     def phrases(self, split: str) -> PhraseLookup | None:
         if self.entities is None:
             return None
-        index, entities = self.index(split), Entities(self.entities)
+        index = self.index(split)
+        entities = Entities(self.entities)
         paths = _paths(index)
         rows = range(min(len(index), 100))  # enough to see that the files are others; reading all would take long
         captions = [entities.sentences(index.image_path(row), index.references(row)) for row in rows]

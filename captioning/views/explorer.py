@@ -67,7 +67,7 @@ def explorer_run(
     cells: CellGrid,
     *,
     numbers: Mapping[str, float | str] | None = None,
-    start: int = 1,
+    first_word: int = 1,
 ) -> ExplorerData:
     """Return one run's captions of an image with their attention.
 
@@ -77,7 +77,7 @@ def explorer_run(
             best one first. ``log_probs`` has at least one value for each word.
         cells: The L cells on the view.
         numbers: Values beside the run's name, such as a metric of the caption, rounded to 4 digits.
-        start: Index of the word that is shown first; a shorter caption starts at its last word. The default, the
+        first_word: Index of the word that is shown first; a shorter caption starts at its last word. The default, the
             second word, is most often a noun.
     """
     height, width = cells.size
@@ -89,7 +89,7 @@ def explorer_run(
         "stride": [cells.stride[0] / height, cells.stride[1] / width],
         "numbers": {name: x if isinstance(x, str) else _number(x) for name, x in (numbers or {}).items()},
         "captions": [_caption(caption) for caption in captions],
-        "start": start,
+        "start": first_word,
     }
 
 

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from captioning.errors import InputError, check_whole
 
 _RENAMED = {"normaliser": "normalizer", "inference": "context_mode"}  # arguments of version 0.2
 
-C = TypeVar("C", bound="Component")
 T = TypeVar("T")
 
 
@@ -75,7 +75,7 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
         return {"class_path": public_path(type(self)), "init_args": init_args}
 
     @classmethod
-    def from_config(cls: type[C], config: dict[str, Any]) -> C:
+    def from_config(cls, config: dict[str, Any]) -> Self:
         """Rebuild what ``to_config`` described.
 
         The file cannot choose which code runs: only subclasses of ``cls`` are constructed that are in this package or

@@ -26,10 +26,9 @@ class AnnotationLayer(Component):
 
     @abstractmethod
     def forward(self, annotations: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return annotations (B, L, D') for (B, L, D).
+        """Return annotations (B, L, D') for (B, L, D); a mask (B, L) bool is True where a location exists.
 
-        Args:
-            mask: (B, L) bool, True where a location exists. Other locations have no influence and are 0 in the result.
+        Other locations have no influence and are 0 in the result.
         """
 
 

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -103,6 +104,7 @@ def batch_loader(
     return BatchLoader(dataset, None, sampler=batches, **options)
 
 
+@dataclass(eq=False)
 class CaptionDataset(Dataset[CaptionBatch]):
     """Turns a list of numbers from a sampler into one batch.
 
@@ -117,30 +119,27 @@ class CaptionDataset(Dataset[CaptionBatch]):
         regions: Regions of the captions' phrases, for training that teaches attention by them.
     """
 
-    def __init__(
-        self,
-        index: CaptionIndex,
-        vocabulary: Vocabulary,
-        preprocessing: Preprocessing,
-        *,
-        transform: TrainingTransform | None = None,
-        seed: int = 0,
-        features: Features | None = None,
-        flipped: Features | None = None,
-        flip: float = 0.0,
-        by_image: bool = False,
-        regions: RegionsInView | None = None,
-    ) -> None:
-        self.index, self.by_image = index, by_image
-        self.preprocessing, self.transform, self.seed = preprocessing, transform, seed
-        self.features, self.flipped, self.flip = features, flipped, flip
-        self.regions = regions
+    index: CaptionIndex
+    vocabulary: InitVar[Vocabulary]
+    preprocessing: Preprocessing
+    _: KW_ONLY
+    transform: TrainingTransform | None = None
+    seed: int = 0
+    features: Features | None = None
+    flipped: Features | None = None
+    flip: float = 0.0
+    by_image: bool = False
+    regions: RegionsInView | None = None
+
+    def __post_init__(self, vocabulary: Vocabulary) -> None:
         # Forked workers share one array of all word ids.
-        ids = [np.array(vocabulary.encode(caption.split()), dtype=np.int32) for caption in index.captions]
-        self._words, self._first_word = np.concatenate([np.empty(0, np.int32), *ids]), np.cumsum([0, *map(len, ids)])
+        ids = [np.array(vocabulary.encode(caption.split()), dtype=np.int32) for caption in self.index.captions]
+        self._words = np.concatenate([np.empty(0, np.int32), *ids])
+        self._first_word = np.cumsum([0, *map(len, ids)])
 
     def __getitem__(self, numbers: list[int]) -> CaptionBatch:
-        index, place = self.index, getattr(numbers, "place", (0, 0))
+        index = self.index
+        place = getattr(numbers, "place", (0, 0))  # (epoch, step)
         if self.by_image:
             rows = np.array(numbers, dtype=np.int64)
             captions = np.concatenate([np.arange(*index.first_caption[row : row + 2]) for row in numbers])

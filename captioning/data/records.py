@@ -92,26 +92,22 @@ class CaptionIndex:
         A caption without a word is left out. An image without captions is left out, too, unless all are
         ``uncaptioned``. One line in the log counts both. Equal captions of one image are kept: they are two references.
         """
-        name, images, captions, first, wordless, uncaptioned_images = str(origin) or str(root), [], [], [0], 0, 0
-        for entry in entries:
-            texts = [" ".join(words) for caption in entry.captions if (words := caption.split())]
-            wordless += len(entry.captions) - len(texts)
-            if not texts and not uncaptioned:
-                uncaptioned_images += 1
-                continue
-            images.append(entry)
-            captions += texts
-            first.append(len(captions))
+        name, entries = str(origin or root), list(entries)
+        texts = [[" ".join(words) for caption in entry.captions if (words := caption.split())] for entry in entries]
+        images = [(entry, own) for entry, own in zip(entries, texts, strict=True) if own or uncaptioned]
         if not images:
             raise InputError(f"{name}: holds no image{'' if uncaptioned else ' with a caption'}")
-        if uncaptioned_images or wordless:
+        captions = [text for _, own in images for text in own]
+        wordless = sum(len(entry.captions) for entry in entries) - len(captions)
+        if wordless or len(images) < len(entries):
             message = "%s: left out %d captions without a word and %d images without captions"
-            logger.warning(message, name, wordless, uncaptioned_images)
-        counts = Counter(image.image_id for image in images)
+            logger.warning(message, name, wordless, len(entries) - len(images))
+        counts = Counter(entry.image_id for entry, _ in images)
         if (twice := counts.most_common(1)[0])[1] > 1:
             raise InputError(f"{name}: image {twice[0]} appears twice, and would count twice; leave one entry")
-        paths = [str(Path(image.path)) for image in images]
-        return cls(Path(root), np.array([*counts], dtype=np.int64), paths, captions, np.array(first), name)
+        paths = [str(Path(entry.path)) for entry, _ in images]
+        first = np.cumsum([0, *(len(own) for _, own in images)])
+        return cls(Path(root), np.array([*counts], dtype=np.int64), paths, captions, first, name)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -127,8 +123,8 @@ class CaptionIndex:
         try:
             return preprocessing.load(self.image_path(i))
         except InputError as error:
-            others = [self.image_path(row) for row in range(len(self)) if row != i]
-            if others := [path for path in others if not has_header(path)]:
+            paths = [self.image_path(row) for row in range(len(self)) if row != i]
+            if others := [path for path in paths if not has_header(path)]:
                 raise InputError(f"{error}. {len(others):,} more cannot be read: {_first_names(others)}") from error
             raise
 

@@ -150,10 +150,9 @@ def _likely(log_probs: Tensor, top_k: int | None, top_p: float | None) -> Tensor
 
 
 def sample_words(log_probs: Tensor, uniform: Tensor) -> Tensor:
-    """Return one word (N,) sampled from each of N distributions, with log_probs (N, V) that need not be normalized.
+    """Return one word (N,) sampled from each of N distributions by ``uniform`` numbers (N, 1) float64 in [0, 1).
 
-    Args:
-        uniform: (N, 1) float64, uniformly distributed in [0, 1).
+    log_probs (N, V) need not be normalized.
     """
     reached = log_probs.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
     return torch.searchsorted(reached, uniform * reached[:, -1:], right=True).squeeze(-1)  # the first that lies beyond

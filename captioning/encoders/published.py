@@ -6,7 +6,7 @@ import functools
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,8 @@ from captioning.errors import InputError, check_whole, did_you_mean, one_line
 _NODE = "annotations"
 _BY_HAND = f"give a file with --{WEIGHTS_OPTION} PATH"
 
-
-class Published(NamedTuple):
-    """A library's network up to the layer that is taken, its preprocessing, and where its weights come from."""
-
-    network: nn.Module
-    preprocessing: Preprocessing
-    weights: Weights | None
+Published = tuple[nn.Module, Preprocessing, Weights | None]
+"""A library's network up to the layer that is taken, its preprocessing, and where its weights come from."""
 
 
 class PublishedEncoder(Encoder):
@@ -115,7 +110,7 @@ def _torchvision_network(
     scaled = round(transform.resize_size[0] * side / transform.crop_size[0])  # the published fraction of the image
     preprocessing = Preprocessing(scaled, side, transform.mean, transform.std, transform.interpolation.value)
     source = None if weights is None else file or functools.partial(_download, member)
-    return Published(network, preprocessing, source)
+    return network, preprocessing, source
 
 
 def _download(member: Any) -> dict[str, Tensor]:
@@ -173,8 +168,8 @@ def _timm_network(
     preprocessing = Preprocessing(scaled, side, published["mean"], published["std"], published["interpolation"])
     if weights == "DEFAULT" or "checkpoint_path" in model_args:
         args = {**model_args, "pretrained": weights == "DEFAULT"}
-        return Published(network, preprocessing, lambda: _up_to(name, out_index, args, image_size).state_dict())
-    return Published(network, preprocessing, weights)
+        return network, preprocessing, (lambda: _up_to(name, out_index, args, image_size).state_dict())
+    return network, preprocessing, weights
 
 
 def _up_to(name: str, out_index: int | str, args: dict[str, Any], image_size: int | None) -> Any:

@@ -89,8 +89,8 @@ class Evaluator:
             hypotheses = [[best] for best, *_ in self.captioner.search(memory, self.search, self.vocabulary)]
             if any(objects) or any(row < self.keep for row in rows):
                 hypotheses = self.captioner.with_evidence(memory, hypotheses)
-        cells, image_ids = self.captioner.encoder.cells, batch.image_ids.tolist()
-        images = zip(image_ids, rows, objects, reference_hits, hypotheses, strict=True)
+        cells = self.captioner.encoder.cells
+        images = zip(batch.image_ids.tolist(), rows, objects, reference_hits, hypotheses, strict=True)
         for image_id, row, in_view, hits, (best,) in images:
             words = self.vocabulary.decode(best.ids)
             alphas, evidence = best.trace.alphas, best.trace.evidence
@@ -175,7 +175,8 @@ def evaluate(
         captioner = Ensemble(captioner.members, load=functools.partial(load_images, data.index)).eval()
     encoder, device = captioner.encoder, next(captioner.parameters()).device
     evaluator = Evaluator(captioner, vocabulary, data.regions(encoder), search, **options)
-    dataset, batches = data.dataset(vocabulary, encoder, by_image=True), image_batches(len(data.index), batch_size)
+    dataset = data.dataset(vocabulary, encoder, by_image=True)
+    batches = image_batches(len(data.index), batch_size)
     with Progress(f"{split} split", len(data.index)) as bar:
         for batch in batch_loader(dataset, batches, num_workers=num_workers):
             evaluator.update(batch.to(device))

@@ -121,7 +121,7 @@ class Captioner(CaptionModel):
 
     Attributes:
         freeze_statistics: Do not update the batch statistics in training. Set when training starts from another
-            model's weights: twenty photographs are too few to estimate them.
+            model's weights: twenty photos are too few to estimate them.
     """
 
     def __init__(self, encoder: Encoder, decoder: Decoder, *, vocabulary_size: int) -> None:
@@ -175,8 +175,7 @@ class Captioner(CaptionModel):
     def teacher_force(self, batch: CaptionBatch, memory: Memory, samples: int = 1) -> DecoderOutput:
         """Return the words and traces of every caption in the batch, over the memory of its images.
 
-        Args:
-            samples: How often each caption is decoded, with draws and dropout of its own; adjacent in the output.
+        Each caption is decoded ``samples`` times, with draws and dropout of its own; adjacent in the output.
         """
         return self.decoder(batch.captions, batch.lengths, expand_to_captions(batch, memory), samples)
 

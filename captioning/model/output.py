@@ -49,11 +49,7 @@ class Output(Component):
     def build(
         self, embedding_dim: int, hidden_dim: int, annotation_dim: int, vocabulary_size: int, *, dropout: float
     ) -> None:
-        """Create the layers.
-
-        Args:
-            dropout: Probability of dropping a unit of h_t and of the hidden layer.
-        """
+        """Create the layers; ``dropout`` is the probability of dropping a unit of h_t and of the hidden layer."""
         self.L_h = Linear(hidden_dim, embedding_dim, bias=False)
         self.L_z = Linear(annotation_dim, embedding_dim, bias=False)
         self.L_o = Linear(embedding_dim, vocabulary_size)

@@ -38,12 +38,10 @@ class SummedOutput(Output):
     """
 
     def check(self, attention: Attention) -> None:
-        name = type(attention).__name__
-        if isinstance(attention, SoftAttention) and not attention.weighs_annotations:
-            reason = "looks at several locations at once, or writes over them"
-            raise InputError(f"output: {name} {reason}; a sum over all of them takes SoftAttention")
-        if not isinstance(attention, SoftAttention):
-            raise InputError(f"output: {name} chooses locations itself; a sum over all of them takes SoftAttention")
+        is_soft = isinstance(attention, SoftAttention)
+        if not (is_soft and attention.weighs_annotations):
+            does = "looks at several locations at once, or writes over them" if is_soft else "chooses locations itself"
+            raise InputError(f"output: {type(attention).__name__} {does}; a sum over all of them takes SoftAttention")
 
     def prepare_search(self, memory: Memory) -> SearchMemory:
         if isinstance(memory, SearchMemory):

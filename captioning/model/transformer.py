@@ -141,10 +141,9 @@ class TransformerDecoder(Decoder):
         return packed.output(self.to_words(packed.pack(hidden)), attended.trace())
 
     def _all_layers(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionOutput]:
-        """Run the layers on words (N, T) that follow the words of ``state``; T is 1 if there is a state.
+        """Return the input of the output layer (N, T, d), the new state, and what the last layer saw at (N, T) steps.
 
-        Returns:
-            The input of the output layer (N, T, d), the new state, and what the last layer saw at (N, T) steps.
+        The words (N, T) follow those of ``state``; T is 1 if there is a state.
         """
         assert isinstance(memory, LayeredMemory)
         earlier = state[0].shape[1] if state else 0
@@ -188,8 +187,7 @@ class TransformerLayer(nn.Module):
     ) -> tuple[Tensor, State, AttentionOutput]:
         """Return the layer's output for x (N, T, d), the keys and values of all words, and what N * T rows see.
 
-        Args:
-            earlier: Keys and values (N, t, d) of the words before x, which is then one word; () if x begins a caption.
+        ``earlier`` has the keys and values (N, t, d) of the words before x, which is then one word; () at first.
         """
         self_attended, keys_values = self._attend_words(self.before_words(x), earlier)
         x = x + self.dropout(self_attended)

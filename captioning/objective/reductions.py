@@ -13,8 +13,7 @@ from captioning.precision import at_least_float32
 def step_nll(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """Return -log p of the target words in nats, at least float32: logits (M, V), targets (M,) -> (M,).
 
-    Args:
-        label_smoothing: Fraction of the target probability that is spread evenly over the vocabulary.
+    ``label_smoothing`` is the fraction of the target probability that is spread evenly over the vocabulary.
     """
     logits = at_least_float32(logits)
     return torch.nn.functional.cross_entropy(logits, targets, reduction="none", label_smoothing=label_smoothing)

@@ -131,10 +131,9 @@ class SelfCriticalTraining(Objective):
     def sample(
         self, captioner: Captioner, memory: Memory, rows: Sequence[int]
     ) -> tuple[list[Hypothesis], Tensor, Tensor]:
-        """Sample captions of the B images of ``memory``, which are ``rows`` of the training split.
+        """Return N = B * samples captions, those of an image adjacent, their rewards (N,) and baselines (N,).
 
-        Returns:
-            N = B * samples captions, those of an image adjacent; their rewards (N,) and baselines (N,).
+        The B images of ``memory`` are ``rows`` of the training split.
         """
         assert self.reward is not None
         step, state = captioner.step_function(memory), captioner.decoder.init_state(memory)

@@ -74,10 +74,6 @@ def shapes_folder() -> Path:
     return Path(yaml.safe_load(Path("tiny.yaml").read_text())["data"]["source"]["init_args"]["root"])
 
 
-def images_of_test() -> list[Path]:
-    return sorted(shapes_folder().rglob("test*/*.png"))
-
-
 def step_of(checkpoint: str) -> int:
     return torch.load(checkpoint, weights_only=True)["global_step"]
 
@@ -491,12 +487,14 @@ def test_any_form_of_a_model_is_scored_alike_and_data_are_read_from_its_run_or_a
     command("test", "--ckpt_path", BEST, *EXACT)
     own = metrics_of("runs/tiny")
     shutil.copy(BEST, "loose.ckpt")
+    files = {path: path.read_bytes() for path in Path("exported").iterdir()}
     for model, name in (("loose.ckpt", "loose"), ("exported", "exported")):
         command("test", "--ckpt_path", model, "--config", "tiny.yaml", *EXACT)
         other = metrics_of(f"runs/scored/{name}/tiny")
         assert {key: other[key] for key in other if key.startswith("test/")} == {
             key: own[key] for key in own if key.startswith("test/")
         }
+    assert {path: path.read_bytes() for path in Path("exported").iterdir()} == files
     written = captions_of("runs/tiny")  # which names each image's file
     found = [caption.text for caption in load("exported")([entry["file"] for entry in written], beam_size=1)]
     assert found == [entry["caption"] for entry in written]
@@ -542,25 +540,6 @@ def test_test_images_of_the_coco_server_are_captioned_and_not_scored(trained):
         InputError, match=r"image_info_test2014\.json: has no captions to compare with; use captioning pre"
     ):
         command("test", "--ckpt_path", BEST, "--config", "server.yaml")
-
-
-def test_an_ensemble_is_scored_beside_the_files_of_its_first_model(trained, capsys):
-    other = ["--seed_everything", "5", "--model.encoder.init_args.image_size", "64", "--name", "other"]
-    command("fit", "--config", "tiny.yaml", *other)
-    both = [BEST, "runs/other/checkpoints/best.ckpt"]
-    command("test", "--ckpt_path", both[0], "--ensemble", *both[1:], *EXACT)
-    assert "2 models; beam 1" in capsys.readouterr().out
-    written = captions_of("runs/tiny/ensemble")
-    found = load(both)(images_of_test(), beam_size=1)
-    assert [entry["caption"] for entry in written] == [caption.text for caption in found]
-    nll = []
-    for model in both:
-        command("test", "--ckpt_path", model, *EXACT, "--results", "alone")
-        nll.append(metrics_of("alone")["test/nll"])
-    mean = metrics_of("runs/tiny/ensemble")["test/nll"]
-    assert mean < sum(nll) / 2  # Jensen: the mean of probabilities beats the mean of logarithms
-    with pytest.raises(InputError, match=r"nowhere\.ckpt: "):
-        command("test", "--ckpt_path", BEST, "--ensemble", "nowhere.ckpt")
 
 
 def test_a_strangers_settings_choose_no_code(trained):

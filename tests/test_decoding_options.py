@@ -92,6 +92,13 @@ def test_the_n_best_are_the_beginning_of_the_beam(captioners, images, name):
         ({"samples": 0}, "samples must be in 1 .. 1000, got 0"),
         ({"method": "greedy", "samples": 2}, "samples=2: greedy decoding has one caption; use beam or sample"),
         ({"no_repeat_ngram": 0}, "no_repeat_ngram must be at least 1, got 0"),
+        ({"top_k": 5}, "top_k=5 has an effect only when sampling, not with beam"),
+        ({"method": "greedy", "seed": 0}, "seed=0 has an effect only"),
+        ({"method": "sample", "temperature": 0.0}, "temperature must be in 1e-06 .. 1000000.0, got 0.0"),
+        ({"method": "sample", "top_k": 0}, "top_k must be at least 1, got 0"),
+        ({"method": "sample", "top_p": 1.5}, "top_p must be in .* 1, got 1.5"),
+        ({"max_length": 5.5}, "max_length must be a whole number, got 5.5"),
+        ({"min_length": 99}, "min_length must be in"),
     ],
 )
 def test_an_option_that_cannot_be_met_is_refused(captioners, images, options, message):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 
@@ -106,13 +105,3 @@ def test_a_checkpoint_is_tested_on_another_split_and_the_metrics_say_where_they_
     written = json.loads((demo / "val/test_metrics.json").read_text())
     assert {"test/bleu4", "test/bleu4_no_penalty", "test/nll", "test/brevity_penalty"} <= set(written)
     assert written["provenance"]["seed"] == 1 and written["provenance"]["machine"]["cores"]
-
-
-def test_an_unseen_image_is_captioned_from_the_checkpoint_alone(demo, tmp_path, monkeypatch, capsys):
-    checkpoint = shutil.copy(demo / "soft/checkpoints/best.ckpt", tmp_path / "alone.ckpt")
-    monkeypatch.chdir(tmp_path)
-    Image.new("RGB", (70, 50), "teal").save("new.png")
-    capsys.readouterr()
-    command("caption", "new.png", "--model", checkpoint, "--overlay", "seen.png")
-    assert len(capsys.readouterr().out.strip().splitlines()) == 1
-    assert Path("seen.png").is_file()

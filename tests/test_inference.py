@@ -220,24 +220,6 @@ def test_a_model_that_draws_its_locations_takes_a_seed(tmp_path, images):
     assert first.tolist() == second.tolist()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"top_k": 5}, "top_k=5 has an effect only when sampling, not with beam"),
-        ({"method": "greedy", "seed": 0}, "seed=0 has an effect only"),
-        ({"method": "sample", "temperature": 0.0}, "temperature must be in 1e-06 .. 1000000.0, got 0.0"),
-        ({"method": "sample", "top_k": 0}, "top_k must be at least 1, got 0"),
-        ({"method": "sample", "top_p": 1.5}, "top_p must be in .* 1, got 1.5"),
-        ({"beam_size": 0}, "beam_size must be in 1"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"max_length": 5.5}, "max_length must be a whole number, got 5.5"),
-    ],
-)
-def test_an_option_out_of_its_range_is_refused(captioner, images, options, message):
-    with pytest.raises(InputError, match=message):
-        captioner.caption(images[0], **options)
-
-
 @pytest.mark.parametrize("captions", [[["a"]], ["a red circle", "a"]])
 def test_captions_to_decode_are_lists_of_words_one_for_each_image(captioner, images, captions):
     with pytest.raises(InputError, match=r"captions: give a list of words for each of 2 images, got \[.*a"):
@@ -279,12 +261,6 @@ def test_a_file_that_is_no_checkpoint_is_one_line(checkpoint, tmp_path, damage, 
     path.write_bytes(damage(checkpoint.read_bytes())) if callable(damage) else torch.save(damage, path)
     with pytest.raises(InputError, match=rf"x\.ckpt: .*{message}"):
         load(path)
-
-
-@pytest.mark.parametrize("device", ["toaster", "cuda:99", "meta"])
-def test_a_device_that_cannot_be_used_is_named(checkpoint, device):
-    with pytest.raises(InputError, match=rf"device '?{device}.*use cpu"):
-        load(checkpoint, device)
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,6 @@ def workdir(tmp_path_factory) -> Iterator[Path]:
     save_image(folder / "photo.png")
     save_checkpoint(make_run(folder / "runs/soft", captions=[], settings={"model": {}}) / "checkpoints/best.ckpt")
     torch.save({"state_dict": {}}, folder / "foreign.ckpt")
-    content = (folder / "runs/soft/checkpoints/best.ckpt").read_bytes()
-    (folder / "half.ckpt").write_bytes(content[: len(content) // 2])
-    (folder / "pointer.ckpt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("WANDB_MODE", "disabled")
@@ -140,8 +137,6 @@ MISTAKES = {
     "test --ckpt_path notes.txt --config tiny.yaml": "notes.txt: ",
     "test --ckpt_path foreign.ckpt --config tiny.yaml": "foreign.ckpt: not a checkpoint of this project",
     "caption photo.png --model runs/soft/checkpoints/best.ckpt --json notes.txt/x": "notes.txt/x",
-    "caption photo.png --model half.ckpt": "half.ckpt: damaged, or not a checkpoint",
-    "caption photo.png --model pointer.ckpt": "pointer.ckpt: ",
     "caption photo.png --model runs/soft": "is a folder; give runs/soft/checkpoints/best.ckpt",
     "export --model foreign.ckpt --output out": "foreign.ckpt: not a checkpoint of this project",
     # the other commands
@@ -180,7 +175,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(workdir, capsys, words)
     assert {path for path in workdir.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("device", ["cuda", "cuda:1", "gpu", "mps", "cpu:1"])
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "gpu", "mps", "cpu:1", "meta"])
 @pytest.mark.parametrize(("gpus", "usable"), [(0, "cpu"), (1, "cpu or cuda:0")])
 def test_advice_on_a_device_names_those_that_are_there(workdir, capsys, monkeypatch, device, gpus, usable):
     if (device, gpus) != ("cuda", 1):

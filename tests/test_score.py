@@ -1,4 +1,4 @@
-"""`captioning test` of a model on data that it was not trained on, of an ensemble, and of an exported folder."""
+"""`captioning test` of a model on data that it was not trained on, and of an ensemble."""
 
 from __future__ import annotations
 
@@ -107,14 +107,6 @@ def test_a_context_mode_reaches_the_models_of_an_ensemble_that_have_it(workdir, 
     assert caption["log_prob"] == pytest.approx(load([CHECKPOINT, OTHER]).caption(image, **mode).log_prob)
     assert caption["log_prob"] != pytest.approx(load([CHECKPOINT, OTHER]).caption(image, beam_size=1).log_prob)
     assert "SoftAttention.context_mode" in refused(capsys, "test", "--ckpt_path", CHECKPOINT, *argmax)
-
-
-def test_an_exported_model_is_tested_as_its_checkpoint_is_and_its_folder_stays_as_it_is(workdir):
-    command("export", "--model", CHECKPOINT, "--output", "exported")
-    files = {path: path.read_bytes() for path in Path("exported").iterdir()}
-    exported = measured("--ckpt_path", "exported", "--config", "tiny.yaml")
-    assert exported["nll"] == measured("--ckpt_path", CHECKPOINT)["nll"]
-    assert {path: path.read_bytes() for path in Path("exported").iterdir()} == files
 
 
 def test_an_ensemble_that_cannot_be_is_refused(workdir, capsys):

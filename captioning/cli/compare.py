@@ -103,7 +103,7 @@ def compare(
 
 
 def _test_if_needed(run: Run) -> Run:
-    """Return a run with captions: first test its checkpoint, without the output, if it was not tested."""
+    """Return a run; if it has no captions, first test its checkpoint without showing the output."""
     from captioning.comparison.runs import read_run
 
     if run.captions is not None or run.checkpoint is None:

@@ -36,11 +36,11 @@ def views_of(
     """
     if isinstance(source, (str, os.PathLike)):
         path = os.path.abspath(source)  # the working directory may change
-        later = functools.partial(_photo_of, path, _state(path), preprocessings[0])
-        return [preprocessing.view(open_image(source, preprocessing.resize)) for preprocessing in preprocessings], later
+        views = [preprocessing.view(open_image(source, preprocessing.resize)) for preprocessing in preprocessings]
+        return views, functools.partial(_photo_of, path, _state(path), preprocessings[0])
     image = open_image(_without_file(source), 0)
-    later = functools.partial(_photo_of, image, None, preprocessings[0])
-    return [preprocessing.view(image) for preprocessing in preprocessings], later
+    views = [preprocessing.view(image) for preprocessing in preprocessings]
+    return views, functools.partial(_photo_of, image, None, preprocessings[0])
 
 
 def _without_file(source: Any) -> ImageSource:

@@ -12,7 +12,8 @@ from typing import Any
 from captioning.errors import InputError, one_line
 
 FIGURES = (".png", ".pdf", ".svg")  # suffixes of the files that figures are written to
-PAGE_SUFFIXES, JSON_SUFFIXES = (".html", ".htm"), (".json", ".jsonl")
+PAGE_SUFFIXES = (".html", ".htm")
+JSON_SUFFIXES = (".json", ".jsonl")
 
 
 @contextmanager

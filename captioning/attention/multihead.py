@@ -86,7 +86,7 @@ class MultiHeadAttention(SoftAttention):
         def to_heads(x: Tensor) -> Tensor:  # (N, h, ..) -> (B * h * R, ..)
             return x.unflatten(0, (B, -1)).transpose(1, 2).flatten(0, 2)
 
-        def to_rows(x: Tensor) -> Tensor:  # and back
+        def to_rows(x: Tensor) -> Tensor:  # (B * h * R, ..) -> (N, h, ..)
             return x.unflatten(0, (B, heads, -1)).transpose(1, 2).flatten(0, 1)
 
         queries = to_heads(self.query_projection(query).unflatten(-1, (heads, -1)))  # (B * h * R, d / h)

@@ -120,7 +120,8 @@ class Instances:
 
         if path.name not in self._annotations:
             return []
-        masks, image = [], self.images[path.name]
+        image = self.images[path.name]
+        masks = []
         for _, annotation in self._annotations[path.name]:
             runs = annotation.segmentation  # packed run lengths, plain ones, or polygons
             if isinstance(runs, list) or isinstance(runs["counts"], list):

@@ -178,7 +178,7 @@ def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
                     row = msgspec.json.decode(line, type=dict[str, Any])
                     yield number, msgspec.convert(dict(zip(_renamed_columns([*row]), row.values(), strict=True)), _Row)
             return
-        if token or bars:  # in Flickr's files, quotes belong to the captions
+        if token or bars:  # quotes belong to the captions in Flickr's files
             form |= {"delimiter": "\t" if token else "|", "quoting": csv.QUOTE_NONE}
             line_of = "image#number, a tab and a caption" if token else "image_name| comment_number| comment"
         table = csv.reader(lines, **form)

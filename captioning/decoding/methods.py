@@ -62,7 +62,8 @@ def beam_search(
         max_length: Largest number of steps. A caption that has not ended by then is cut off after this many words.
         constraints: What the words must be.
     """
-    K, slots = beam_size, torch.arange(beam_size, device=state[0].device)
+    K = beam_size
+    slots = torch.arange(K, device=state[0].device)
 
     def choose(log_probs: Tensor, total: Tensor, left: Tensor, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         total, parent, word, log_prob = _best(log_probs, total, K)

@@ -128,7 +128,7 @@ class Encoder(Component):
             channels_last = maps.shape[1] == maps.shape[2] != maps.shape[3]
             return maps if channels_last else maps.permute(0, 2, 3, 1)
         if maps.ndim == 3:
-            for first in (0, 1):  # after a class token
+            for first in (0, 1):  # 1 leaves out a class token
                 side = math.isqrt(maps.shape[1] - first)
                 if side * side == maps.shape[1] - first > 0:
                     return maps[:, first:].unflatten(1, (side, side))

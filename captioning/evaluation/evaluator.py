@@ -44,8 +44,8 @@ class Evaluator:
     seed: int = 0
     keep: int = 0  # number of images at the beginning of the split whose hypotheses are kept
     references: bool = True  # whether references are teacher-forced; metrics need them
-    kept: dict[int, tuple[CaptionedImage, Hypothesis]] = field(default_factory=dict)  # by row of the split
-    images: dict[int, CaptionedImage] = field(default_factory=dict)  # by row of the split
+    kept: dict[int, tuple[CaptionedImage, Hypothesis]] = field(default_factory=dict)  # keys are rows of the split
+    images: dict[int, CaptionedImage] = field(default_factory=dict)  # keys are rows of the split
     sums: dict[int, dict[str, float]] = field(default_factory=dict)
     """Sums of each batch, by the row of its first image: log-probabilities of its references in nats, and their number
     of "words". ``finish`` adds them in the order of the split, so that any number of processes gives the same

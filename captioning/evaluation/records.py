@@ -44,9 +44,9 @@ class CaptionedImage:
     finished: bool | None = None  # False if the maximum length cut the caption off
     references: list[str]
     written: str | None = None  # the caption as the tokenizer writes it, if that differs
-    hits: list[NounHit] = field(default_factory=list)  # of every noun of the caption that names an object
+    hits: list[NounHit] = field(default_factory=list)  # one for every noun of the caption that names an object
     reference_hits: list[NounHit] = field(default_factory=list)
-    evidence_hits: list[NounHit] = field(default_factory=list)  # by the evidence instead of the alphas
+    evidence_hits: list[NounHit] = field(default_factory=list)  # hits of the evidence instead of the alphas
     reference_evidence_hits: list[NounHit] = field(default_factory=list)
 
     @property

@@ -88,7 +88,8 @@ def differences(
     observed = np.atleast_1d(both[1] - both[0])
     drawn = bootstrap(counts, statistic, resamples=resamples, seed=seed)
     low, high = _middle((drawn[:, 1] - drawn[:, 0]).reshape(resamples, -1))
-    random, gains = np.random.default_rng(seed), counts[1] - counts[0]
+    random = np.random.default_rng(seed)
+    gains = counts[1] - counts[0]
     exchanged = total[0] + np.stack([random.integers(0, 2, size=len(gains)) @ gains for _ in range(resamples)])
     chance = (statistic(total[0] + total[1] - exchanged) - statistic(exchanged)).reshape(resamples, -1)
     exchanges = np.isfinite(chance).sum(axis=0)  # a metric may have no value, such as an accuracy of no noun

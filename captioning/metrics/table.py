@@ -91,7 +91,7 @@ def few_images_warning(images: int) -> str:
 class Family:
     """S metrics of captions that are functions of the same counts."""
 
-    names: tuple[str, ...]  # in logs and files, keys of ``METRICS``
+    names: tuple[str, ...]  # keys of ``METRICS``, as logs and files have them
     counts: Callable[[Sequence[Words], Sequence[Sequence[Words]]], Floats]
     """Maps hypotheses, a word list per image, and references, word lists per image, to counts (images, C)."""
     values: Callable[[Floats], Floats]

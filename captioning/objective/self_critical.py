@@ -124,7 +124,8 @@ class SelfCriticalTraining(Objective):
         loss = -(advantages * log_probs).sum() / count * process_count()
         if self.likelihood is not None:
             term = self.likelihood(captioner, batch)
-            loss, logged = loss + self.likelihood_weight * term.loss, term.logged | logged
+            loss = loss + self.likelihood_weight * term.loss
+            logged = term.logged | logged
         return Loss(loss, logged, output)
 
     @torch.no_grad()

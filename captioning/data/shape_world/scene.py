@@ -24,7 +24,7 @@ ORDER_MARGIN = 10.0  # neighbors in left-to-right order stand at least this far 
 AXIS_MARGIN = 10.0  # where a relation is stated, the displacement along its axis leads by at least this much
 OBJECT_COUNTS = {1: 0.15, 2: 0.3, 3: 0.3, 4: 0.25}
 PLAIN = 0.4  # probability of an object without a texture
-CLOSEST = 0.65  # of the sum of two radii: how near two centers may come, so that overlaps stay partial
+CLOSEST = 0.65  # fraction of the sum of two radii to which centers may come, so that overlaps stay partial
 
 # Which pairs (in left-to-right order) have their relation stated, by the number of objects.
 RELATED = {1: (), 2: ((0, 1),), 3: ((0, 1), (1, 2)), 4: ((0, 1), (2, 3))}

@@ -195,11 +195,10 @@ class Fit(LightningCLI):
         self.stop = StopOnRequest()
         with self._claiming(), _library_errors_as_input_errors(ValueError, TypeError, ImportError):
             self.datamodule = CaptionDataModule(**self._instantiate("data"), seed=self.config.seed_everything)
-            initial_model = self.read_inputs()
+            initial = self.read_inputs()
             self.settings = yaml.safe_load(self.parser.dump(self.config, skip_link_targets=False, skip_unset=False))
-            options = {"initial_model": initial_model, "settings": self.settings}
-            self.model = CaptioningModule(**self._instantiate("model"), **options)
-            if initial_model is None and self.plan.resume is None:
+            self.model = CaptioningModule(**self._instantiate("model"), initial_model=initial, settings=self.settings)
+            if initial is None and self.plan.resume is None:
                 self.model.encoder.load_published_weights()
             self.best = BestCheckpoint(**vars(self.config.checkpoint))
             self.trainer: Any = self.instantiate_trainer()

@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from captioning.comparison.runs import Curve
 from captioning.metrics.resampling import Difference, Interval
@@ -168,12 +168,9 @@ class Comparison:
         }
 
 
-T = TypeVar("T")
-
-
-def by_name(*parts: Mapping[tuple[str, str], T]) -> dict[str, dict[str, T]]:
+def by_name(*parts: Mapping[tuple[str, str], Any]) -> dict[str, dict[str, Any]]:
     """Return values by name and measure as a dict for each name."""
-    nested: dict[str, dict[str, T]] = {}
+    nested: dict[str, dict[str, Any]] = {}
     for (name, measure), value in itertools.chain.from_iterable(part.items() for part in parts):
         nested.setdefault(name, {})[measure] = value
     return nested

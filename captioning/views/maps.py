@@ -52,12 +52,9 @@ def _weights(n: int, offset: float, stride: float, pixels: int, sigma: float) ->
     """
     edges = (offset + stride * (np.arange(n + 1) - 0.5)).clip(0, pixels)
     centers = (np.arange(pixels) + 0.5)[:, None]
-    copies = [centers]
-    if edges[0] < 1e-6:
-        copies.append(-centers)
-    if edges[-1] > pixels - 1e-6:
-        copies.append(2 * pixels - centers)
-    distances = ((edges - center) / (sigma * math.sqrt(2)) for center in copies)
+    mirrored = [-centers] if edges[0] < 1e-6 else []
+    mirrored += [2 * pixels - centers] if edges[-1] > pixels - 1e-6 else []
+    distances = ((edges - center) / (sigma * math.sqrt(2)) for center in [centers, *mirrored])
     return np.sum([np.diff(np.vectorize(math.erf)(distance)) / 2 for distance in distances], 0).astype(np.float32)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import hashlib
 import itertools
@@ -73,17 +72,16 @@ class Encoder(Component):
     ) -> None:
         super().__init__()
         # Channels last is 5 to 20 % faster on a CPU, and its maps are annotations without a copy.
-        network = network.to(memory_format=torch.channels_last)
+        self.network = network.to(memory_format=torch.channels_last)
         self.trainable_from = trainable_from
         self.learning_rate = learning_rate
         self.preprocessing = preprocessing
-        if next(network.parameters(), None) is None:
+        if (weight := next(network.parameters(), None)) is None:
             reason = "no layer with weights comes before its output; choose a later layer"
             raise InputError(f"{type(self).__name__}: {reason}")
-        self.network = copy.deepcopy(network).to("meta").eval()  # where a run costs nothing
-        with torch.no_grad():
-            _, *grid, D = self._grid(torch.empty(1, 3, *preprocessing.size, device="meta")).shape
-        self.network = network.eval()
+        self.network.eval()
+        with torch.no_grad():  # one run, which is free on the meta device
+            _, *grid, D = self._grid(torch.zeros(1, 3, *preprocessing.size, device=weight.device)).shape
         self.grid_size: GridSize = (grid[0], grid[1])
         self.annotation_dim: int = D
         self._cells: tuple[Any, CellGrid] | None = None

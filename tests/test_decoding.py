@@ -269,5 +269,5 @@ def test_top_k_and_top_p_cut_the_tail():
 
 
 def test_fewer_words_than_the_smallest_number_are_refused():
-    with pytest.raises(InputError, match=r"min_length must be in 0 \.\. 3, got 4"):
+    with pytest.raises(InputError, match=r"at most max_length\) must be in 0 \.\. 3, got 4"):
         greedy(markov(table()), start(1), max_length=3, constraints=Constraints(4))

@@ -34,7 +34,7 @@ class Constraints:
     def check(self, max_length: int) -> None:
         """Raise InputError if captions of at most ``max_length`` words cannot meet the constraints."""
         check_whole(1, max_length=max_length)
-        check_whole(0, max_length, min_length=self.min_length)
+        check_whole(0, max_length, **{"min_length (at most max_length)": self.min_length})
         if len(self.prefix) >= max_length:
             raise InputError(f"prefix: {len(self.prefix)} words leave no room below max_length {max_length}")
 

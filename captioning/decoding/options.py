@@ -32,7 +32,7 @@ class BeamOptions:
 
     def __post_init__(self) -> None:
         check_whole(1, 1000, beam_size=self.beam_size, max_length=self.max_length)
-        check_whole(0, self.max_length, min_length=self.min_length)
+        check_whole(0, self.max_length, **{"min_length (at most max_length)": self.min_length})
         check_whole(1, no_repeat_ngram=self.no_repeat_ngram)
         check_range(-10, 10, length_normalization=self.length_normalization)
 

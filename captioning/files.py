@@ -1,4 +1,4 @@
-"""Reading and writing files: atomic writing, JSON_SUFFIXES, and checks of output paths."""
+"""Reading and writing files: atomic writing, JSON, and checks of output paths."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from captioning.component import known_class, public_path
-from captioning.errors import InputError
+from captioning.errors import InputError, check_whole
 from captioning.files import read_json, write_json
 from captioning.tokenizers import PennTreebank, Tokenizer
 
@@ -21,7 +21,7 @@ FUNCTION_WORDS = (
     "after before during is are was were be being been has have had do does it its they them their he his him she her "
     "who which what where there very other another one"
 ).split()
-"""English words that name nothing in a photograph."""
+"""English words that name nothing in a photo."""
 
 
 class Vocabulary:
@@ -57,6 +57,7 @@ class Vocabulary:
             min_count: A word that occurs less often becomes ``<unk>``.
             max_words: The largest number of words, without the special tokens.
         """
+        check_whole(1, min_count=min_count, max_words=max_words)
         counts = Counter(word for words in captions for word in words)
         frequent = [word for word, n in counts.items() if n >= min_count and word not in SPECIALS]
         return cls(sorted(frequent, key=lambda word: (-counts[word], word))[:max_words], tokenizer)

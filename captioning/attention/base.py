@@ -118,7 +118,7 @@ class Attention(Component):
             self.train(training_before)
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
-        """Create the parameters for annotations of size D and queries of size H."""
+        """Create the parameters for annotations of size D, on a grid (height, width), and queries of size H."""
         if self.score.needs_softmax and not isinstance(self.normalizer, Softmax):
             raise InputError(
                 f"normalizer: {type(self.score).__name__} gives logarithms of weights, which only a softmax turns back "

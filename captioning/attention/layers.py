@@ -22,7 +22,7 @@ class AnnotationLayer(Component):
 
     @abstractmethod
     def build(self, annotation_dim: int, grid_size: GridSize) -> int:
-        """Create the parameters for annotations of size D; returns the size D' of the layer's output."""
+        """Create the parameters for annotations of size D on a grid (height, width); return the output's size D'."""
 
     @abstractmethod
     def forward(self, annotations: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -69,7 +69,8 @@ def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.de
     """
     target, path = check_device(device), os.path.expanduser(path)
     source = _download(str(path)) if str(path).startswith("hf:") else Path(path)
-    if path == PRETRAINED and not is_export(source := PRETRAINED_FOLDER):
+    source = PRETRAINED_FOLDER if path == PRETRAINED else source
+    if path == PRETRAINED and not is_export(source):
         raise InputError(f"this installation has no pretrained captioner ({source} is missing); name a model")
     checkpoint = {} if is_export(source) else read_checkpoint(source)
     try:

@@ -36,7 +36,8 @@ def compare(
 
     Args:
         *runs: The folder of a run, or a folder of runs.
-        test: First test the best checkpoint of every run that has no captions, or captions of other weights.
+        test: First test every run that has no captions, or captions of other weights. Tests the checkpoint that was
+            tested before, or else the best.
         metric: Metric of the verdict: bleu1, bleu2, bleu3, bleu4, rouge_l, cider_d or meteor.
         images: Number of images to show, those that differ most.
         resamples: Number of resamples for intervals and tests.

@@ -22,7 +22,8 @@ def export(
     """Write a trained captioner as a folder for others: weights, settings, vocabulary, model card.
 
     The weights are stored as safetensors, and opening the folder runs no code. The card has the metrics
-    that `captioning test` wrote to the run's folder. Other commands take the folder as --model DIR.
+    that `captioning test` wrote to the run's folder. `caption` and `app` take the folder as --model, `test`
+    as --ckpt_path, `fit` as --init_from.
 
     Args:
         model: A FILE.ckpt, exported folder, hf:owner/name or pretrained.

@@ -113,8 +113,8 @@ class FitParser(OneLineErrors, LightningArgumentParser):
 class Fit(LightningCLI):
     """A run of ``captioning fit``: parsed, planned and built. ``train`` trains it.
 
-    LightningCLI parses --config and --print_config, seeds all random numbers, and then calls the steps below in their
-    order. The parser builds no object, because ``plan_run`` completes the settings first.
+    LightningCLI calls the methods down to ``parse_arguments`` in their order, seeds all random numbers, and calls the
+    next two. The parser builds no object, because ``plan_run`` completes the settings first.
     """
 
     def __init__(self, args: list[str]) -> None:
@@ -144,8 +144,8 @@ class Fit(LightningCLI):
         parser.add_argument("--name", type=str | None, help="The run's name; default: the config's.")
         parser.add_argument("--runs", type=str, default="runs", help="Folder of all runs; a run's folder is RUNS/NAME.")
         parser.add_argument("--ckpt_path", type=str | None, help="Checkpoint to resume: a file, best or last of NAME.")
-        start = "Begin with the weights of this model, and a new optimizer. --ckpt_path wins."
-        parser.add_argument("--init_from", type=str | None, help=start)
+        init_from = "Begin with the weights of this model, and a new optimizer. --ckpt_path wins."
+        parser.add_argument("--init_from", type=str | None, help=init_from)
         monitored = {"monitor": "val/bleu4", "mode": None}  # the mode is the metric's
         best = {"filename": "best", "auto_insert_metric_name": False, "enable_version_counter": False}
         self._add(BestCheckpoint, "checkpoint", default=monitored | best)

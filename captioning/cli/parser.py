@@ -62,8 +62,10 @@ def _suggestion(message: str, options: Sequence[str]) -> str:
     """Return ``; did you mean X?`` for the option, class or argument that an error of a parser names, or else ""."""
     if match := re.search(r"^unrecognized arguments: ([^\s=]+)", message):
         return "; captioning fit has it" if match[1] in options else did_you_mean(match[1], options)
-    if match := re.search(r"(?:has no attribute '|Expected a dot import path string: )([\w.]+)", message):
-        places = ("captioning.", "torch.optim.", "pytorch_lightning.callbacks", "pytorch_lightning.loggers", *IMPORTED)
+    if match := re.search(
+        r"(?:module '[\w.]+' has no attribute '|Expected a dot import path string: )([\w.]+)", message
+    ):
+        places = ("captioning.", "torch.optim.", "torch.nn", "pytorch_lightning.", *IMPORTED)
         modules = [module for name, module in sys.modules.items() if name.startswith(places)]
         classes = {name for module in modules for name, value in vars(module).items() if isinstance(value, type)}
         return did_you_mean(match[1], classes)

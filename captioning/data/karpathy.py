@@ -78,8 +78,8 @@ class KarpathySource(CaptionSource):
         captions = [entities.sentences(index.image_path(row), index.references(row)) for row in rows]
         found = [bool(sentence) for sentences in captions for sentence in sentences]
         if not all(found):
-            counted = f"{found.count(False)} of the {len(found)} captions of the first {len(rows)} images"
-            warn_once(f"{entities.folder}: has no phrases of {counted} of the {split} split")
+            counted = f"{found.count(False)} of {len(found)} captions"
+            warn_once(f"{entities.folder}: has no sentence for {counted} (of {len(rows)} images of the {split} split)")
         return lambda image_id, captions: entities.phrases(paths[image_id], captions)
 
     def _entry(self, image: _Image) -> ImageEntry:

@@ -162,14 +162,14 @@ class CaptionDataset(Dataset[CaptionBatch]):
                 drawn = np.random.default_rng((self.seed, place[0], 1)).random(len(index))
                 mirrored = drawn[rows] < self.flip
                 annotations[torch.from_numpy(mirrored)] = self.flipped.gather(rows[mirrored])
-                both = self.preprocessing.evaluation_view, self.preprocessing.mirrored_view
-                views = [both[flip] for flip in mirrored.tolist()]
+                steps = self.preprocessing
+                views = [steps.mirrored_view if flip else steps.evaluation_view for flip in mirrored]
         caption_images, image_ids, image_rows = map(torch.from_numpy, (image_index, index.image_ids[rows], rows))
         batch = CaptionBatch(ids, lengths, caption_images, image_ids, image_rows, images, annotations)
         return batch if self.regions is None else self._with_regions(batch, captions, views)
 
     def _image(self, row: int, place: tuple[int, int]) -> tuple[Tensor, ViewOf]:
-        """Return an image's input (3, height, width) for the batch at ``place``, and how it was framed."""
+        """Return an image's input (3, height, width) for the batch at ``place``, and its view."""
         image = self.index.image(row, self.preprocessing)
         if self.transform is None:
             return self.preprocessing(image), self.preprocessing.evaluation_view
@@ -241,4 +241,4 @@ def load_images(index: CaptionIndex, rows: Tensor, preprocessing: Preprocessing)
 def default_workers(*, cached: bool) -> int:
     """Return a number of processes: one per processor, at most 8; for cached features none on a CPU, two on a GPU."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 2 * torch.cuda.is_available() if cached else min(8, processors)
+    return (2 if torch.cuda.is_available() else 0) if cached else min(8, processors)

@@ -26,9 +26,9 @@ class CaptionBatches(Sampler[list[int]]):
     The order is a function of the seed and the epoch, so nothing is saved: a resumed run begins at ``start``. An
     epoch is cut into steps of ``batch_size * world_size`` captions. With group ``length``, captions are sorted by
     length first, so most steps have one length; then the steps are shuffled. Each rank takes every ``world_size``-th
-    caption of a step. One step is shorter than the others; if it has fewer captions than ranks, some are repeated.
-    Every caption appears once per epoch unless ``captions_per_image`` is set. Differs from the paper, which draws a
-    random length for each update: lengths come in proportion to their captions.
+    caption of a step. Every caption appears once per epoch unless ``captions_per_image`` is set. One step is shorter
+    than the others; if it has fewer captions than ranks, at most ``world_size - 1`` are repeated. Differs from the
+    paper, which draws a random length for each update: lengths come in proportion to their captions.
 
     Args:
         lengths, image_of_caption: (M,) words and image row of each caption, as in ``CaptionIndex``.

@@ -95,10 +95,8 @@ def read_metrics(path: Path) -> tuple[dict[str, float], dict[str, Any]]:
     """Return the metrics of STAGE_metrics.json without their prefix, and the options of the search."""
     content = convert(path, read_json(path), dict[str, Any], _EXPECTED)
     metrics = {name.partition("/")[2]: value for name, value in content.items() if isinstance(value, (int, float))}
-    search = content.get("search", {})
-    return metrics, {
-        "context_mode" if name == "inference" else name: value for name, value in search.items()
-    }  # 0.2's name
+    renamed = {"inference": "context_mode"}  # names of 0.2
+    return metrics, {renamed.get(name, name): value for name, value in content.get("search", {}).items()}
 
 
 def read_captions(path: Path) -> dict[int, CaptionedImage]:

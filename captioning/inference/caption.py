@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Float32 = NDArray[np.float32]
 
 Photo: TypeAlias = tuple[Image.Image, tuple[float, float, float, float]]
-"""A whole upright image, which may be reduced, and the region that the model sees: (left, top, right, bottom) as
+"""A whole upright image, which may be reduced, and the box that the model sees: (left, top, right, bottom) as
 fractions of its width and height."""
 
 
@@ -86,13 +86,13 @@ class Caption:
         return self.cells.grid_size
 
     def _whole(self) -> Photo:
-        """Return the whole image with the region that the model saw; without the image, the view."""
+        """Return the whole image with the box that the model saw; without the image, the view."""
         return (self.photo and self.photo()) or (self.view, (0.0, 0.0, 1.0, 1.0))
 
     def seen(self) -> Image.Image:
         """Return the part of the image that the model saw, undistorted; without the image, the view."""
-        photo, region = self._whole()
-        left, top, right, bottom = map(round, np.multiply(region, photo.size * 2).tolist())
+        photo, box = self._whole()
+        left, top, right, bottom = map(round, np.multiply(box, photo.size * 2).tolist())
         return photo.crop((left, top, right, bottom))
 
     def figure(self, style: Style = "color", *, heads: bool = False, details: bool = False) -> Figure:

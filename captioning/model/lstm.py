@@ -120,7 +120,7 @@ class AttentionDecoder(Decoder):
 
     def _word_terms(self, embedded: Tensor) -> Tensor:
         """Return what the previous word (.., E) adds to i, f, o and g, (.., 4H), followed by its term of the query."""
-        return self.word_to_query.append_to(self.word_to_gates(embedded), embedded)
+        return self.word_to_query.word_terms(self.word_to_gates(embedded), embedded)
 
     def _recur(self, word_terms: Tensor, state: State, memory: Memory) -> tuple[State, LSTMStep]:
         """Take one step of Eq. 1-6."""
@@ -128,7 +128,7 @@ class AttentionDecoder(Decoder):
         word_gates, word_query = word_terms.tensor_split([4 * self.hidden_dim], dim=-1)  # (N, 4H), (N, H) or (N, 0)
         query = self.word_to_query.query(h, word_query)  # (N, H)
         attended, attention_state = self.attention(query, memory, tuple(attention_state))  # Eq. 4-6
-        context, alphas, locations, log_prob, heads = attended  # (N, D), (N, L), (N,), (N,), (N, h, L)
+        context, alphas, locations, log_prob, heads = attended  # (N, D), (N, L); of some: (N,), (N,), (N, h, L)
         z, beta_logit = self.gate(h, context)  # (N, D), (N,), Sec. 4.2.1
         gates = word_gates + self.hidden_to_gates(h) + self.context_to_gates(z)  # (N, 4H); T is linear
         i, f, o, g = gates.to(c.dtype).chunk(4, dim=-1)  # (N, H) each
@@ -154,10 +154,9 @@ class AttentionDecoder(Decoder):
         lstm = map_fields(lstm, lambda field: repeat_rows(field, samples // repeats))  # (N * S, T, ..)
         embedded = packed.pack(repeat_rows(embedded, samples))  # (M, E)
         packed_lstm = map_fields(lstm, packed.pack)  # (M, ..)
-        logits, evidence = self.output(embedded, packed_lstm, memory, packed.images(B), packed.targets)
-        if evidence is not None:  # the posterior (M, L)
-            evidence = packed.unpack(evidence)  # (N * S, T, L)
-        elif not self.training:
+        logits, posterior = self.output(embedded, packed_lstm, memory, packed.images(B), packed.targets)
+        evidence = None if posterior is None else packed.unpack(posterior)  # (N * S, T, L)
+        if posterior is None and not self.training:
             evidence = self._evidence_of_words(repeat_rows(captions, samples), memory)
         return packed.output(logits, lstm.trace()._replace(evidence=evidence), lstm.log_prob)
 
@@ -195,7 +194,7 @@ class InitialMLP(nn.Module):
 class StateQuery(nn.Module):
     """Attention is asked with h_{t-1}."""
 
-    def append_to(self, gates: Tensor, embedded: Tensor) -> Tensor:
+    def word_terms(self, gates: Tensor, embedded: Tensor) -> Tensor:
         """Return the word's terms of the gates (.., 4H), followed by its term of the query if it has one."""
         return gates
 
@@ -211,7 +210,7 @@ class PreviousWordQuery(Linear):
         super().__init__(embedding_dim, hidden_dim, bias=False)
         nn.init.zeros_(self.weight)
 
-    def append_to(self, gates: Tensor, embedded: Tensor) -> Tensor:
+    def word_terms(self, gates: Tensor, embedded: Tensor) -> Tensor:
         return torch.cat([gates, self(embedded)], dim=-1)  # (.., 5H)
 
     def query(self, h: Tensor, word_query: Tensor) -> Tensor:

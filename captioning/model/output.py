@@ -74,8 +74,8 @@ class Output(Component):
 
         Returns:
             The logits (M, V), log-probabilities if the output sums over locations; and the posterior (M, L), the
-            probability of each location, given the word, among the steps that look. The posterior sums to 1; it is
-            None in training and for outputs that do not sum.
+            probability of each location, given the word and that the step looks at the image. It sums to 1; it is None
+            in training and for outputs that do not sum.
         """
 
     def location_logits(self, words: Tensor, memory: Memory) -> Tensor:

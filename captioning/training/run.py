@@ -22,7 +22,7 @@ class RunPlan:
 
     folder: RunFolder  # RUNS/NAME, or the first free one of RUNS/NAME-2, RUNS/NAME-3 ..
     taken: RunFolder | None  # RUNS/NAME, if another run has it
-    must_claim: bool  # a resumed run has its folder
+    must_claim: bool  # False for a resumed run, which owns its folder
     resume: Path | None  # checkpoint that training goes on from
     init_from: str | None  # model whose weights training begins with
     settings: dict[str, Any]  # to be set in the configuration, by dotted key: paths, modes of monitors, loggers

@@ -31,7 +31,7 @@ ExplorerData = dict[str, Any]
 
 
 def explorer_page(images: Sequence[ExplorerData], title: str = "Attention explorer") -> str:
-    """Return a complete HTML document of ``explorer_image`` entries that needs no network, 130 KB per photograph."""
+    """Return a complete HTML document of ``explorer_image`` entries that needs no network, 130 KB per photo."""
     return render("views/explorer_page.html", title=title, content=_content(images))
 
 

@@ -100,7 +100,7 @@ class Panel {
           this.words,
           this.details,
           element("div", { class: "numbers" }, ...numbers),
-          element("h4", {}, "Beam, with log-probabilities (normalized by length)"),
+          element("h4", {}, "Beam, with the log-probabilities that rank it"),
           this.beam,
           element(
             "details",

@@ -25,6 +25,7 @@ def fits_of(runs: Path, monkeypatch, step: float) -> dict[str, list[str]]:
     """Return the options of every training of a demo on a machine whose steps take so long."""
     commands = []
     monkeypatch.setattr(demo, "seconds_of_a_step", lambda images, captions: step)
+    monkeypatch.setattr("captioning.data.ShapesSource.prepare", lambda self: None)  # draws 7,000 images
     monkeypatch.setattr(Commands, "run", lambda self, name, arguments: commands.append((name, arguments)) or 1.0)
     demo.train(runs, None)
     return {name: words for name, words in commands if "fit" in words}

@@ -32,6 +32,7 @@ TINY = {
         "decoder": {"init_args": {"embedding_dim": 9, "hidden_dim": 24, "dropout": 0.0}},
         "optimizer": {"init_args": {"lr": 0.02}},
         "scheduler": {"init_args": {"warmup_steps": 2}},
+        "search": {"max_length": 8},  # every word is a panel of a figure
     },
     "data": {
         "source": {"init_args": {"train": 6, "val": 2, "test": 2, "image_size": 48}},

@@ -12,8 +12,6 @@ import json
 import math
 import os
 import shlex
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -234,18 +232,12 @@ def seconds_of_a_step(images: int, captions: int) -> float:
 
 def report(runs: Path, summary: dict[str, Any]) -> None:
     """Compare the runs, print the scores, where everything is, and what to type next."""
-    page = runs / "comparison.html"
-    command = [
-        "compare",
-        *(str(runs / name) for name in RUNS),
-        "--output",
-        str(page),
-        "--figure",
-        str(runs / "soft_hard.png"),
-    ]
-    print(f"\n$ captioning {shlex.join(command)}", flush=True)
-    if subprocess.run([sys.executable, "-m", "captioning", *command], check=False).returncode:
-        raise InputError("the comparison failed; its message stands above")
+    from captioning.cli.compare import compare
+
+    page, figure = runs / "comparison.html", runs / "soft_hard.png"
+    folders = [str(runs / name) for name in RUNS]
+    print(f"\n$ captioning compare {shlex.join(folders)} --output {page} --figure {figure}", flush=True)
+    compare(*folders, output=page, figure=figure)
     print(
         "\nTest split, free-running decoding; scores in percent, BLEU with brevity penalty. Hard attention looks at one"
     )
@@ -263,7 +255,7 @@ def report(runs: Path, summary: dict[str, Any]) -> None:
         print(f"  checkpoint  {entry['checkpoint']}")
         print(f"  run folder  {runs / name}   (config, metrics, samples, captions of the test split)")
     print(f"\nsummary       {runs / 'summary.json'}")
-    print(f"picture       {runs / 'soft_hard.png'}   (the same words: soft's weights, hard's locations)")
+    print(f"picture       {figure}   (the same words: soft's weights, hard's locations)")
     print(f"comparison    {page}   (open it in a browser)")
     print("\nNext:")
     print(f"  captioning caption YOUR_IMAGE.png --model {summary['soft']['checkpoint']} --overlay overlay.png")

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from PIL import ExifTags, Image
 
 from captioning.cells import CellGrid
@@ -96,6 +97,23 @@ def test_a_region_is_where_the_red_pixels_of_the_input_are(folder, kind, preproc
             np.testing.assert_allclose(batch.regions.numpy(), [seen.ravel()] * 3, atol=0.13)  # rounding of the view
         else:
             assert batch.regions is None
+
+
+@pytest.mark.parametrize("flip", [0.0, 1.0])
+def test_regions_of_cached_features_are_mirrored_with_them(folder, flip):
+    """A location's feature is the red part of its cell, so the features are the region."""
+    data = source(folder, entities=str(folder / "entities"))
+    index, cells = data.index("train"), CellGrid.regular(GRID, SQUASHED.size)
+    regions = RegionsInView(data, "train", index, SimpleNamespace(preprocessing=SQUASHED, cells=cells))
+    vocabulary = Vocabulary.build(caption.split() for caption in index.captions)
+    image = index.image(0, SQUASHED)
+    views = SQUASHED(image), SQUASHED(image, SQUASHED.mirrored_view(image.size))
+    seen = [torch.from_numpy(red_cells(view.numpy(), GRID)).float().reshape(1, -1, 1) for view in views]
+    plain, mirrored = (SimpleNamespace(gather=lambda rows, red=red: red[rows]) for red in seen)
+    dataset = CaptionDataset(index, vocabulary, SQUASHED, features=plain, flipped=mirrored, flip=flip, regions=regions)
+    batch = dataset[[0]]
+    assert not torch.allclose(*seen) and torch.equal(batch.annotations, seen[int(flip)])
+    torch.testing.assert_close(batch.regions, batch.annotations[0].T.expand(3, -1), atol=0.13, rtol=0)
 
 
 @pytest.mark.parametrize("stored", ["small", "squashed", "turned"])

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import ArrayLike
 from PIL import Image
@@ -21,6 +22,11 @@ from captioning.trace import NO_LOCATION, AttentionTrace
 from captioning.views.explorer import ExplorerData, explorer_image, explorer_run
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+
+
+def quick_if(quick: bool, *values: Any, id: str | None = None) -> Any:
+    """Return a case of ``pytest.mark.parametrize``, of the slow tests unless ``quick``."""
+    return pytest.param(*values, id=id, marks=() if quick else pytest.mark.slow)
 
 
 def load_script(name: str) -> ModuleType:

@@ -409,6 +409,7 @@ def test_a_signal_to_all_processes_of_a_run_ends_it_after_its_step(workdir, numb
     assert step_of(LAST) >= 4
 
 
+@pytest.mark.slow
 def test_a_run_logs_to_wandb_offline_without_an_account_or_a_question(workdir):
     config = tiny_config(workdir / "shapes")
     del config["trainer"]["logger"], config["trainer"]["callbacks"]

@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 import torch
+from helpers import quick_if
 
 from captioning.decoding import Constraints, Hypothesis, Step, beam_search, greedy, sample
 from captioning.errors import InputError
@@ -113,7 +114,10 @@ def test_the_widest_beam_has_every_caption_that_meets_the_constraints_and_no_oth
         assert ids_of(hypotheses[0]) == max(finished, key=finished.__getitem__)
 
 
-@every_constraint
+@pytest.mark.parametrize(
+    "constraints",
+    [quick_if(name in ("none", "all", "content words"), CONSTRAINTS[name], id=name) for name in CONSTRAINTS],
+)
 def test_captions_are_drawn_from_the_renormalised_distribution(constraints):
     step, draws = Histories([1, 2]), 4000
     torch.manual_seed(0)

@@ -96,7 +96,7 @@ def test_without_a_login_training_and_its_test_log_offline(nobody, capsys):
     command(*FIT, "--trainer.logger", "true")
     wandb.teardown()
     os.environ.pop("WANDB_MODE")  # a test is a process of its own
-    capsys.readouterr()
+    assert "to upload: wandb sync runs/tiny/wandb/offline-run-*" in capsys.readouterr().out
     command("test", "--ckpt_path", "runs/tiny/checkpoints/best.ckpt")
     assert "written to runs/tiny" in capsys.readouterr().out
     assert len(list(Path("runs/tiny/wandb").glob("offline-run-*"))) == 2

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from helpers import quick_if
 from helpers_training import Signal, assert_equal, last_checkpoint, make_data, make_module, make_shapes, make_trainer
 from pytorch_lightning.callbacks import EMAWeightAveraging, GradientAccumulationScheduler
 from pytorch_lightning.utilities.exceptions import SIGTERMException
@@ -103,7 +104,12 @@ def heard() -> Iterator[None]:
 @pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize(
     ("step", "workers", "number"),
-    [(3, 0, signal.SIGTERM), (10, 2, signal.SIGTERM), (10, 0, signal.SIGHUP), (STEPS, 0, signal.SIGINT)],
+    [
+        quick_if(False, 3, 0, signal.SIGTERM),
+        (10, 2, signal.SIGTERM),
+        quick_if(False, 10, 0, signal.SIGHUP),
+        (STEPS, 0, signal.SIGINT),
+    ],
 )
 def test_a_run_that_is_asked_to_stop_finishes_its_step_and_resumes_equal(
     shapes, tmp_path, whole, step, workers, number
@@ -193,14 +199,13 @@ def accumulated(shapes, tmp_path_factory) -> tuple[Path, CaptioningModule, Diary
 @pytest.mark.parametrize(
     ("cut", "options", "rest", "step"),
     [
-        ([], {"max_steps": 4}, {}, 4),
-        ([], {"max_steps": 4}, {"max_steps": 6}, 4),
-        ([], {"max_steps": 3}, {"max_steps": 6}, 3),  # an epoch's end
-        ([TimeIsUp(11)], {}, {}, 5),
-        ([], {"patience": 1}, {}, 5),
-        ([Signal(5)], {"error": SIGTERMException}, {}, 5),
+        quick_if(False, [], {"max_steps": 4}, {}, 4, id="max_steps"),
+        pytest.param([], {"max_steps": 4}, {"max_steps": 6}, 4, id="more max_steps"),
+        quick_if(False, [], {"max_steps": 3}, {"max_steps": 6}, 3, id="max_steps at an epoch's end"),
+        pytest.param([TimeIsUp(11)], {}, {}, 5, id="max_time"),
+        pytest.param([], {"patience": 1}, {}, 5, id="early stopping"),
+        quick_if(False, [Signal(5)], {"error": SIGTERMException}, {}, 5, id="SIGTERM"),
     ],
-    ids=["max_steps", "more max_steps", "max_steps at an epoch's end", "max_time", "early stopping", "SIGTERM"],
 )
 def test_a_run_that_ended_inside_an_epoch_or_a_step_goes_on_there(
     shapes, tmp_path, accumulated, cut, options, rest, step

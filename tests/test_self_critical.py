@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from helpers import trace_of
+from helpers import quick_if, trace_of
 from helpers_models import batch_of, captioner_of
 from torch import Tensor, nn
 
@@ -127,7 +127,7 @@ def gradient(captioner: Captioner, loss: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("case", "options"),
-    [(case, {"samples": 2}) for case in CASES]
+    [quick_if(case in ("soft", "hard, argmax", "transformer"), case, {"samples": 2}) for case in CASES]
     + [("soft", {"samples": 1, "baseline": "greedy"}), ("summed", {"samples": 2, "baseline": "greedy"})],
 )
 def test_gradient_is_expected_to_be_that_of_the_expected_reward(case, options, monkeypatch):

@@ -69,13 +69,15 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
     with gradio.Blocks(title="Captions", analytics_enabled=False, delete_cache=(600, 600)) as page:  # seconds
         introduction = "Drop a photo: the model describes it, and shows where it looked at each word."
         gradio.Markdown(f"# Describe a photo\n{introduction} {_limits(model)}")
-        photo: Any = gradio.Image(label="Photo", height=220, sources=["upload", "clipboard"], buttons=[])
+        with gradio.Row():
+            photo: Any = gradio.Image(label="Photo", height=220, sources=["upload", "clipboard"], buttons=[])
+            with gradio.Column():
+                files = [[str(folder / example["file"])] for example in examples]
+                samples = gradio.Dataset(components=[photo], samples=files, label="Examples, the last one difficult")
+                gradio.Markdown(f"<small>{sources}</small>")
         # Without this, gradio would decode the upload and report a damaged file in its own words.
         photo.preprocess = lambda upload: upload and upload.path
-        files = [[str(folder / example["file"])] for example in examples]
-        samples = gradio.Dataset(components=[photo], samples=files, label="Examples, the last one difficult")
         samples.click(lambda sample: sample[0], samples, photo, api_visibility="private")
-        gradio.Markdown(f"<small>{sources}</small>")
         result = gradio.HTML(padding=False)
         photo.change(lambda path: _answer(captioner, name, path, examples), photo, result, api_visibility="private")
     server: dict[str, Any] = {"server_name": host, "server_port": port, "allowed_paths": [str(folder)]}

@@ -68,8 +68,7 @@ def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.de
             not exist; or the hub has no such captioner or cannot be reached.
     """
     target, path = check_device(device), os.path.expanduser(path)
-    source = _download(str(path)) if str(path).startswith("hf:") else Path(path)
-    source = PRETRAINED_FOLDER if path == PRETRAINED else source
+    source = PRETRAINED_FOLDER if path == PRETRAINED else _download(path) if path.startswith("hf:") else Path(path)
     if path == PRETRAINED and not is_export(source):
         raise InputError(f"this installation has no pretrained captioner ({source} is missing); name a model")
     checkpoint = {} if is_export(source) else read_checkpoint(source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,7 @@ class Preprocessing:
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
             values = tuple(getattr(self, name))  # JSON and YAML give lists
-            if len(values) != 3 or not all(isinstance(value, (int, float)) for value in values):
+            if len(values) != 3 or not all(isinstance(x, (int, float)) and math.isfinite(x) for x in values):
                 raise InputError(f"preprocessing: {name} must be three numbers, got {values}")
             object.__setattr__(self, name, tuple(map(float, values)))
         check_whole(1, **{"preprocessing: resize": self.resize})

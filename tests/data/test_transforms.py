@@ -108,6 +108,7 @@ def test_a_preprocessing_survives_json():
         ({"resize": 0, "crop": None}, "resize must be at least 1, got 0"),
         ({"std": (1, 0, 1)}, "preprocessing: std must be positive, got .1.0, 0.0, 1.0."),
         ({"mean": (1, 0)}, "preprocessing: mean must be three numbers, got .1, 0."),
+        ({"mean": (1, 0, float("nan"))}, "preprocessing: mean must be three numbers, got .1, 0, nan."),
         ({"std": [1, "x", 1]}, "preprocessing: std must be three numbers, got .1, 'x', 1."),
         ({"interpolation": "cubic"}, "interpolation must be one of nearest, .* got 'cubic'; did you mean bicubic"),
     ],

@@ -11,14 +11,16 @@ import importlib
 import inspect
 from abc import ABCMeta
 from collections.abc import Iterator
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from typing_extensions import Self
 
 from captioning.errors import InputError, check_whole
 
-_RENAMED = {"normaliser": "normalizer", "inference": "context_mode"}  # arguments of version 0.2
+_RENAMED = {"normaliser": "normalizer", "inference": "context_mode"}
+_RENAMED |= {"standardize": "feature_norm", "centres": "centers"}
+"""Arguments, modules and buffers of version 0.2, each with its name of today."""
 
 T = TypeVar("T")
 
@@ -56,17 +58,16 @@ class _RecordsInitArgs(ABCMeta):
 class Component(nn.Module, metaclass=_RecordsInitArgs):
     """A module whose constructor arguments are plain data or other components."""
 
-    renamed: ClassVar[dict[str, str]] = {}
-    """Beginnings of the names of parameters and buffers in version 0.2, and what they are now."""
     _init_args: dict[str, Any]
 
     def __init__(self) -> None:  # nn.Module's takes anything
         super().__init__()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        for old, new in self.renamed.items():
-            for name in [name for name in state_dict if name.startswith(prefix + old)]:
-                state_dict[prefix + new + name.removeprefix(prefix + old)] = state_dict.pop(name)
+        for name in [name for name in state_dict if name.startswith(prefix)]:
+            first, dot, rest = name.removeprefix(prefix).partition(".")
+            if first in _RENAMED and not hasattr(self, first):
+                state_dict[f"{prefix}{_RENAMED[first]}{dot}{rest}"] = state_dict.pop(name)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def to_config(self) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -41,7 +40,6 @@ class LocalScore(Score):
 
     needs_softmax = True
 
-    renamed: ClassVar = {"centres": "centers"}
     centers: Tensor
     size: Tensor
     reach: Tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -91,7 +91,6 @@ class Decoder(Component):
         embedding: Embedding of the input words.
     """
 
-    renamed: ClassVar = {"standardize.": "feature_norm."}
     attention: Attention
     embedding: nn.Embedding
     annotation_dim: int

@@ -16,18 +16,13 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from captioning.errors import InputError, check_whole
+from captioning.errors import InputError
 
 _RENAMED = {"normaliser": "normalizer", "inference": "context_mode"}
 _RENAMED |= {"standardize": "feature_norm", "centres": "centers"}
 """Arguments, modules and buffers of version 0.2, each with its name of today."""
 
 T = TypeVar("T")
-
-
-def check_size(**values: int | None) -> None:
-    """Raise InputError if a layer has no units, or so many that it would exhaust the memory."""
-    check_whole(1, 65_536, **values)
 
 
 def check_shape(owner: object, what: str, value: Any, *shape: int) -> None:

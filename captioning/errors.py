@@ -34,6 +34,11 @@ def check_whole(low: int, high: float = math.inf, **values: int | None) -> None:
     check_range(low, high, **values)
 
 
+def check_size(**values: int | None) -> None:
+    """Raise InputError if a layer has no units, or so many that it would exhaust the memory."""
+    check_whole(1, 65_536, **values)
+
+
 def check_range(low: float, high: float = math.inf, **values: float | None) -> None:
     """Raise InputError if a value is neither None nor a finite number in low .. high."""
     for name, value in values.items():

@@ -75,9 +75,8 @@ def check_suffix(path: str | Path, suffixes: Sequence[str] = FIGURES, option: st
         raise InputError(f"{option} {path}: must end in {', '.join(suffixes)}".lstrip())
 
 
-def is_lfs_pointer(path: Path) -> bool:
-    """Return whether a file is a git-LFS pointer, the short text that a clone without git-LFS gets."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(40).startswith(b"version https://git-lfs.github.com/")
+def refuse_lfs_pointer(path: Path) -> None:
+    """Raise InputError if a file is a git-LFS pointer, the short text that a clone without git-LFS gets."""
+    with suppress(OSError), path.open("rb") as file:
+        if file.read(40).startswith(b"version https://git-lfs.github.com/"):
+            raise InputError(f"{path}: is the pointer of git-LFS, not the file; run git lfs pull")

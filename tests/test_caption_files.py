@@ -9,7 +9,7 @@ import pytest
 
 from captioning.errors import InputError
 from captioning.evaluation import records
-from captioning.evaluation.records import pair, read_results, write_results
+from captioning.evaluation.records import CaptionedImage, pair, read_results, write_results
 from captioning.tokenizers import PennTreebank
 
 ANNOTATIONS = [
@@ -29,7 +29,9 @@ def read_references(path: Path, split: str = "test"):
 def folder(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("refs.json").write_text(json.dumps({"images": [], "annotations": ANNOTATIONS}))
-    write_results(Path("results.json"), [(9, 'Two "café" cats.'), (7, "a dog runs over grass")])
+    captions = [(9, 'Two "café" cats.'), (7, "a dog runs over grass")]
+    images = [CaptionedImage(image_id=number, caption=caption, references=[]) for number, caption in captions]
+    write_results(Path("results.json"), images)
     return tmp_path
 
 

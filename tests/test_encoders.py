@@ -538,8 +538,8 @@ OF_TIMM = functools.partial(TimmEncoder, name="resnet18", weights=None)
         (OF_TIMM, {"name": "lcnet_035", "weights": "DEFAULT"}, r"lcnet_035.*give a file with --.*weights PATH"),
         (ConvEncoder, {"channels": (4, 5), "strides": (2,)}, r"channels \[4, 5\] and strides \[2\]"),
         (ConvEncoder, {"channels": (4, 5), "strides": (2, 2), "image_size": 30}, "must divide image_size 30"),
-        (EfficientNetLite2, {"weights": None, "image_size": 80}, "image_size a multiple of 32, got 'head', 80"),
-        (EfficientNetLite2, {"weights": None, "layer": "neck"}, "layer must be head or expansion"),
+        (EfficientNetLite2, {"weights": None, "image_size": 80}, "image_size must be a multiple of 32, got 80"),
+        (EfficientNetLite2, {"weights": None, "layer": "neck"}, "layer must be one of head, expansion, got 'neck'"),
         (EfficientNetLite2, {"weights": None, "image_size": 0}, "image_size must be in 32 .. 4096, got 0"),
     ],
 )

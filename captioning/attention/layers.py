@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from captioning.cells import GridSize
-from captioning.component import Component, check_size
-from captioning.errors import InputError, check_range, check_whole
+from captioning.component import Component
+from captioning.errors import InputError, check_range, check_size, check_whole
 
 
 class AnnotationLayer(Component):

@@ -11,8 +11,7 @@ from captioning.attention.memory import Memory, repeat_rows
 from captioning.attention.scores import Score
 from captioning.attention.soft import SoftAttention
 from captioning.cells import GridSize
-from captioning.component import check_size
-from captioning.errors import InputError, check_whole
+from captioning.errors import InputError, check_size, check_whole
 from captioning.linear import Linear
 from captioning.trace import State, map_fields
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from captioning.cells import GridSize
-from captioning.component import Component, check_size
-from captioning.errors import InputError
+from captioning.component import Component
+from captioning.errors import InputError, check_size
 from captioning.kernels.attention import additive_logits, image_product, plain_additive_logits
 from captioning.linear import Linear
 from captioning.trace import State

@@ -17,7 +17,7 @@ import torch
 from captioning.data.transforms import Preprocessing
 from captioning.encoders import Encoder
 from captioning.errors import InputError, one_line
-from captioning.files import is_lfs_pointer, replacing
+from captioning.files import refuse_lfs_pointer, replacing
 from captioning.model.captioner import Captioner
 from captioning.model.decoder import Decoder
 from captioning.run_folder import RunFolder
@@ -86,8 +86,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if path.is_dir():
         best = RunFolder(path).checkpoint("best")
         raise InputError(f"{path}: is a folder; give {best if best.is_file() else 'a .ckpt file in it'}")
-    if is_lfs_pointer(path):
-        raise InputError(f"{path}: is the pointer of git-LFS, not the checkpoint; run git lfs pull")
+    refuse_lfs_pointer(path)
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:

@@ -14,6 +14,8 @@ from captioning.errors import InputError, check_choice, check_range, check_whole
 from captioning.trace import ContextMode
 from captioning.vocabulary import FUNCTION_WORDS, Vocabulary
 
+Method = Literal["beam", "greedy", "sample"]
+
 
 @dataclass(frozen=True)
 class BeamOptions:
@@ -71,7 +73,7 @@ class DecodingOptions(BeamOptions):
             None uses torch's global generator as it is.
     """
 
-    method: Literal["beam", "greedy", "sample"] = "beam"
+    method: Method = "beam"
     samples: int | None = None
     prefix: str | None = None
     context_mode: ContextMode | None = None
@@ -87,7 +89,7 @@ class DecodingOptions(BeamOptions):
         check_whole(0, 2**63 - 1, seed=self.seed)
         check_whole(1, 1000, samples=self.samples)
         check_whole(1, top_k=self.top_k)
-        check_choice(("beam", "greedy", "sample"), method=self.method)
+        check_choice(Method, method=self.method)
         unused = [] if self.method == "sample" else ["temperature", "top_k", "top_p", "seed"]
         for name in unused[:-1] if self.context_mode == "sample" else unused:  # draws of locations need the seed
             if (value := getattr(self, name)) != getattr(DecodingOptions, name):

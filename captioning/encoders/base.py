@@ -20,7 +20,7 @@ from captioning.cells import CellGrid, GridSize
 from captioning.component import Component
 from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError, one_line
-from captioning.files import is_lfs_pointer
+from captioning.files import refuse_lfs_pointer
 
 # These arguments do not change the computation, or are compared as preprocessing.
 _NOT_IDENTITY = {"weights", "trainable_from", "learning_rate", "image_size", "crop", "mean", "std"}
@@ -285,8 +285,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         remedy = "`captioning prepare weights` fetches those of the configs"
         raise InputError(f"{WEIGHTS_OPTION}: {path} is no file; {remedy}")
-    if is_lfs_pointer(path):
-        raise InputError(f"{path}: is the pointer of git-LFS, not the weights; run git lfs pull")
+    refuse_lfs_pointer(path)
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file

@@ -44,7 +44,7 @@ class Evaluator:
     seed: int = 0
     keep: int = 0  # number of images at the beginning of the split whose hypotheses are kept
     references: bool = True  # whether references are teacher-forced; metrics need them
-    kept: dict[int, tuple[CaptionedImage, Hypothesis]] = field(default_factory=dict)  # keys are rows of the split
+    kept: dict[int, Hypothesis] = field(default_factory=dict)  # keys are rows of the split
     images: dict[int, CaptionedImage] = field(default_factory=dict)  # keys are rows of the split
     sums: dict[int, dict[str, float]] = field(default_factory=dict)
     """Sums of each batch, by the row of its first image: log-probabilities of its references in nats, and their number
@@ -96,7 +96,7 @@ class Evaluator:
             alphas, evidence = best.trace.alphas, best.trace.evidence
             caption, written = " ".join(words), self.vocabulary.tokenizer.join(words)
             regions = named_regions(words, in_view)
-            image = CaptionedImage(
+            self.images[row] = CaptionedImage(
                 image_id=image_id,
                 file=str(self.regions.index.image_path(row)),
                 caption=caption,
@@ -108,9 +108,8 @@ class Evaluator:
                 evidence_hits=[] if evidence is None else noun_hits(words, evidence.numpy(), regions, cells),
                 **hits,
             )
-            self.images[row] = image
             if row < self.keep:
-                self.kept[row] = image, best
+                self.kept[row] = best
 
     def _reference_hits(self, batch: CaptionBatch, memory: Any) -> list[dict[str, list[NounHit]]]:
         """Teacher-force the references, and return the hits of attention at their phrases for each image."""
@@ -124,10 +123,10 @@ class Evaluator:
         traces = {"reference_hits": output.trace.alphas, "reference_evidence_hits": output.trace.evidence}
         weights = {name: trace.float().cpu().numpy() for name, trace in traces.items() if trace is not None}
         rows, cells = batch.rows.tolist(), self.captioner.encoder.cells
-        references = [zip(self.regions.index.references(row), self.regions.phrases(row), strict=True) for row in rows]
-        hits: list[dict[str, list[NounHit]]] = [{name: [] for name in weights} for _ in references]
-        for caption, image in enumerate(batch.image_index.tolist()):
-            reference, regions = next(references[image])
+        split = self.regions
+        pairs = [pair for row in rows for pair in zip(split.index.references(row), split.phrases(row), strict=True)]
+        hits: list[dict[str, list[NounHit]]] = [{name: [] for name in weights} for _ in rows]
+        for caption, (image, (reference, regions)) in enumerate(zip(batch.image_index.tolist(), pairs, strict=True)):
             for name, caption_weights in weights.items():
                 hits[image][name] += noun_hits(reference.split(), caption_weights[caption], regions, cells)
         return hits

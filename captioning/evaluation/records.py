@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ def write_evaluation(
     write_json(folder / f"{stage}_metrics.json", content | {name: fact for name, fact in facts.items() if fact})
     entries = [{name: v for name, v in dataclasses.asdict(image).items() if v is not None} for image in images]
     write_json(folder / f"{stage}_captions.json", entries)
-    write_results(folder / f"{stage}_results.json", [(image.image_id, image.text) for image in images])
+    write_results(folder / f"{stage}_results.json", images)
 
 
 def write_predictions(folder: Path, images: Sequence[CaptionedImage]) -> tuple[Path, Path]:
@@ -87,7 +87,7 @@ def write_predictions(folder: Path, images: Sequence[CaptionedImage]) -> tuple[P
         for image in images
     ]
     write_text(lines, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries))
-    write_results(results, [(image.image_id, image.text) for image in images])
+    write_results(results, images)
     return lines, results
 
 
@@ -120,9 +120,9 @@ def convert(path: Path, content: Any, kind: Any, expected: str) -> Any:
         raise InputError(f"{path}: expected {expected}: {error}") from error
 
 
-def write_results(path: Path, captions: Iterable[tuple[int, str]]) -> None:
+def write_results(path: Path, images: Sequence[CaptionedImage]) -> None:
     """Write numbers of images and captions as the COCO server takes them, ``[{"image_id": 17, "caption": ..}, ..]``."""
-    write_json(path, [{"image_id": i, "caption": caption} for i, caption in captions], indent=None)
+    write_json(path, [{"image_id": image.image_id, "caption": image.text} for image in images], indent=None)
 
 
 def read_results(path: Path) -> dict[int, str]:

@@ -17,11 +17,11 @@ from captioning.cells import CellGrid
 from captioning.errors import InputError, printable
 from captioning.files import check_suffix, replacing
 from captioning.trace import AttentionTrace
+from captioning.views.maps import Style
+from captioning.views.overlays import ModelAttention, attention_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from captioning.views.maps import Style
 
 Float32 = NDArray[np.float32]
 
@@ -105,8 +105,6 @@ class Caption:
             heads: Also show each head of multi-head attention.
             details: Also write beta and the greatest attention of each word, and show the evidence below the alphas.
         """
-        from captioning.views.overlays import ModelAttention, attention_figure  # imports matplotlib
-
         if heads and self.trace.heads is None:
             raise InputError("heads: this model's attention has none; leave it out")
         if heads and self.beside:
@@ -120,8 +118,6 @@ class Caption:
     def save_figure(self, path: str | Path, style: Style = "color", **options: bool) -> None:
         """Write ``figure`` with these options to a .png, .pdf or .svg file. Raises InputError for another suffix."""
         from matplotlib import rc_context
-
-        from captioning.views.overlays import save_figure
 
         check_suffix(path)
         with rc_context({"pdf.fonttype": 42}), replacing(Path(path)) as part:  # TrueType, not Type 3
@@ -168,8 +164,6 @@ class Caption:
 
     def _repr_jpeg_(self) -> bytes:
         """Return the figure as a notebook shows it."""
-        from captioning.views.overlays import save_figure
-
         buffer = io.BytesIO()
         save_figure(self.figure(), buffer, format="jpeg", dpi=80, pil_kwargs={"quality": 85})
         return buffer.getvalue()

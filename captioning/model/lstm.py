@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from captioning.attention import AnnotationLayer, Attention, Memory
 from captioning.attention.memory import repeat_rows
 from captioning.cells import GridSize
-from captioning.component import check_size
-from captioning.errors import check_range, check_whole
+from captioning.errors import check_range, check_size, check_whole
 from captioning.kernels.recurrence import run_recurrence
 from captioning.linear import Linear
 from captioning.model.decoder import Decoder, DecoderOutput, Packed
@@ -155,9 +154,8 @@ class AttentionDecoder(Decoder):
         embedded = packed.pack(repeat_rows(embedded, samples))  # (M, E)
         packed_lstm = map_fields(lstm, packed.pack)  # (M, ..)
         logits, posterior = self.output(embedded, packed_lstm, memory, packed.images(B), packed.targets)
-        evidence = None if posterior is None else packed.unpack(posterior)  # (N * S, T, L)
-        if posterior is None and not self.training:
-            evidence = self._evidence_of_words(repeat_rows(captions, samples), memory)
+        of_words = None if self.training else self._evidence_of_words(repeat_rows(captions, samples), memory)
+        evidence = of_words if posterior is None else packed.unpack(posterior)  # (N * S, T, L)
         return packed.output(logits, lstm.trace()._replace(evidence=evidence), lstm.log_prob)
 
     def evidence(self, captions: Tensor, lengths: Tensor, memory: Memory) -> Tensor | None:

@@ -14,8 +14,7 @@ from captioning.attention import AnnotationLayer, Attention, AttentionOutput, Me
 from captioning.attention.layers import sinusoids
 from captioning.attention.memory import repeat_rows
 from captioning.cells import GridSize
-from captioning.component import check_size
-from captioning.errors import InputError, check_range, check_whole
+from captioning.errors import InputError, check_range, check_size, check_whole
 from captioning.linear import Linear
 from captioning.model.decoder import Decoder, DecoderOutput, Packed
 from captioning.trace import AttentionTrace, State, map_fields

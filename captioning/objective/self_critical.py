@@ -38,6 +38,8 @@ from captioning.objective.reward import CaptionReward, Reward
 from captioning.precision import at_least_float32
 from captioning.vocabulary import END, Vocabulary
 
+Baseline = Literal["leave_one_out", "greedy"]
+
 
 class SelfCriticalTraining(Objective):
     """Minus the expected reward of sampled captions. The reward is cider_d * CIDEr-D + bleu4 * BLEU-4.
@@ -62,7 +64,7 @@ class SelfCriticalTraining(Objective):
         self,
         *,
         samples: int = 5,
-        baseline: Literal["leave_one_out", "greedy"] = "leave_one_out",
+        baseline: Baseline = "leave_one_out",
         cider_d: float = 1.0,
         bleu4: float = 0.0,
         dropout: bool = False,
@@ -71,7 +73,7 @@ class SelfCriticalTraining(Objective):
     ) -> None:
         super().__init__()
         check_range(0, likelihood_weight=likelihood_weight)
-        check_choice(("leave_one_out", "greedy"), **{"objective.baseline": baseline})
+        check_choice(Baseline, **{"objective.baseline": baseline})
         least = 2 if baseline == "leave_one_out" else 1
         if samples < least:
             raise InputError(f"objective.samples: {baseline} needs at least {least}, got {samples}")

@@ -19,6 +19,7 @@ from captioning.files import replacing
 from captioning.metrics.table import log_key
 from captioning.run_folder import RunFolder
 from captioning.settings import attention_kind, read_config
+from captioning.views.overlays import ModelAttention, attention_figure, save_figure
 
 
 def is_wandb_sweep() -> bool:
@@ -117,14 +118,12 @@ def upload_advice(folder: Path) -> str:
 
 def draw_samples(folder: Path, suffix: str, evaluator: Evaluator) -> dict[str, str]:
     """Write figures of the evaluator's kept images to ``samples/``; return the captions by file."""
-    from captioning.views.overlays import ModelAttention, attention_figure, save_figure  # matplotlib is slow to import
-
     encoder, index = evaluator.captioner.encoder, evaluator.regions.index
     captions = {}
-    for row, (image, hypothesis) in sorted(evaluator.kept.items()):
+    for row, hypothesis in sorted(evaluator.kept.items()):
         if not index.image_path(row).is_file():  # cached features alone
             continue
-        photo = index.image(row, encoder.preprocessing)
+        image, photo = evaluator.images[row], index.image(row, encoder.preprocessing)
         look = ModelAttention(hypothesis.trace, encoder.cells, encoder.preprocessing.view_box(photo.size))
         figure = attention_figure(photo, image.words, {"": look}, text=image.text)
         path = folder / "samples" / f"{image.image_id}_{suffix}.png"

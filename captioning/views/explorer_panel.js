@@ -1,7 +1,6 @@
 // One run's caption of an image. Text reaches the page as text nodes alone.
 
 const UNSURE_BELOW = 0.15; // probability of a word
-const START = 1; // the second word of a caption, most often its first noun
 
 /** An element with attributes ("onclick" and the like are listeners; null and false are left out) and children. */
 function element(tag, attributes = {}, ...children) {
@@ -192,10 +191,10 @@ class Panel {
 
   /**
    * Show another caption of the beam.
-   * @param word, pins where to begin, the second word without pins by default.
+   * @param word, pins where to begin, by default as the page does, without pins.
    * @param lead whether the other runs follow to the same word.
    */
-  showCaption(rank, { word = START, pins = [], lead = true } = {}) {
+  showCaption(rank, { word = this.run.start, pins = [], lead = true } = {}) {
     const focused = this.words.contains(document.activeElement);
     Object.assign(this.state, { caption: rank, word, pins });
     const { words } = this.caption;

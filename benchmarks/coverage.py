@@ -1,10 +1,10 @@
 """How often the intervals of captioning/metrics/seeds.py hold the true difference between variants: a simulation.
 
-A run's score of an image is the sum of what the image is worth to all runs, what the variant does to the image, what
-the seed does to all images, and what this run does to this image. The grid crosses the numbers of seeds, the ratio of
-the variants' deviations over seeds, the images' share of the variance, the number of images and the score: a mean of
-normal values, a mean of values with heavy tails (Student's t with three degrees of freedom), or BLEU-4 of captions
-whose words are right or wrong.
+A run's score of an image is the sum of four effects: of the image on all runs, of the variant on the image, of the seed
+on all images, and of this run on this image. The grid crosses the numbers of seeds, the ratio of the variants'
+deviations over seeds, the images' share of the variance, the number of images and the score: a mean of normal values, a
+mean of values with heavy tails (Student's t with three degrees of freedom), or BLEU-4 of captions whose words are right
+or wrong.
 
 examples:
   python -m benchmarks.coverage --json docs/measurements/coverage.json

@@ -78,7 +78,7 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
         that the caller has imported already. Raises InputError for another class, or arguments that do not fit.
         """
         kind = known_class(config["class_path"], cls)
-        accepted = inspect.signature(kind.__init__).parameters  # an option of an earlier version may not be set
+        accepted = inspect.signature(kind.__init__).parameters  # an old file may name a removed option, unset
         named = ((_RENAMED.get(name, name), value) for name, value in config["init_args"].items())
         init_args = {name: _revive(value) for name, value in named if name in accepted or value is not None}
         try:

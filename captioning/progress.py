@@ -11,7 +11,7 @@ from captioning.errors import printable
 
 
 class Progress(tqdm):
-    """A bar of tqdm; ``update(n)`` says that n more units are done, as does a loop over the bar. A context manager.
+    """A tqdm bar and context manager. ``update(n)`` counts n units; a loop over the bar counts each item.
 
     Args:
         label: Name of the task.
@@ -21,7 +21,7 @@ class Progress(tqdm):
         unit: What is counted. "B", bytes, are shown as kB, MB ..
     """
 
-    monitor_interval = 0  # no thread, beside which the processes of a data loader would be forked
+    monitor_interval = 0  # start no thread: data loaders fork processes
 
     def __init__(self, label: str, total: Any = None, done: int = 0, over: Any = None, unit: str = " images") -> None:
         seconds = 0.1 if sys.stderr.isatty() else 30

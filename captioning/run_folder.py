@@ -88,5 +88,5 @@ def checksum(checkpoint: str | Path) -> str:
 
 
 def is_current(weights: str, checkpoint: Path | None) -> bool:
-    """Return whether a checkpoint may have the weights with a checksum; either may be unknown."""
+    """Return whether a checkpoint has the weights of a checksum, or either is unknown."""
     return not weights or checkpoint is None or weights == checksum(checkpoint)

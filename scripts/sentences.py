@@ -21,15 +21,15 @@ _FUNCTION = OPEN | frozenset(
     """he she it they him them one two three four five other up down out off over through across along around next front
     top side back while their there here each person's""".split()
 )
-_LEAST = 10  # times that three words must occur before their never ending a caption says something
+_LEAST = 10  # least number of occurrences of a trigram to judge whether it ends captions
 _RARELY = 0.01
 
 
 class Sentences:
     """Judges captions by the training captions, given as word lists.
 
-    The first half of a compound ("a man in a baseball") is known by its last three words: people wrote them at least
-    10 times, and fewer than 1 % of those ended a caption.
+    Half a compound ("a man in a baseball") shows in the last three words: the training captions have them at least 10
+    times, and end with them in fewer than 1 % of cases.
     """
 
     def __init__(self, training: Iterable[Sequence[str]]) -> None:

@@ -176,7 +176,7 @@ def test_grounding_is_over_nouns_with_what_knows_nothing_of_the_caption_beneath(
     assert found.value == pytest.approx(100 * np.mean([hit.hit for hit in judged]))
     assert found.detail.endswith(f"{len(judged)} nouns") and "p " in found.change
     assert [cell.text for cell in cells(pair, "Grounding", "Pointing, by chance")] == ["25.0", "25.0"]
-    assert [cell.text for cell in cells(pair, "Grounding", "Pointing, always the centre")] == ["50.0", "50.0"]
+    assert [cell.text for cell in cells(pair, "Grounding", "Pointing, always the center")] == ["50.0", "50.0"]
     correctness = cells(pair, "Grounding", "Attention correctness")
     assert [cell.value for cell in correctness] == pytest.approx([25, 40]) and correctness[1].clear
     assert [cell.text for cell in cells(pair, "Grounding", "Correctness, spread evenly")] == ["20.0", "20.0"]

@@ -88,7 +88,7 @@ class Attention(Component):
 
     @property
     def deterministic(self) -> bool:
-        """Whether equal queries of an image get equal contexts in this batch: nothing is drawn or dropped.
+        """Whether equal queries of an image get equal contexts: this batch draws and drops nothing.
 
         A subclass that returns True must draw and drop nothing.
         """

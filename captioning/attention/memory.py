@@ -1,4 +1,4 @@
-"""The annotations of a batch of images, prepared once for all steps; the expected context; rows repeated."""
+"""The annotations of a batch, prepared once for all steps, and helpers for contexts and rows."""
 
 from __future__ import annotations
 

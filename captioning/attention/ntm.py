@@ -28,8 +28,8 @@ class NTMScore(CosineScore):
 
         w^c_i ~ exp(beta_t cos(k_t, W a_i))        addressing by content, Eq. 5-6
         w^g   = g_t w^c + (1 - g_t) alpha_{t-1}    interpolation with the previous weights, Eq. 7
-        w~    = s_t * w^g                          shift by up to one cell in each direction, Eq. 8
-        alpha ~ w~^gamma_t                         sharpening, Eq. 9
+        w^s   = conv(s_t, w^g)                     shift by up to one cell in each direction, Eq. 8
+        alpha ~ (w^s)^gamma_t                      sharpening, Eq. 9
 
     At the first step alpha_{t-1} is uniform. Differs from the paper: the shift has two dimensions, and weight that
     moves past the border is dropped instead of wrapping around. Alphas are divided by their sum as in the paper.

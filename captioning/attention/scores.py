@@ -25,8 +25,7 @@ class Score(Component):
     Attributes:
         deterministic: Whether equal queries get equal logits also in training. Set it to True only in a class that
             drops no units and draws nothing.
-        needs_softmax: Whether the logits are logarithms of weights, so that only a softmax gives the alphas that the
-            score defines.
+        needs_softmax: Whether the logits are logarithms of weights, which only a softmax turns into the score's alphas.
     """
 
     deterministic = False
@@ -83,7 +82,7 @@ class AdditiveScore(Score):
         return F.linear(annotations, self.annotation_projection.weight)  # b: see project_query
 
     def project_query(self, query: Tensor) -> Tensor:
-        """Return W_h h + b (B, R, A). A step's queries are few; adding b to all annotations is a pass over memory."""
+        """Return W_h h + b (B, R, A). Adding b to the few queries saves a pass over all annotations."""
         projected, bias = self.query_projection(query), self.annotation_projection.bias
         return projected if bias is None else projected + bias.to(projected.dtype)
 

@@ -31,7 +31,7 @@ def extract(
     Args:
         config: The training configuration; of several, the later ones win.
         output: Folder of the features.
-        split: Splits, of train, val and test; by default train and val.
+        split: Splits: train, val or test; by default train and val.
         init_from: A model to take the encoder's weights from.
         flipped: Also extract the mirrored training images, for --data.augmentation.flip.
         device: auto, cpu, cuda or cuda:N.

@@ -59,9 +59,9 @@ def fit(args: list[str]) -> Fit:
 
 @contextlib.contextmanager
 def _library_errors_as_input_errors(*kinds: type[Exception]) -> Iterator[None]:
-    """Raise an InputError of one line for an error of these kinds, and for an error by which a library refuses input.
+    """Turn errors of these kinds, and a library's refusal of its input, into an InputError of one line.
 
-    A library's own type, or a check in its code, refuses input. Other errors are faults and keep their traceback.
+    A refusal has a library's own type or comes from a library's check. Other errors keep their traceback.
     """
     try:
         yield
@@ -153,7 +153,7 @@ class Fit(LightningCLI):
         last = {"filename": "last", "enable_version_counter": False, "every_n_epochs": 1}
         last |= {"save_on_train_epoch_end": True, "save_on_exception": True}
         self._add(callbacks.ModelCheckpoint, "last", default=last)
-        # A run of a few steps reaches no validation; NaN: no caption of this epoch names an object.
+        # A short run may have no validation. NaN means that no caption named an object.
         lenient = {"patience": 5, "strict": False, "check_finite": False}
         self._add(ResumableStopping, "early_stopping", default=monitored | lenient)
         parser.link_arguments("runs", "trainer.logger.init_args.save_dir")  # which some loggers require

@@ -97,7 +97,7 @@ def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
 
     Arguments before ``*`` are positional, and ``*names`` takes one or more words. A ``bool`` is a flag. A ``list`` is a
     repeated option (without ``*names``, also one with several values). A ``Literal`` has choices. ``**names`` has the
-    options of a ``TypedDict``, whose ``bool`` is ``true`` or ``false``: without the option, the default is unknown.
+    options of a ``TypedDict``; its ``bool`` takes ``true`` or ``false``, because its default is unknown here.
     """
     description, arguments, *examples = re.split(r"\n\n(?:Args|Examples):\n", inspect.getdoc(command) or "")
     lines = textwrap.dedent(examples[0]).splitlines() if examples else []
@@ -167,7 +167,7 @@ def call(prog: str, command: Command | Mapping[str, Command], args: Sequence[str
     parameters = inspect.signature(command).parameters
     options = parser._option_string_actions
     unknown = [word for word in args if word.startswith("--") and word.partition("=")[0] not in options]
-    if unknown and OVERRIDES not in parameters:  # reported before a missing argument that it causes
+    if unknown and OVERRIDES not in parameters:  # else argparse first reports a missing argument
         parser.error(f"unrecognized arguments: {unknown[0]}")
     # argparse would take an unknown --option=value with a space for a value.
     args = [part for word in args for part in (word.split("=", 1) if word in unknown else [word])]

@@ -84,7 +84,7 @@ _JPEG = re.compile(r"(?i)(^|/)[^./][^/]*\.jpg$")  # without the hidden files tha
 
 
 def flickr8k(*, root: Path = Path("data/flickr8k")) -> None:
-    """Get Flickr8k: download its captions, then unpack the images that a form gives.
+    """Get Flickr8k: download its captions, and unpack images that you request.
 
     Args:
         root: Folder of the files.
@@ -93,7 +93,7 @@ def flickr8k(*, root: Path = Path("data/flickr8k")) -> None:
 
 
 def flickr30k(*, root: Path = Path("data/flickr30k")) -> None:
-    """Get Flickr30k: download its captions, then unpack the images that a form gives.
+    """Get Flickr30k: download its captions, and unpack images that you request.
 
     Args:
         root: Folder of the files.

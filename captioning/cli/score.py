@@ -71,7 +71,7 @@ def score(
         ensemble: Further models; the word probabilities of all models are averaged.
         results: Folder of the files; by default the run's folder, or a subfolder for another context mode, an ensemble
             or other data.
-        name: The run of which best or last is scored.
+        name: Run whose best or last is scored.
         runs: Folder of all runs.
         bound_samples: Draws per caption that estimate the bounds of stochastic attention; 0 for none.
         device: auto, cpu, cuda or cuda:N.

@@ -60,7 +60,7 @@ def explore(
         item.file = path.name
     notices: list[str] = []
     images: dict[str, ExplorerData] = {}
-    framings: dict[float, str] = {}  # by crop, a suffix of image names; runs that crop differently share no view
+    framings: dict[float, str] = {}  # by crop, the suffix of image names; runs with other crops share no view
     for run in Progress("attention", over=captioned, unit=" runs"):
         if (model := models.get(run.name)) is None:
             notices.append(f"No attention of {run.name}: its checkpoint is missing, or cannot be loaded.")

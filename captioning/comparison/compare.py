@@ -60,7 +60,7 @@ def compare_runs(
     if captions and not any(metric in measure.keys for measure in captions):
         raise InputError(f"metric: {TITLES[metric]} cannot be computed here; it needs Java and English captions")
     variants = variants_of([run for run in runs if run.captions])
-    # A run is compared with the first over images only if one of the two has a single seed.
+    # A run is compared with the first over images alone if the variant of either has one seed.
     seeds = {run: len(variant.runs) for variant in variants for run in variant.runs}
     compared = [run for run in names[1:] if common and min(seeds.get(run, 0), seeds.get(names[0], 0)) == 1]
     on = f"{len(common)} images" if common else "each run's own images"

@@ -50,7 +50,7 @@ class Measure(NamedTuple):
     counts: dict[str, Floats]  # by run, (images, C)
     values: Statistic  # from counts summed over images, (.., C), to percent, (.., S), or (..) of a single metric
     baseline: bool = False  # whether it is the score of attention that ignores the caption; it is not tested
-    unit: str = ""  # of the second count, shown beside a score
+    unit: str = ""  # name of the second count, beside a score
 
 
 def caption_measures(scored: Mapping[str, Sequence[CaptionedImage]], *, java: bool) -> list[Measure]:

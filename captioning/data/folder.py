@@ -165,7 +165,7 @@ def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
         # The published file has one such line: "2199200615.jpg| 4   A dog runs across the grass ."
         text, mended = re.subn(r"(?m)^([^|\n]+\| *\d+)(?= +[^|\s])", r"\1|", text)
         if mended:
-            warn_once(f"{path}: lines that lack the bar before the caption, and are read as if they had it: {mended}")
+            warn_once(f"{path}: lines without the bar before the caption, read as if they had it: {mended}")
     lines, number = io.StringIO(text, newline=""), 1
     is_json = path.suffix.lower() == ".jsonl"
     line_of = "image, caption and perhaps split (train, val or test)"

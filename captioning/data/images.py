@@ -1,4 +1,4 @@
-"""An image file as 8-bit RGB, upright as its camera meant it, and masks that lie like it."""
+"""Image files as upright 8-bit RGB, and masks in the same orientation."""
 
 from __future__ import annotations
 

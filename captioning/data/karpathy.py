@@ -74,7 +74,7 @@ class KarpathySource(CaptionSource):
         index = self.index(split)
         entities = Entities(self.entities)
         paths = _paths(index)
-        rows = range(min(len(index), 100))  # enough to see that the files are others; reading all would take long
+        rows = range(min(len(index), 100))  # enough to notice wrong files; reading all takes long
         captions = [entities.sentences(index.image_path(row), index.references(row)) for row in rows]
         found = [bool(sentence) for sentences in captions for sentence in sentences]
         if not all(found):

@@ -180,7 +180,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
     def _with_regions(self, batch: CaptionBatch, captions: np.ndarray, views: Sequence[ViewOf]) -> CaptionBatch:
         """Return the batch with the regions of its captions' phrases, without regions that fill most of the view."""
         assert self.regions is not None
-        # Cached features have two views, whose regions are kept.
+        # Cached features have two views: cache their regions.
         regions_of = self.regions.phrases_of_view if self.features is None else self.regions.phrases
         in_view = [regions_of(row, view_of) for row, view_of in zip(batch.rows.tolist(), views, strict=True)]
         covered, steps = [], []

@@ -145,7 +145,7 @@ class CaptionIndex:
 
 
 def _first_names(paths: Sequence[Path]) -> str:
-    """Return the first five names for a message, in quotes that show a space at an end, and the number of others."""
+    """Return the first five paths for a message, quoted to show trailing spaces, and how many follow."""
     slashes = "; folders end with /, not with \\" if any("\\" in str(path) for path in paths) and os.sep == "/" else ""
     more = f" and {len(paths) - 5:,} more" if paths[5:] else ""
     return ", ".join(f'"{path}"' for path in paths[:5]) + more + slashes

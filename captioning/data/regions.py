@@ -124,7 +124,7 @@ class RegionsInView:
     def phrases(self, row: int, view_of: ViewOf | None = None) -> list[list[Region]]:
         """Return the regions of each caption of an image: of the caption's phrases, or of the objects that it names.
 
-        They lie in the view of evaluation, or in another view that is used again.
+        The view is the evaluation view, or another one that recurs.
         """
         self._follow_cells()
         key = row, view_of or self.encoder.preprocessing.evaluation_view

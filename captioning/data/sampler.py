@@ -36,7 +36,7 @@ class CaptionBatches(Sampler[list[int]]):
         seed: The seed, the epoch and ``batch_size * world_size`` determine the captions of each step.
         group, captions_per_image: As in ``CaptionDataModule``. With ``"image"``, images are drawn regardless of caption
             length: batches sorted by length would hold similar pictures, from which the encoder learns badly.
-        start: (epoch, batch) that the first pass begins with; a data loader's workers fetch it before ``set_epoch``.
+        start: (epoch, batch) at which the first pass begins; workers prefetch it before ``set_epoch`` is called.
     """
 
     def __init__(

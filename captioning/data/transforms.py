@@ -1,4 +1,4 @@
-"""From an image file to the tensor an encoder sees, and the same geometry for masks; checkpoints keep it."""
+"""From an image file to the encoder's input, and the same geometry for masks. Checkpoints store it."""
 
 from __future__ import annotations
 

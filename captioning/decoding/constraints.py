@@ -20,8 +20,8 @@ class Constraints:
 
     Attributes:
         min_length: Smallest number of words before <end>, those of the prefix included.
-        no_repeat_ngram: Length n of the word sequences that may occur only once in a caption, in which no word follows
-            itself either; None allows repetition. A caption that no word may continue ends, even before ``min_length``.
+        no_repeat_ngram: Length n: no sequence of n words occurs twice in a caption, and no word twice in a row. None
+            allows both. A caption that no word may continue ends, even before ``min_length``.
         prefix: Ids of the words that every caption begins with. The prefix itself may repeat words.
         repeatable: Ids of the words that a caption may have more than once; None for all.
     """

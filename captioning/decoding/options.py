@@ -61,14 +61,14 @@ class DecodingOptions(BeamOptions):
 
     Attributes:
         method: Beam search, greedy decoding, or sampling of words.
-        samples: Number of captions of an image: sampled ones in their order, or the best of the beam, which is widened
-            to so many. None is one sampled caption, or the whole beam.
+        samples: Number of captions per image: samples, or the best of the beam, which is widened if it is too small.
+            None returns one sample, or the whole beam.
         prefix: Text that captions begin with, such as "a photo of"; None leaves the beginning to the model.
         context_mode: How hard attention forms its contexts, "expected", "argmax" or "sample"; see
             ``Attention.context_mode``. None takes the mode that the model was configured with.
         temperature: Divides the logits before a word is sampled.
         top_k: Number of most probable words that are sampled from; None for all.
-        top_p: Probability of the most probable words that are sampled from; None for 1.
+        top_p: Sample from the fewest words that sum to this probability; None for all.
         seed: Seed of method or context mode "sample": the same images in batches of one size get the same captions.
             None uses torch's global generator as it is.
     """

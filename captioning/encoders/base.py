@@ -80,7 +80,7 @@ class Encoder(Component):
             reason = "no layer with weights comes before its output; choose a later layer"
             raise InputError(f"{type(self).__name__}: {reason}")
         self.network.eval()
-        with torch.no_grad():  # one run, which is free on the meta device
+        with torch.no_grad():  # one forward pass, free on the meta device
             _, *grid, D = self._grid(torch.zeros(1, 3, *preprocessing.size, device=weight.device)).shape
         self.grid_size: GridSize = (grid[0], grid[1])
         self.annotation_dim: int = D

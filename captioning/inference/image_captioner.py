@@ -90,8 +90,8 @@ class ImageCaptioner(Generic[Model]):
                 upload, an array (height, width, 3) or a tensor (3, height, width), uint8 or floating-point in 0 .. 1.
                 An array or a tensor with four dimensions is a batch.
             batch_size: Number of images that go through the model together.
-            options: Fields of ``DecodingOptions`` such as ``beam_size=5``. ``self.options`` has the value of an option
-                that is None or left out.
+            options: Fields of ``DecodingOptions`` such as ``beam_size=5``. An option that is None or left out is taken
+                from ``self.options``.
         """
         single = is_single(images)
         changes = {name: value for name, value in options.items() if value is not None}
@@ -171,7 +171,7 @@ class ImageCaptioner(Generic[Model]):
         return results
 
     def with_members(self, caption: Caption, names: Sequence[str]) -> Caption:
-        """Return a caption whose figure has a row for each named model of the ensemble; that of one model unchanged."""
+        """Return the caption with a figure row for each named member of the ensemble; of one model, unchanged."""
         members = [ImageCaptioner(model, self.vocabulary, self.settings) for model in self.members]
         named = dict(zip(names, members, strict=True))
         return caption if len(members) == 1 else same_words(named, str(caption.path), caption.words)

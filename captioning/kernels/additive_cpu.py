@@ -56,7 +56,7 @@ def backward(projected: Tensor, query: Tensor, weight: Tensor, gradient: Tensor)
 def backward_projected(
     projected: Tensor, queries: tuple[Tensor, ...], weight: Tensor, gradients: tuple[Tensor, ...]
 ) -> Tensor:
-    """Return the gradient of P, given q and the gradient of e at all steps, each of the first images alone."""
+    """Return the gradient of P from q and the gradient of e at all steps; a step may lack the last images."""
     (B, L, A), R, T = projected.shape, queries[0].shape[1], len(queries)
     queries, for_projected = tuple(query.float() for query in queries), torch.empty_like(projected)
     images = torch.tensor([len(query) for query in queries], dtype=torch.int64)

@@ -182,9 +182,9 @@ def _weigh(S: Tensor, exp_G: Tensor, log_w: Tensor) -> tuple[Tensor, Tensor, Ten
     """Return log softmax(S), exp(S), Z and w / Z of a few images, and where a summand may be lost to underflow.
 
     Args:
-        S: (b, T, V), as its log softmax; exp(S) has the type of exp(G), everything else at least float32.
+        S: (b, T, V), like log softmax(S). exp(S) has the type of exp(G); all else is at least float32.
         exp_G: (b, L, V).
-        log_w: (b, T, L + 1), as Z and w / Z. Component 0 comes first; its Z is 1.
+        log_w: (b, T, L + 1), like Z and w / Z. Component 0 is first; its Z is 1.
     """
     log_S = torch.log_softmax(S, -1, dtype=_precise(S, exp_G, log_w))
     exp_S = log_S.exp().to(exp_G.dtype)

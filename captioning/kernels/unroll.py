@@ -52,7 +52,7 @@ def deferred(tensor: Tensor) -> Tensor:
 
 
 def deferred_uses(tensor: Tensor) -> dict[DeferredGradient, list[Use]] | None:
-    """Return the lists of factors by the function that makes a gradient of them; None if ``tensor`` is not deferred.
+    """Return the stored factors by the function that turns them into a gradient; None if ``tensor`` is not deferred.
 
     A step that appends factors must return no gradient for ``tensor`` itself.
     """

@@ -19,7 +19,7 @@ Words = Sequence[str]
 Ints = NDArray[np.int64]
 
 ORDERS = 4  # n-grams of n = 1 .. 4
-_BASE = 1 << 31  # exceeds the number of words and of n-grams: two numbers below it fit into one of 62 bits
+_BASE = 1 << 31  # above the number of any word or n-gram: two such numbers fit into 62 bits
 
 
 class ReferenceNGrams:

@@ -7,9 +7,9 @@ readers nested in methods: Hillis 2014, Statistics in Medicine 33):
     Var(mean_2 - mean_1) = S_1^2 / m_1 + S_2^2 / m_2 + max(0, J - E_1 / m_1 - E_2 / m_2).
 
 S_g^2 is the variance of the metric over the m_g seeds of variant g. J is the variance over images of the difference
-between these very runs. E_g is the variance over images that is particular to each run of variant g. The last term is
-the effect of a variant on single images, the same with every seed. J and E_g come from the jackknife, which leaves out
-one image at a time, so that any metric of summed counts has them, corpus BLEU included.
+between these very runs. E_g is the variance over images that no other run of variant g shares. The last term is the
+effect of a variant on single images, the same with every seed. J and E_g come from the jackknife, which leaves out one
+image at a time, so that any metric of summed counts has them, corpus BLEU included.
 
 The critical value is the mean of Student's t critical values for each source's degrees of freedom, weighted by the
 sources' shares of the variance (Cochran 1964, Biometrics 20). Satterthwaite's single number of degrees of freedom gives
@@ -95,8 +95,8 @@ class Gains:
 def _jackknife(counts: Floats, statistic: Statistic) -> tuple[Floats, Floats]:
     """Return the metrics (seeds, S) of counts (seeds, images, C), and how much they change without each image.
 
-    The changes (seeds, images, S) are from the mean over images, scaled so that sums of their products over images are
-    the covariances of the metrics.
+    The changes (seeds, images, S) are centered over images and scaled: sums of their products over images are the
+    covariances of the metrics.
     """
     runs, images = counts.shape[:2]
     total = counts.sum(axis=1)

@@ -37,10 +37,10 @@ class Metric(NamedTuple):
 _ALPHA_METRICS = {
     "pointing_accuracy": Metric("Pointing accuracy", field="hit"),
     "pointing_chance": Metric("Pointing, by chance", better=None, field="chance"),
-    "pointing_centre": Metric("Pointing, always the centre", better=None, field="centre_hit"),
+    "pointing_centre": Metric("Pointing, always the center", better=None, field="centre_hit"),
     "attention_correctness": Metric("Attention correctness", field="correctness"),
     "correctness_uniform": Metric("Correctness, spread evenly", better=None, field="uniform"),
-    "correctness_centre": Metric("Correctness, around the centre", better=None, field="centre"),
+    "correctness_centre": Metric("Correctness, around the center", better=None, field="centre"),
 }
 _EVIDENCE_METRICS = {
     "pointing_evidence": Metric("Pointing of the evidence", field="hit"),

@@ -34,8 +34,8 @@ class Ensemble(CaptionModel):
 
     Args:
         members: The captioners. The first member's encoder determines views and batches.
-        load: Returns the images (B, 3, height, width) of records (B,) of the evaluated split. Only batches need it, if
-            the encoders of the members differ.
+        load: Loads the images (B, 3, height, width) of rows (B,) of the evaluated split. ``encode_batch`` needs it if
+            the encoders differ.
     """
 
     def __init__(

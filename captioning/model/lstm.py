@@ -46,9 +46,9 @@ class AttentionDecoder(Decoder):
         hidden_dim: Size H of the LSTM (the paper's n).
         init_layers: Layers of each of the two MLPs that give h_0 and c_0.
         gated: Whether the context is multiplied by the scalar beta_t (Sec. 4.2.1).
-        query_previous_word: Whether attention is asked with h_{t-1} + U E y_{t-1} instead of h_{t-1}; U begins at 0.
-            Differs from the paper, whose query has not read y_{t-1} (Eq. 4), so that attention must choose a location
-            before it knows how the phrase goes on. Anderson et al. 2018 let an LSTM before the attention read it.
+        query_previous_word: Whether the query is h_{t-1} + U E y_{t-1} instead of h_{t-1}; U starts at 0. Differs from
+            the paper, whose query does not know y_{t-1} (Eq. 4): attention chooses a location before it knows the
+            previous word. Anderson et al. 2018 let an LSTM before the attention read it.
         dropout: Probability of dropping a unit of h_t on its way to the output, of the output's hidden layer, and of
             the hidden layers of the initial MLPs. The paper names dropout; the authors' code has it at these positions.
         standardize_annotations: Whether to subtract the mean and divide by the standard deviation of each annotation
@@ -144,7 +144,7 @@ class AttentionDecoder(Decoder):
     def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, samples: int = 1) -> DecoderOutput:
         packed = Packed(repeat_rows(captions, samples), repeat_rows(lengths, samples))
         embedded = self.embedding(captions[:, :-1])  # (N, T, E); this, the word terms and Eq. 7 take all steps at once
-        # Attention without randomness leads all samples of a caption through the same states: run them once.
+        # Deterministic attention gives all samples of a caption the same states: compute them once.
         repeats = 1 if self.attention.deterministic else samples
         B = len(memory.annotations)
         word_terms, lengths = (repeat_rows(x, repeats) for x in (self._word_terms(embedded), lengths))
@@ -159,7 +159,7 @@ class AttentionDecoder(Decoder):
         return packed.output(logits, lstm.trace()._replace(evidence=evidence), lstm.log_prob)
 
     def evidence(self, captions: Tensor, lengths: Tensor, memory: Memory) -> Tensor | None:
-        evidence = self._evidence_of_words(captions, memory)  # much faster than steps where it does not need them
+        evidence = self._evidence_of_words(captions, memory)  # much faster than running the steps
         return self(captions, lengths, memory).trace.evidence if evidence is None else evidence
 
     def _evidence_of_words(self, captions: Tensor, memory: Memory) -> Tensor | None:

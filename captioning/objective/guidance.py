@@ -55,8 +55,8 @@ class Guidance(Component):
 class EvidenceGuidance(Guidance):
     """KL(evidence || alphas): attention learns to look where the word will come from (``Output.location_logits``).
 
-    The evidence is the target and gets no gradient. Function words teach nothing: the little that the image says for
-    "a" comes from anywhere, often from a corner.
+    The evidence is the target and gets no gradient. Function words are left out: the weak evidence for a word such as
+    "a" lies anywhere, often in a corner.
 
     Args:
         weight: As in ``Guidance``.

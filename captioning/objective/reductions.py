@@ -28,9 +28,9 @@ def step_log_probs(logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
 def doubly_stochastic_penalty(alphas: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return sum_i (1 - sum_t alpha_ti)^2 of Eq. 14 as a **mean over captions and over existing locations**.
 
-    The scale is that of the NLL per word: C steps spread evenly over L locations cost (1 - C/L)^2. The paper's own
-    reduction, a sum over L beside the NLL summed over a caption's C words, is this one times L/C. The authors' code
-    takes the mean over L and the sum over the batch beside the NLL's mean: its ``alpha_c`` is this weight times C/B.
+    It is scaled like the NLL per word: C steps spread evenly over L locations cost (1 - C/L)^2. The paper sums over L,
+    and its NLL over a caption's C words: that is this penalty times L/C. The authors' code averages over L and sums
+    over the batch, where its NLL is a mean: its ``alpha_c`` is this weight times C/B.
 
     Args:
         alphas: (N, T, L), 0 at steps that do not exist.

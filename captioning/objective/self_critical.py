@@ -107,8 +107,8 @@ class SelfCriticalTraining(Objective):
         """Return the objective of the batch's images; its captions are read by the likelihood alone.
 
         Logged values are means over the captions of all processes: reward, baseline, the standard deviation of their
-        difference, words per caption, and as "loss" minus the reward. Of the loss, the gradient alone has a meaning;
-        its mean over processes is that of all their captions.
+        difference, words per caption, and minus the reward as "loss". Only the gradient of the loss has a meaning;
+        averaged over processes, it is the gradient for all captions.
         """
         training = captioner.training
         captioner.eval()

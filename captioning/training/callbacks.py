@@ -113,7 +113,7 @@ class BestCheckpoint(callbacks.ModelCheckpoint):
     @property
     def state_key(self) -> str:
         key = super().state_key
-        # Checkpoints of 0.2 have the key of Lightning's class, which is also that of `last` if both lack a monitor.
+        # The key of 0.2, which is Lightning's. Without a monitor, it would equal the key of `last`.
         return key.replace("Best", "Model", 1) if self.monitor else key
 
     def check_monitor_top_k(self, trainer: pl.Trainer, current: torch.Tensor | None = None) -> bool:

@@ -58,8 +58,8 @@ class Augmentation:
     Args:
         random_crop: Whether to cut images from anywhere in the resized image instead of from its center.
         flip: Probability of mirroring an image, whose caption may say "left" or "right". With ``data.features``, the
-            probability of reading the features of the mirrored image, for all its captions of an epoch
-            (``captioning extract --flipped``).
+            probability that all captions of an image in an epoch read the mirrored features (``captioning extract
+            --flipped``).
     """
 
     random_crop: bool = False

@@ -58,7 +58,7 @@ def start_loggers(
 ) -> None:
     """Start the loggers of a run with its settings. Without an account or a network, wandb logs offline.
 
-    wandb's table of runs shows the best value beside the last one for the metric ``best``, such as ("val/nll", "min").
+    For the metric ``best``, such as ("val/nll", "min"), wandb's table of runs shows the best and the last value.
 
     Raises:
         InputError: A logger fails, as wandb does with a wrong key; the message ends with what to do ``instead``.

@@ -204,7 +204,7 @@ class CaptioningModule(pl.LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        """Clip gradients, also with a fused optimizer and scaled gradients, which Lightning refuses.
+        """Clip gradients, even scaled ones of a fused optimizer, which Lightning refuses.
 
         Raises InputError if training has diverged, before a gradient that is not finite changes a weight.
         """

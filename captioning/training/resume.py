@@ -25,8 +25,8 @@ _BATCH_SETTINGS = (
 def next_batch(trainer: pl.Trainer) -> tuple[int, int]:
     """Return the epoch and the batch, both counted from 0, at which training starts or continues.
 
-    Lightning's loop is ``restarting`` from the loading of a checkpoint until the first batch. After the last batch of
-    an epoch, its counts stay until the next epoch resets them, and are no position.
+    Lightning's loop is ``restarting`` from loading a checkpoint until the first batch. Between two epochs, its counts
+    are still those of the epoch that ended, and no position.
     """
     loop: Any = trainer.fit_loop
     progress = loop.epoch_loop.batch_progress
@@ -70,7 +70,7 @@ def start_new_epoch(trainer: pl.Trainer) -> None:
 
 
 def rewind(checkpoint: dict[str, Any]) -> None:
-    """Set the position of a checkpoint back to its last optimizer step, and an epoch that was cut short to unfinished.
+    """Set a checkpoint's position back to its last optimizer step, and mark an epoch that was cut short as unfinished.
 
     Raises:
         InputError: The checkpoint has no position, because it was made to be used and not to be resumed.

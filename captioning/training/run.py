@@ -33,7 +33,7 @@ def plan_run(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]], fold
 
     Args:
         config: The full configuration of `captioning fit`.
-        given: The settings of every configuration file, and last those of the command line, whose words are the values.
+        given: The settings of every configuration file, and last the options of the command line (values: whole words).
         folder: The run's folder, if another process of the run has chosen it.
 
     Raises:

@@ -114,7 +114,7 @@ PUBLISHED = {
     ),
     "results.csv": (
         "image_name| comment_number| comment\n{}| 0| A dog .\n{}| 4   One dog .\n",
-        ["lines that lack the bar before the caption"],
+        ["lines without the bar before the caption"],
     ),
     "captions.txt": ("image,caption\n{},A dog .\n{},One dog .\n", []),  # as Kaggle has it
 }

@@ -79,7 +79,8 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
         """
         kind = known_class(config["class_path"], cls)
         accepted = inspect.signature(kind.__init__).parameters  # an old file may name a removed option, unset
-        named = ((_RENAMED.get(name, name), value) for name, value in config["init_args"].items())
+        names = _RENAMED | {name: name for name in accepted}  # a class of the user's may have an old name of ours
+        named = ((names.get(name, name), value) for name, value in config["init_args"].items())
         init_args = {name: _revive(value) for name, value in named if name in accepted or value is not None}
         try:
             return kind(**init_args)

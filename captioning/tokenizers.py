@@ -20,7 +20,7 @@ class Tokenizer(ABC):
         english: Whether METEOR, which knows only English, can be computed.
     """
 
-    description: str
+    description = "split by a tokenizer of one's own"
     english = False
 
     @abstractmethod

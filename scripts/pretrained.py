@@ -165,7 +165,7 @@ def score(runs: Path) -> None:
     from captioning.evaluation.evaluator import evaluate
     from captioning.inference import load
     from captioning.metrics.resampling import intervals
-    from captioning.metrics.table import UNIT, count
+    from captioning.metrics.table import UNIT, family_counts
 
     training = KarpathySource(str(JOINED), str(DATA)).index("train").captions
     sentences, measured = Sentences(caption.split() for caption in training), {}
@@ -181,7 +181,7 @@ def score(runs: Path) -> None:
             values, records = evaluate(model, vocabulary, source, search, split="val").finish()
             captions += [record.words for record in records]
             sets[title] = {"nll": round(values["nll"], 4), **looking(records)}
-            for family, counts in count([r.words for r in records], [r.reference_words for r in records]):
+            for family, counts in family_counts([r.words for r in records], [r.reference_words for r in records]):
                 for metric, numbers in zip(family.names, intervals(counts, family.values).T.tolist(), strict=True):
                     value, low, high = (round(number, 2) for number in numbers)
                     sets[title][metric] = {"value": value, "low": low, "high": high}

@@ -108,6 +108,12 @@ def test_one_number_does_not_follow_returns_that_shrink():
         MovingAverage(per_step=False)
 
 
+@pytest.mark.parametrize("samples", [1, 2.5])
+def test_leave_one_out_needs_a_whole_number_of_two_draws_or_more(samples):
+    with pytest.raises(InputError, match=f"LeaveOneOut.samples must be .*, got {samples}"):
+        LeaveOneOut(samples)
+
+
 def test_leave_one_out_compares_with_the_other_draws_of_the_same_caption():
     mask = torch.ones(6, 2, dtype=torch.bool)
     rewards = torch.tensor([[1.0, 2], [3, 4], [5, 9], [10, 20], [30, 40], [50, 60]])

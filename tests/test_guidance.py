@@ -21,8 +21,8 @@ from captioning.data.batch import CaptionBatch
 from captioning.data.records import CaptionIndex, ImageEntry
 from captioning.decoding import BeamOptions
 from captioning.errors import InputError
-from captioning.model import AttentionDecoder, Captioner, SummedOutput
-from captioning.objective import EvidenceGuidance, Likelihood, RegionGuidance, SelfCriticalTraining
+from captioning.model import AttentionDecoder, Captioner, SummedOutput, TransformerDecoder
+from captioning.objective import EvidenceGuidance, Guidance, Likelihood, RegionGuidance, SelfCriticalTraining
 from captioning.vocabulary import END, START, Vocabulary
 
 B, L, D, E, H = 2, 6, 8, 5, 9
@@ -181,10 +181,27 @@ def test_a_second_stage_keeps_the_terms_of_its_likelihood():
 
 @pytest.mark.parametrize("attention", [MultiHeadAttention(ScaledDotScore(4), heads=2), NTMAttention(NTMScore())])
 def test_evidence_is_refused_where_the_context_is_no_sum_over_locations(attention):
-    with pytest.raises(
-        InputError, match=f"needs an LSTM whose context is a sum over locations, not {type(attention).__name__}"
-    ):
+    got = f"not AttentionDecoder with {type(attention).__name__}"
+    with pytest.raises(InputError, match=f"needs an LSTM whose context sums over locations, {got}"):
         Likelihood(guidance=[EvidenceGuidance()]).bind(make_captioner(attention).decoder)
+
+
+def test_evidence_of_a_transformer_is_refused_by_the_decoders_name():
+    with pytest.raises(InputError, match="not TransformerDecoder with MultiHeadAttention"):
+        Likelihood(guidance=[EvidenceGuidance()]).bind(TransformerDecoder(MultiHeadAttention(ScaledDotScore(4))))
+
+
+class Own(Guidance):
+    def forward(self, decoder, batch, memory, output):
+        return output.mask.double()
+
+
+def test_a_term_of_ones_own_without_a_name_is_logged_and_two_of_one_name_are_refused():
+    captioner = make_captioner().train()
+    objective = Likelihood(guidance=[Own(weight=0.5), RegionGuidance()]).bind(captioner.decoder)
+    assert float(objective(captioner, make_batch()).logged["guidance"]) == 1
+    with pytest.raises(InputError, match=r"must differ, .* got region_guidance, guidance, region_guidance"):
+        Likelihood(guidance=[RegionGuidance(), Own(weight=0.5), RegionGuidance(1.0)])
 
 
 def test_the_query_reads_the_previous_word_and_a_search_sees_what_training_saw():

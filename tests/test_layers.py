@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -119,6 +120,19 @@ def test_libraries_are_imported_in_their_places_alone_and_nothing_imports_script
             if within(name, "scripts") or within(name, "tests"):
                 wrong.append(f"{module} imports {name}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_scripts_and_benchmarks_import_names_that_are_there():
+    missing = [
+        f"{path.name}: {name}"
+        for folder in ("scripts", "benchmarks")
+        for path in sorted((ROOT / folder).glob("*.py"))
+        for name in imports(path, f"{folder}.{path.stem}")
+        if within(name, "captioning")
+        and name not in FILES
+        and not hasattr(importlib.import_module(module_of(name)), name.removeprefix(module_of(name) + "."))
+    ]
+    assert not missing
 
 
 def test_modules_do_not_import_each_other_in_a_circle():

@@ -291,8 +291,9 @@ def test_reward_is_the_weighted_sum_of_scores_with_the_end_as_a_word():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"samples": 1}, "samples: leave_one_out needs at least 2, got 1"),
-        ({"samples": 0, "baseline": "greedy"}, "samples: greedy needs at least 1, got 0"),
+        ({"samples": 1}, "objective.samples with leave_one_out must be at least 2, got 1"),
+        ({"samples": 0, "baseline": "greedy"}, "objective.samples with greedy must be at least 1, got 0"),
+        ({"samples": 2.5}, "objective.samples with leave_one_out must be a whole number, got 2.5"),
         ({"baseline": "mean"}, "baseline must be one of leave_one_out, greedy, got 'mean'"),
         ({"cider_d": 0.0}, "not all 0, got cider_d 0.0, bleu4 0.0"),
         ({"bleu4": -1.0}, "at least 0 and not all 0, got cider_d 1.0, bleu4 -1.0"),

@@ -76,6 +76,15 @@ def test_a_module_that_the_user_imported_may_define_one():
     assert tokenizer_from("Syllables") == tokenizer_from(f"{__name__}.Syllables") == Syllables()
 
 
+def test_captions_are_scored_with_a_tokenizer_that_does_not_describe_itself(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("said.json").write_text('[{"image_id": 1, "caption": "abab"}, {"image_id": 2, "caption": "cd"}]')
+    Path("true.json").write_text('[{"image_id": 1, "caption": "abcd"}, {"image_id": 2, "caption": "cd"}]')
+    options = ["--captions", "said.json", "--references", "true.json", "--tokenizer", "Syllables"]
+    command("evaluate", *options)
+    assert "Tokens: split by a tokenizer of one's own." in capsys.readouterr().out
+
+
 def test_a_source_uses_the_tokenizer(tmp_path):
     rows = [{"image": f"{i % 2}.jpg", "caption": text, "split": "train"} for i, text in enumerate(CHINESE)]
     (tmp_path / "captions.jsonl").write_text("\n".join(map(json.dumps, rows)))

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from captioning.component import Component
-from captioning.errors import InputError, check_range
+from captioning.errors import InputError, check_range, check_whole
 from captioning.objective.processes import sum_over_processes
 
 _STEPS = 50  # number of averages; later steps share the last one
@@ -157,8 +157,7 @@ class LeaveOneOut(Estimator):
 
     def __init__(self, samples: int = 4, *, to_go: bool = True) -> None:
         super().__init__()
-        if samples < 2:
-            raise InputError(f"samples: LeaveOneOut compares at least 2 draws of a caption, got {samples}")
+        check_whole(2, **{"LeaveOneOut.samples": samples})
         self.samples = samples
         self.to_go = to_go
 

@@ -28,7 +28,7 @@ class Guidance(Component):
         needs_regions: Whether it reads the regions of the batch.
     """
 
-    name: str
+    name = "guidance"
     needs_regions = False
 
     def __init__(self, weight: float) -> None:
@@ -73,8 +73,8 @@ class EvidenceGuidance(Guidance):
 
     def check(self, decoder: Decoder) -> None:
         if not (isinstance(decoder, AttentionDecoder) and decoder.attention.weighs_annotations):
-            needed = f"an LSTM whose context is a sum over locations, not {type(decoder.attention).__name__}"
-            raise InputError(f"guidance: EvidenceGuidance needs {needed}")
+            got = f"{type(decoder).__name__} with {type(decoder.attention).__name__}"
+            raise InputError(f"guidance: EvidenceGuidance needs an LSTM whose context sums over locations, not {got}")
 
     def prepare(self, vocabulary: Vocabulary) -> None:
         ids = vocabulary.encode(word for word in self.function_words if word in vocabulary)

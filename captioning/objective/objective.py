@@ -111,6 +111,8 @@ class Likelihood(Objective):
         self.label_smoothing = label_smoothing
         self.samples = samples
         self.guidance: Sequence[Guidance] = nn.ModuleList(guidance or [])  # type: ignore[assignment]
+        if len({*(names := [term.name for term in self.guidance])}) < len(names):
+            raise InputError(f"guidance: names of terms must differ, they are keys in logs; got {', '.join(names)}")
         self.needs_regions = any(term.needs_regions for term in self.guidance)
         self.reduction = reduction or Reduction()
 

@@ -28,7 +28,7 @@ from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.records import CaptionIndex
 from captioning.decoding import BeamOptions, Constraints, Hypothesis
 from captioning.decoding.constraints import NEVER
-from captioning.errors import InputError, check_choice, check_range
+from captioning.errors import InputError, check_choice, check_range, check_whole
 from captioning.model import Captioner, Decoder, DecoderOutput
 from captioning.objective.estimators import Signal, leave_one_out
 from captioning.objective.objective import Likelihood, Loss, Objective
@@ -74,9 +74,7 @@ class SelfCriticalTraining(Objective):
         super().__init__()
         check_range(0, likelihood_weight=likelihood_weight)
         check_choice(Baseline, **{"objective.baseline": baseline})
-        least = 2 if baseline == "leave_one_out" else 1
-        if samples < least:
-            raise InputError(f"objective.samples: {baseline} needs at least {least}, got {samples}")
+        check_whole(2 if baseline == "leave_one_out" else 1, **{f"objective.samples with {baseline}": samples})
         if not (min(cider_d, bleu4) >= 0 and 0 < cider_d + bleu4 < float("inf")):
             weights = f"cider_d {cider_d}, bleu4 {bleu4}"
             raise InputError(f"objective: the weights of a reward are at least 0 and not all 0, got {weights}")

@@ -20,7 +20,7 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## \(.*\)/\1|\2/p' Makefile | \
 	    while IFS='|' read -r name what; do printf '  make %-18s %s\n' "$$name" "$$what"; done
 
-demo: $(STAMP)  ## caption a photograph, train soft and hard attention on generated shapes, compare them
+demo: $(STAMP)  ## caption a photo, train soft and hard attention on generated shapes, compare them
 	@$(BIN)/python scripts/demo.py
 
 # PRETRAINED=--dry_run prints the commands. An interrupted stage is resumed.

@@ -1,4 +1,4 @@
-"""Caption a photograph, then train soft and hard attention on generated shapes and compare them. ``make demo`` runs it.
+"""Caption a photo, then train soft and hard attention on generated shapes and compare them. ``make demo`` runs it.
 
 The photograph ships with matplotlib; the pretrained captioner captions it. The rest is the whole path of a model:
 generate data, train, score, caption an unseen image. An interrupted demo resumes where it stopped; delete its folder to
@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--runs", type=Path, default="runs/demo", help="the demo's folder (default: %(default)s)")
     parser.add_argument("--overlay_config", help="one more YAML, such as configs/overlays/debug.yaml, to try things")
     args = parser.parse_args(command_line(argv))
-    caption_a_photograph(args.runs)
+    caption_a_photo(args.runs)
     seconds = train(args.runs, args.overlay_config)
     file = args.runs / "summary.json"
     summary = json.loads(file.read_text()) if file.is_file() else {}
@@ -72,15 +72,15 @@ def main(argv: list[str] | None = None) -> None:
     report(args.runs, summary)
 
 
-def caption_a_photograph(runs: Path) -> None:
-    """Print the pretrained captioner's caption of a photograph, and draw where it looked."""
+def caption_a_photo(runs: Path) -> None:
+    """Print the pretrained captioner's caption of a photo, and draw where it looked."""
     from captioning.inference import load
 
-    photograph = REPOSITORY / "captioning/pretrained/examples/cows.jpg"  # no. 418281 of COCO, CC BY 2.0
-    overlay = runs / "photograph.png"
-    print(f"A photograph, captioned by the captioner that is installed with the package:\n  image       {photograph}")
+    photo = REPOSITORY / "captioning/pretrained/examples/cows.jpg"  # no. 418281 of COCO, CC BY 2.0
+    overlay = runs / "photo.png"
+    print(f"A photo, captioned by the captioner that is installed with the package:\n  image       {photo}")
     try:
-        caption = load().caption([photograph])[0]
+        caption = load().caption([photo])[0]
     except InputError as error:  # an installation without the weights trains models all the same
         print(f"  no caption: {error}")
         return

@@ -34,7 +34,7 @@ def measurement_of(folder: Path, arguments: Sequence[str], seed: int) -> Scores:
 
 
 def score_name(variant: str, seed: int, evaluation: str = "") -> str:
-    return f"{variant}_{seed}" + f"_{evaluation}" * bool(evaluation)
+    return "_".join(filter(None, (variant, str(seed), evaluation)))
 
 
 def read_scores(path: Path) -> dict[str, Scores]:

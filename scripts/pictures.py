@@ -2,7 +2,7 @@
 """Make the pictures and captions of the examples again, after another captioner came into the package.
 
 The examples lie in captioning/pretrained/examples. A caption that changed loses its list of wrong words: look at the
-photograph, write the words into examples.json ([] if all are right), and run this again. The notebook and the
+photo, write the words into examples.json ([] if all are right), and run this again. The notebook and the
 explorer's picture need the extras notebook and dev, and Chromium.
 
 examples:

@@ -131,10 +131,10 @@ def recipe(runs: Path) -> dict[str, list[str]]:
 
 
 def join(joined: Path, coco: Path) -> None:
-    """Write the photographs of Flickr8k and of ``photographs.txt`` as one split file, and those of COCO to validate on.
+    """Write the photos of Flickr8k and of ``photographs.txt`` as one split file, and those of COCO to validate on.
 
     Raises:
-        InputError: A split file is missing, or lacks a photograph of the list.
+        InputError: A split file is missing, or lacks a photo of the list.
     """
     flickr8k = _images("flickr8k", "images")
     images = [{**image, "dataset": "flickr8k"} for image in flickr8k if image["split"] != "test"]
@@ -143,7 +143,7 @@ def join(joined: Path, coco: Path) -> None:
         known = {str(image[key]): image for image in _images(name, folder)}
         numbers = [(split, number) for split, dataset, number in wanted if dataset == name]
         if lacking := [number for _, number in numbers if number not in known]:
-            raise InputError(f"dataset_{name}.json lacks {len(lacking)} of the photographs, such as {lacking[0]}")
+            raise InputError(f"dataset_{name}.json lacks {len(lacking)} of the photos, such as {lacking[0]}")
         images += [{**known[number], "split": split, "dataset": name} for split, number in numbers]
     for number, image in enumerate(images):
         image |= {"imgid": number, "cocoid": number}  # a number of its own for the images of all data sets

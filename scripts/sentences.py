@@ -40,14 +40,14 @@ class Sentences:
             self._ended.update(trigrams[-1:])
 
     def breaks_off(self, words: Sequence[str]) -> bool:
-        """Whether a caption ends in an article, preposition, conjunction or adjective, or in half a compound."""
+        """Return whether a caption ends in an article, preposition, conjunction or adjective, or in half a compound."""
         last = tuple(words[-3:])
         halved = self._written[last] >= _LEAST and self._ended[last] < _RARELY * self._written[last]
         return not words or words[-1] in OPEN or halved
 
     @staticmethod
     def repeats(words: Sequence[str]) -> bool:
-        """Whether a content word stands twice after the same article ("a boat on a boat") or twice in a row."""
+        """Return whether a content word stands twice after the same article ("a boat on a boat") or twice in a row."""
         pairs = [pair for pair in pairwise(words) if pair[1] not in _FUNCTION]
         return len(set(pairs)) < len(pairs) or any(first == second for first, second in pairs)
 

@@ -193,7 +193,7 @@ def prepare(study: Study, jobs: Sequence[Job], commands: Commands) -> None:
     if (features := study.features) is not None:
         command = ["extract", "--config", str(config_of(features.config)), "--output", features.output]
         command += [word for split in features.splits for word in ("--split", split)]
-        commands.run("features", [*command, *["--flipped"] * features.flipped])
+        commands.run("features", [*command, "--flipped"] if features.flipped else command)
 
 
 @exits_on_input_error

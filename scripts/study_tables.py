@@ -198,7 +198,8 @@ def _over_training(study: Study, scores: Mapping[str, Scores]) -> Iterator[str]:
             shown = [[curve[tenth] for curve in curves if curve[tenth] is not None] for tenth in _SHOWN_TENTHS]
             texts = [f"{statistics.fmean(values):.2f}" if values else "-" for values in shown]
             cells.append(", ".join(texts) if any(shown) else "")
-        rows += [[study.label(variant), *cells]] * any(cells)
+        if any(cells):
+            rows.append([study.label(variant), *cells])
     if any(row[1 + list(TRAINING).index("baseline")] for row in rows[1:]):
         logged = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
         note = (
@@ -224,7 +225,7 @@ def _note(groups: Sequence[Variant], tests: Sequence[VariantTest]) -> str:
 
 def _difference(test: VariantTest) -> str:
     text = change_text(test.difference)
-    return (f"**{text}**" if test.difference.clear else text) + ", *paired*" * test.paired
+    return (f"**{text}**" if test.difference.clear else text) + (", *paired*" if test.paired else "")
 
 
 def _spread(values: Sequence[float], places: int) -> str:

@@ -79,10 +79,10 @@ def test_a_demo_that_goes_on_trains_as_it_began(tmp_path, monkeypatch, capsys):
 
 
 def test_the_demo_begins_with_a_photograph_and_names_its_overlay(tmp_path, capsys):
-    demo.caption_a_photograph(tmp_path)
+    demo.caption_a_photo(tmp_path)
     out = capsys.readouterr().out
     assert re.search(r"image       .*cows.jpg\n  caption     a \w+", out)
-    assert f"overlay     {tmp_path}/photograph.png" in out and (tmp_path / "photograph.png").stat().st_size > 10_000
+    assert f"overlay     {tmp_path}/photo.png" in out and (tmp_path / "photo.png").stat().st_size > 10_000
 
 
 def test_the_demo_ends_with_the_comparison_of_its_runs_and_says_where_it_is(tested_pair, capfd):

@@ -151,7 +151,7 @@ def test_the_likelihood_of_references_is_the_mean_of_the_models():
         asked.append(preprocessing)
         return views[1][rows]
 
-    ensemble, batch = Ensemble(members, load=load_images).eval(), make_batch(views)
+    ensemble, batch = Ensemble(members, load_images=load_images).eval(), make_batch(views)
     memory = ensemble.encode_batch(batch)
     with ensemble.in_context_mode("expected"):
         output = ensemble.teacher_force(batch, memory)

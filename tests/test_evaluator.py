@@ -114,7 +114,7 @@ def test_an_ensemble_of_other_views_loads_its_images_itself(split, source):
     def load(rows, preprocessing):
         return torch.stack([preprocessing(split.index.image(row, preprocessing)) for row in rows.tolist()])
 
-    split.captioner = Ensemble(members, load=load).eval()
+    split.captioner = Ensemble(members, load_images=load).eval()
     assert found == split.evaluator(split.batch(0, 1), split.batch(2, 3), split.batch(4)).finish()
 
 

@@ -63,7 +63,7 @@ class LocalScore(Score):
         self.register_buffer("reach", torch.tensor(self.window, dtype=centers.dtype).unsqueeze(-1), persistent=False)
 
     def position(self, query: Tensor) -> Tensor:
-        """Return p_t (..., 2) of queries (..., H): row and column, in locations from the upper left corner."""
+        """Return p_t (.., 2) of queries (.., H): row and column, in locations from the upper left corner."""
         hidden = torch.tanh(self.position_hidden(query))
         return self.size * torch.sigmoid(self.position_output(hidden).to(self.size.dtype))
 

@@ -68,15 +68,15 @@ class _Positions(nn.Module):
 
     def __init__(self, dim: int, side: int) -> None:
         super().__init__()
-        y = _sinusoids(side, (dim + 1) // 2)[:, :, None].expand(-1, -1, side)
-        x = _sinusoids(side, dim // 2)[:, None, :].expand(-1, side, -1)
+        y = _octaves(side, (dim + 1) // 2)[:, :, None].expand(-1, -1, side)
+        x = _octaves(side, dim // 2)[:, None, :].expand(-1, side, -1)
         self.map = nn.Parameter(torch.cat([y, x]))  # (D, height, width)
 
     def forward(self, maps: Tensor) -> Tensor:
         return maps + self.map
 
 
-def _sinusoids(length: int, dim: int) -> Tensor:
+def _octaves(length: int, dim: int) -> Tensor:
     """Return (dim, length): sines and cosines in turn, at first half a period over the length, then doubling."""
     position = (torch.arange(length) + 0.5) / length  # (length,)
     octave = torch.arange(dim) // 2 % max(1, math.ceil(math.log2(length)))

@@ -171,7 +171,7 @@ def evaluate(
     data = SplitData(source, split, limit_images=limit_images, features=features)
     captioner.eval()
     if isinstance(captioner, Ensemble):  # its members may have other views of an image than the batch
-        captioner = Ensemble(captioner.members, load=functools.partial(load_images, data.index)).eval()
+        captioner = Ensemble(captioner.members, load_images=functools.partial(load_images, data.index)).eval()
     encoder, device = captioner.encoder, next(captioner.parameters()).device
     evaluator = Evaluator(captioner, vocabulary, data.regions(encoder), search, **options)
     dataset = data.dataset(vocabulary, encoder, by_image=True)

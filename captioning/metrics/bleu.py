@@ -146,7 +146,7 @@ def bleu_metrics(counts: Floats) -> dict[str, float]:
 
 
 def bleu_from_counts(counts: ArrayLike, *, brevity_penalty: bool = True) -> Floats:
-    """Return BLEU-1..4 in percent, (..., 4), of summed ``bleu_counts`` (..., 10)."""
+    """Return BLEU-1..4 in percent, (.., 4), of summed ``bleu_counts`` (.., 10)."""
     counts = np.asarray(counts, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         log_precisions = np.log(counts[..., :ORDERS]) - np.log(counts[..., ORDERS : 2 * ORDERS])
@@ -156,7 +156,7 @@ def bleu_from_counts(counts: ArrayLike, *, brevity_penalty: bool = True) -> Floa
 
 
 def sentence_bleu(counts: Floats) -> Floats:
-    """Return BLEU-1..4 of single images in percent, (..., 4), from their ``bleu_counts`` (..., 10).
+    """Return BLEU-1..4 of single images in percent, (.., 4), from their ``bleu_counts`` (.., 10).
 
     The counts of n-grams of two words and more are increased by one (Lin and Och 2004), because most captions share no
     four words in a row with a reference. The mean over images is not corpus BLEU.
@@ -165,7 +165,7 @@ def sentence_bleu(counts: Floats) -> Floats:
 
 
 def _brevity_penalty(counts: Floats) -> Floats:
-    """Return exp(1 - r / c), (...), where hypotheses have c words and references r > c; 0 for c = 0, as nltk does."""
+    """Return exp(1 - r / c), (..), where hypotheses have c words and references r > c; 0 for c = 0, as nltk does."""
     hypothesis, reference = counts[..., -2], counts[..., -1]
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(hypothesis > 0, np.exp(np.minimum(0, 1 - reference / hypothesis)), 0.0)

@@ -65,12 +65,12 @@ def meteor_counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Wor
 
 
 def meteor_from_counts(counts: Floats) -> Floats:
-    """Return METEOR 1.5 in [0, 1], (...), of summed ``meteor_counts`` (..., 23) (Denkowski and Lavie 2014, Sec. 2).
+    """Return METEOR 1.5 in [0, 1], (..), of summed ``meteor_counts`` (.., 23) (Denkowski and Lavie 2014, Sec. 2).
 
     The counts of one image give its segment score. Their sum gives the METEOR of the corpus, which is not the mean.
     """
-    words, function_words = counts[..., 0:2], counts[..., 2:4]  # (..., 2): caption, reference
-    # (..., 4, 2, 2): kind of match; content or function words; caption or reference
+    words, function_words = counts[..., 0:2], counts[..., 2:4]  # (.., 2): caption, reference
+    # (.., 4, 2, 2): kind of match; content or function words; caption or reference
     stages = counts[..., 4:20].reshape(*counts.shape[:-1], 4, 2, 2)
     weighted = np.einsum("...ijk,i,j->...k", stages, _STAGES, np.array([_DELTA, 1 - _DELTA]))
     length = _DELTA * (words - function_words) + (1 - _DELTA) * function_words

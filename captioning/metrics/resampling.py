@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 Statistic = Callable[[Floats], Floats]
-"""Turns counts summed over images (..., C) into a metric (...) or S metrics (..., S)."""
+"""Turns counts summed over images (.., C) into a metric (..) or S metrics (.., S)."""
 
 SIGNIFICANCE_LEVEL = 0.05
 
@@ -112,7 +112,7 @@ def holm(tests: Sequence[Difference]) -> list[Difference]:
 
 
 def percentage(counts: Floats) -> Floats:
-    """Return percent (...) of counts (..., 2), hits and trials; nan for no trial."""
+    """Return percent (..) of counts (.., 2), hits and trials; nan for no trial."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(100 * counts[..., 0] / counts[..., 1])
 

@@ -95,7 +95,7 @@ class Family:
     counts: Callable[[Sequence[Words], Sequence[Sequence[Words]]], Floats]
     """Maps hypotheses, a word list per image, and references, word lists per image, to counts (images, C)."""
     values: Callable[[Floats], Floats]
-    """Maps counts that are summed over images, (..., C), to the corpus' metrics in ``UNIT``, (..., S)."""
+    """Maps counts that are summed over images, (.., C), to the corpus' metrics in ``UNIT``, (.., S)."""
     image_values: Callable[[Floats], Floats]
     """Maps (images, C) to metrics of images, (images, S). The mean of BLEU or METEOR is not the corpus' value."""
     java: bool = False

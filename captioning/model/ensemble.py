@@ -34,15 +34,15 @@ class Ensemble(CaptionModel):
 
     Args:
         members: The captioners. The first member's encoder determines views and batches.
-        load: Loads the images (B, 3, height, width) of rows (B,) of the evaluated split. ``encode_batch`` needs it if
-            the encoders differ.
+        load_images: Loads the images (B, 3, height, width) of rows (B,) of the evaluated split. ``encode_batch`` needs
+            it if the encoders differ.
     """
 
     def __init__(
-        self, members: Sequence[Captioner], *, load: Callable[[Tensor, Preprocessing], Tensor] | None = None
+        self, members: Sequence[Captioner], *, load_images: Callable[[Tensor, Preprocessing], Tensor] | None = None
     ) -> None:
         super().__init__()
-        self.encoder, self.load = members[0].encoder, load
+        self.encoder, self.load_images = members[0].encoder, load_images
         self.members: Sequence[Captioner] = torch.nn.ModuleList(members)  # type: ignore[assignment]
         self.traced = [n for n, member in enumerate(members) if _same_view(member.encoder, self.encoder)]
         identities = [member.encoder.identity() for member in members]
@@ -67,9 +67,9 @@ class Ensemble(CaptionModel):
                 return batch.annotations
             if batch.images is not None and encoder.preprocessing == self.encoder.preprocessing:
                 return encoder(batch.images)
-            if self.load is None:
+            if self.load_images is None:
                 raise ValueError("members with different encoders need a function that loads images")
-            return encoder(self.load(batch.rows, encoder.preprocessing).to(batch.captions.device))
+            return encoder(self.load_images(batch.rows, encoder.preprocessing).to(batch.captions.device))
 
         return self._encode(annotations_of, batch.annotation_mask)
 

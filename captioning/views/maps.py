@@ -64,7 +64,7 @@ def is_nearly_even(alpha: NDArray[np.float32]) -> bool:
 
 
 def paint(view: NDArray[np.float32], smooth: NDArray[np.float32], end: float, style: Style) -> NDArray[np.uint8]:
-    """Return the view (.., 3) in 0..1 with a map of ``smooth`` (..) painted on it: dim at 0, brightest from ``end`` on.
+    """Return the view (.., 3) in 0 .. 1 with the map ``smooth`` (..) painted on it: dim at 0, brightest from ``end``.
 
     The strength of the map is the square root of the attention, so that words whose attention is a tenth of the
     greatest are seen, too. The paper's style is white on a gray view. Differs from the paper, whose white is 80 %
@@ -82,7 +82,7 @@ def paint(view: NDArray[np.float32], smooth: NDArray[np.float32], end: float, st
 
 @functools.cache
 def map_colors() -> NDArray[np.float32]:
-    """Return the colors of a map from dark to bright, (256, 3) in 0..1."""
+    """Return the colors of a map from dark to bright, (256, 3) in 0 .. 1."""
     from matplotlib import colormaps
 
     return np.asarray(colormaps[_COLORMAP](np.linspace(0, 0.93, 256)), dtype=np.float32)[:, :3]

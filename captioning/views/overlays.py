@@ -200,7 +200,7 @@ def _notes(weights: NDArray[np.float32], chosen: list[int | None], betas: Any, d
 
 
 def _background(photo: Image.Image, view_box: Box) -> NDArray[np.float32]:
-    """Return the model's view of the image, (height, width, 3) in 0..1, large enough for smooth maps."""
+    """Return the model's view of the image, (height, width, 3) in 0 .. 1, large enough for smooth maps."""
     left, top, right, bottom = np.multiply(view_box, photo.size * 2).tolist()
     scale = _PIXELS / max(right - left, bottom - top)
     size = max(1, round((right - left) * scale)), max(1, round((bottom - top) * scale))

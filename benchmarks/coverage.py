@@ -2,9 +2,9 @@
 
 A run's score of an image is the sum of four effects: of the image on all runs, of the variant on the image, of the seed
 on all images, and of this run on this image. The grid crosses the numbers of seeds, the ratio of the variants'
-deviations over seeds, the images' share of the variance, the number of images and the score: a mean of normal values, a
-mean of values with heavy tails (Student's t with three degrees of freedom), or BLEU-4 of captions whose words are right
-or wrong.
+deviations over seeds, the images' fraction of the variance, the number of images and the score: a mean of normal
+values, a mean of values with heavy tails (Student's t with three degrees of freedom), or BLEU-4 of captions whose words
+are right or wrong.
 
 examples:
   python -m benchmarks.coverage --json docs/measurements/coverage.json
@@ -28,12 +28,12 @@ from numpy.random import Generator
 from captioning.files import write_json
 from captioning.metrics.bleu import bleu_from_counts
 from captioning.metrics.resampling import Floats, Statistic
-from captioning.metrics.seeds import Gains
+from captioning.metrics.seeds import SeedDifferences
 from captioning.provenance import provenance
 
 SCORES = ("mean", "heavy tails", "BLEU-4")
 IMAGES = (200, 1000)
-IMAGE_SHARES = (0.1, 0.5, 0.9)
+IMAGE_FRACTIONS = (0.1, 0.5, 0.9)
 SEEDS = ((2, 2), (3, 3), (4, 4), (5, 5), (2, 5))
 PAIRS = (2, 3, 5)
 RATIOS = (1.0, 3.0, 10.0)
@@ -56,7 +56,7 @@ class Cell:
         seeds: The number of seeds of both variants.
         paired: Whether each run of the second variant goes on from one of the first.
         ratio: The second variant's deviation over seeds, in those of the first; of pairs, there is one deviation.
-        image_share: The images' share of the variance of the difference.
+        image_fraction: The images' fraction of the variance of the difference.
     """
 
     score: str
@@ -64,7 +64,7 @@ class Cell:
     seeds: tuple[int, int]
     paired: bool
     ratio: float
-    image_share: float
+    image_fraction: float
 
 
 def grid() -> Iterator[Cell]:
@@ -72,8 +72,8 @@ def grid() -> Iterator[Cell]:
     designs = [(seeds, False, ratio) for seeds in SEEDS for ratio in RATIOS]
     designs += [((2, 5), False, 1 / ratio) for ratio in RATIOS if ratio > 1]
     designs += [((pairs, pairs), True, 1.0) for pairs in PAIRS]
-    for score, images, design, share in itertools.product(SCORES, IMAGES, designs, IMAGE_SHARES):
-        yield Cell(score, images, *design, share)
+    for score, images, design, fraction in itertools.product(SCORES, IMAGES, designs, IMAGE_FRACTIONS):
+        yield Cell(score, images, *design, fraction)
 
 
 def simulate(cell: Cell, replications: int, random: Generator) -> dict[str, float]:
@@ -90,7 +90,7 @@ def simulate(cell: Cell, replications: int, random: Generator) -> dict[str, floa
     for start in range(0, replications, size):
         batch = min(size, replications - start)
         score = _score(cell.score, batch)
-        gain = Gains(*_counts(cell, deviations, batch, random), score, paired=cell.paired)
+        gain = SeedDifferences(*_counts(cell, deviations, batch, random), score, paired=cell.paired)
         values.append(gain.values)
         halves.append(gain.half_width(0.05))
     error = np.concatenate(values) - _true_difference(cell, deviations)
@@ -103,10 +103,10 @@ def simulate(cell: Cell, replications: int, random: Generator) -> dict[str, floa
 
 
 def _seed_deviations(cell: Cell, random: Generator, batch: int) -> tuple[float, float]:
-    """Return the deviations over seeds that give the images their share, from runs whose seeds do nothing."""
+    """Return the deviations over seeds that give the images their fraction, from runs whose seeds do nothing."""
     counts = _counts(cell, (0.0, 0.0), batch, random)
-    over_images = float(Gains(*counts, _score(cell.score, batch), paired=cell.paired).over_images.mean())
-    of_seeds = over_images * (1 / cell.image_share - 1)
+    over_images = float(SeedDifferences(*counts, _score(cell.score, batch), paired=cell.paired).over_images.mean())
+    of_seeds = over_images * (1 / cell.image_fraction - 1)
     if cell.paired:
         gain = math.sqrt(of_seeds * cell.seeds[1])
         return (2 * gain / _slope(cell.score), gain / _slope(cell.score))  # the pairs differ more than their gains

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from captioning import __version__
-from captioning.cli import COMMANDS, FIT_HELP, HELP, IMPORTED, TRAINING, announce, suggest_path
+from captioning.cli import FIT_HELP, HELP, IMPORTED, OTHER_COMMANDS, RUN_COMMANDS, announce, suggest_path
 from captioning.cli.parser import CommandParser, call
 from captioning.errors import InputError, did_you_mean, exits_on_input_error
 from captioning.settings import command_line, read_config
@@ -34,10 +34,10 @@ def main(args: Sequence[str] | None = None) -> None:
         print(f"captioning {__version__}")
     elif name == "fit" and {"-h", "--help"} & set(words):
         print(FIT_HELP)
-    elif name in TRAINING or name in COMMANDS:
+    elif name in RUN_COMMANDS or name in OTHER_COMMANDS:
         _run(name, words)
     else:
-        hint = did_you_mean(name, [*TRAINING, *COMMANDS]) or "; `captioning` lists the commands"
+        hint = did_you_mean(name, [*RUN_COMMANDS, *OTHER_COMMANDS]) or "; `captioning` lists the commands"
         raise InputError(f"captioning {name}: no such command{hint}")
 
 
@@ -68,7 +68,7 @@ def _run(name: str, words: list[str]) -> None:
         from captioning.cli.fit import fit
 
         fit(["--help" if word == "--help_all" else word for word in words])
-    elif name in TRAINING:
+    elif name in RUN_COMMANDS:
         from captioning.cli.score import score
 
         call(f"captioning {name}", score, words, task=name)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from captioning.kernels.unroll import Use, deferred_product, deferred_uses
+from captioning.kernels.deferred import Use, deferred_product, deferred_uses
 
 
 class Linear(nn.Linear):

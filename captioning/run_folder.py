@@ -11,7 +11,7 @@ from pathlib import Path
 
 from captioning.errors import InputError
 
-BY_NAME = ("best", "last")
+CHECKPOINT_NAMES = ("best", "last")
 """Values of --ckpt_path that stand for a checkpoint of the run --name."""
 
 
@@ -32,7 +32,7 @@ class RunFolder:
         The path is relative if the folder lies below the current one. With ``named``, the words best and last stand for
         checkpoints of that folder. Raises InputError if it has no such checkpoint.
         """
-        if named is not None and checkpoint in BY_NAME:
+        if named is not None and checkpoint in CHECKPOINT_NAMES:
             if not (run := cls(named)).checkpoint(str(checkpoint)).is_file():
                 missing = f"{named} has no checkpoints/{checkpoint}.ckpt"
                 raise InputError(f"--ckpt_path {checkpoint}: {missing}; name the run by --name (and --runs)")
@@ -45,7 +45,7 @@ class RunFolder:
 
     def checkpoint(self, name: str) -> Path:
         """Return the file of the ``best`` or the ``last`` checkpoint; another name is a path."""
-        return self.checkpoints / f"{name}.ckpt" if name in BY_NAME else Path(name)
+        return self.checkpoints / f"{name}.ckpt" if name in CHECKPOINT_NAMES else Path(name)
 
     def is_trained(self) -> bool:
         """Return whether the folder has a checkpoint."""
@@ -87,6 +87,6 @@ def checksum(checkpoint: str | Path) -> str:
         return ""
 
 
-def is_current(weights: str, checkpoint: Path | None) -> bool:
+def is_current(checksum_of_weights: str, checkpoint: Path | None) -> bool:
     """Return whether a checkpoint has the weights of a checksum, or either is unknown."""
-    return not weights or checkpoint is None or weights == checksum(checkpoint)
+    return not checksum_of_weights or checkpoint is None or checksum_of_weights == checksum(checkpoint)

@@ -67,19 +67,19 @@ class Job(NamedTuple):
         return RunFolder(self.runs / self.name)
 
     @property
-    def before(self) -> list[Job]:
+    def initial_jobs(self) -> list[Job]:
         """The runs whose best checkpoints this one starts from, or is an average of."""
-        return [self._replace(variant=variant) for variant in self.study.variants[self.variant].begins_with]
+        return [self._replace(variant=variant) for variant in self.study.variants[self.variant].initial_variants]
 
     @property
     def stage(self) -> int:
         """How many runs come before, one after the other."""
-        return max((1 + job.stage for job in self.before), default=0)
+        return max((1 + job.stage for job in self.initial_jobs), default=0)
 
     @property
     def weights(self) -> list[str]:
         """The checksums of its best checkpoint and, of an average, of those that it was made of."""
-        parts = self.before if self.study.variants[self.variant].average else []
+        parts = self.initial_jobs if self.study.variants[self.variant].average else []
         return [checksum(job.folder.checkpoint("best")) for job in (self, *parts)]
 
     def score(self, evaluation: str = "") -> Scores | None:
@@ -93,7 +93,7 @@ class Job(NamedTuple):
     def left(self) -> Iterator[Command]:
         """Yield the commands that are left to run, each when the ones before it are done."""
         variant, best = self.study.variants[self.variant], str(self.folder.checkpoint("best"))
-        starts = [str(job.folder.checkpoint("best")) for job in self.before]
+        starts = [str(job.folder.checkpoint("best")) for job in self.initial_jobs]
         if not self.is_scored() and variant.config is None:
             models = [word for model in starts for word in ("--model", model)]
             yield Command("average", ["average", *models, "--output", best])
@@ -109,13 +109,13 @@ class Job(NamedTuple):
                 # The captions in the run's folder stay those of the study's own evaluation.
                 command = ["test", f"--ckpt_path={best}", *self.study.evaluate, *options]
                 if variant.config is None:  # a mean of models has no configuration of its own
-                    command.append(f"--config={self.before[0].folder.config}")
+                    command.append(f"--config={self.initial_jobs[0].folder.config}")
                 command += [f"--results={self.folder.path / evaluation}"]
                 yield Command(f"score {evaluation}".rstrip(), command, evaluation)
 
     def finish(self, commands: Commands) -> None:
         """Run what is left. A run begins when those that it starts from are trained and scored."""
-        for earlier in self.before:
+        for earlier in self.initial_jobs:
             if not self.is_scored() and not earlier.is_scored():
                 raise InputError(f"{self.name}: starts from {earlier.name}, which is not trained and scored")
         for command in self.left():

@@ -40,7 +40,7 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     evaluations: dict[str, list[str]] = {}
 
     @property
-    def begins_with(self) -> list[str]:
+    def initial_variants(self) -> list[str]:
         """The variants whose checkpoints are needed before this one."""
         return self.average or ([] if self.after is None else [self.after])
 
@@ -77,7 +77,7 @@ class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def starts_from(self, variant: str, earlier: str) -> bool:
         """Return whether runs of ``variant`` start from, or are averages of, those of ``earlier``, in any stage."""
-        before = self.variants[variant].begins_with
+        before = self.variants[variant].initial_variants
         return earlier in before or any(self.starts_from(name, earlier) for name in before)
 
     def label(self, variant: str) -> str:
@@ -102,7 +102,7 @@ def read_study(path: Path) -> Study:
             raise InputError(f"{path}: variants.{name}: needs either a config or an average")
         if variant.config is not None and not config_of(variant.config).is_file():
             raise InputError(f"{path}: variants.{name}: there is no {config_of(variant.config)}")
-        if unknown := [earlier for earlier in variant.begins_with if earlier not in above]:
+        if unknown := [earlier for earlier in variant.initial_variants if earlier not in above]:
             raise InputError(f"{path}: variants.{name}: {unknown[0]} is no variant above it")
         above.append(name)
     if unknown := [name for name in study.references if name not in study.variants]:

@@ -44,12 +44,10 @@ def save_image(path: Path, seed: int = 0, size: tuple[int, int] = (30, 20)) -> P
     return path
 
 
-def write_features(
-    folder: Path, name: str, fingerprint: dict[str, Any], paths: Sequence[str], values: ArrayLike
-) -> None:
+def write_features(folder: Path, name: str, identity: dict[str, Any], paths: Sequence[str], values: ArrayLike) -> None:
     """The files of cached features as ``captioning extract`` leaves them."""
     np.save(folder / f"{name}.npy", np.asarray(values, dtype=np.float16))
-    content = {"fingerprint": fingerprint, "done": len(paths), "paths": list(paths)}
+    content = {"fingerprint": identity, "done": len(paths), "paths": list(paths)}
     (folder / f"{name}.json").write_text(json.dumps(content))
 
 

@@ -14,7 +14,7 @@ from helpers import quick_if
 from captioning.kernels import additive_cpu
 from captioning.kernels.additive_cpu import library
 from captioning.kernels.attention import additive_logits, plain_additive_logits
-from captioning.kernels.unroll import deferred, leading
+from captioning.kernels.deferred import deferred, leading
 
 # In bfloat16 the largest error of the rational function of 5/4 degrees that these kernels replaced; in float32, where
 # that of 13/6 had 2.9e-7 at most, a little more.

@@ -12,7 +12,7 @@ import torch
 
 from captioning.kernels import attention
 from captioning.kernels.attention import additive_logits, plain_additive_logits
-from captioning.kernels.unroll import deferred
+from captioning.kernels.deferred import deferred
 
 B, R, L = 3, 2, 9
 GPU = torch.cuda.is_available()

@@ -9,7 +9,7 @@ import pytest
 
 from captioning.errors import InputError
 from captioning.evaluation import records
-from captioning.evaluation.records import CaptionedImage, pair, read_results, write_results
+from captioning.evaluation.records import CaptionedImage, read_results, with_references, write_results
 from captioning.tokenizers import PennTreebank
 
 ANNOTATIONS = [
@@ -103,7 +103,7 @@ def test_a_file_without_references_is_refused_in_one_line(tmp_path, content, mes
 
 
 def test_captions_are_paired_with_the_references_of_their_image():
-    references, options = {1: [["a"]], 2: [["b"], ["c"]]}, {"where": Path("r.json"), "tokenizer": PennTreebank()}
-    assert pair({2: "A b."}, references, **options) == ([["a", "b"]], [[["b"], ["c"]]])
+    references, options = {1: [["a"]], 2: [["b"], ["c"]]}, {"file": Path("r.json"), "tokenizer": PennTreebank()}
+    assert with_references({2: "A b."}, references, **options) == ([["a", "b"]], [[["b"], ["c"]]])
     with pytest.raises(InputError, match=r"r.json: 2 of 3 images have no references, among them image_id 5"):
-        pair({1: "a", 5: "b", 6: "c"}, references, **options)
+        with_references({1: "a", 5: "b", 6: "c"}, references, **options)

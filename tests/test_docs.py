@@ -18,7 +18,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from captioning.cli import COMMANDS
+from captioning.cli import OTHER_COMMANDS
 from captioning.cli.parser import parser_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -233,7 +233,7 @@ def commands_in_blocks() -> list[tuple[str, list[str]]]:
     texts = "".join(page.read_text(encoding="utf-8") for page in PAGES if page.name != "CHANGELOG.md")
     blocks = "\n".join(re.findall(r"^ *```.*?\n(.*?)^ *```", texts, re.DOTALL | re.MULTILINE)).replace("\\\n", " ")
     commands = re.findall(r"^[ $]*captioning (\w+)((?: +(?:'[^']*'|[^\s#>|&]+))*)", blocks, re.MULTILINE)
-    return [(name, shlex.split(words)) for name, words in commands if name in COMMANDS]
+    return [(name, shlex.split(words)) for name, words in commands if name in OTHER_COMMANDS]
 
 
 def test_every_command_in_a_block_is_one_that_its_tool_takes():

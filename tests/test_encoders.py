@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from captioning.data.transforms import Preprocessing
 from captioning.encoders import ConvEncoder, EfficientNetLite2, Encoder, TimmEncoder, TorchvisionEncoder
-from captioning.encoders.base import whole_name
+from captioning.encoders.base import timm_name
 from captioning.errors import InputError
 
 LITE2 = "tf_efficientnet_lite2"
@@ -332,7 +332,7 @@ def test_every_encoder_is_rebuilt_by_its_public_name_and_downloads_nothing(monke
 # Fingerprints
 
 
-def test_fingerprints_tell_weights_nodes_and_preprocessing_apart_but_not_files(resnet, file, tmp_path):
+def test_identities_tell_weights_nodes_and_preprocessing_apart_but_not_files(resnet, file, tmp_path):
     used = {k: v for k, v in resnet.state_dict().items() if k.startswith(("conv1.", "bn1.", "layer1."))}
     torch.save({k: v for k, v in used.items() if "num_batches" not in k}, tmp_path / "used.pth")
     base = small("layer1", weights=str(file)).frozen_identity()
@@ -348,7 +348,7 @@ def test_fingerprints_tell_weights_nodes_and_preprocessing_apart_but_not_files(r
     assert "node" in differing["node"]
 
 
-def test_a_fingerprint_follows_the_weights_and_an_encoder_that_is_fine_tuned_has_none():
+def test_an_identity_follows_the_weights_and_an_encoder_that_is_fine_tuned_has_none():
     encoder = TinyEncoder()
     first = encoder.frozen_identity()
     assert encoder.frozen_identity() == first
@@ -410,7 +410,7 @@ def test_a_place_in_a_timm_network_gives_what_it_gives_in_the_whole_network(tmp_
     with torch.no_grad():
         whole(images)
     torch.testing.assert_close(encoder(images), outputs[0].flatten(2).transpose(1, 2))
-    assert whole_name([*encoder.network.state_dict()][-1]).startswith(module.removesuffix(".bn2"))  # nothing after it
+    assert timm_name([*encoder.network.state_dict()][-1]).startswith(module.removesuffix(".bn2"))  # nothing after it
     again = rebuilt(encoder)
     assert torch.equal(again(images), encoder(images)) and again.frozen_identity() == encoder.frozen_identity()
 
@@ -478,7 +478,7 @@ def test_annotations_of_efficientnet_lite2_and_the_names_of_its_tensors_equal_ti
     pytest.importorskip("timm")
     torch.manual_seed(3)
     theirs = as_trained(TimmEncoder(LITE2, weights=None, image_size=96, crop=False, **LAYERS[layer]))
-    whole = {whole_name(name): tensor for name, tensor in theirs.network.state_dict().items()}
+    whole = {timm_name(name): tensor for name, tensor in theirs.network.state_dict().items()}
     ours = EfficientNetLite2(weights=None, layer=layer, image_size=96)
     assert ours.preprocessing == theirs.preprocessing and ours.grid_size == (3, 3) and ours.annotation_dim == channels
     used = {name: whole[name] for name in ours.network.state_dict()}

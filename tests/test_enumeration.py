@@ -22,7 +22,7 @@ from captioning.model import AttentionDecoder, DecoderOutput
 from captioning.model.captioner import Captioner
 from captioning.objective import Likelihood, reductions
 from captioning.objective.bounds import likelihood_bounds
-from captioning.objective.estimators import Estimator, LeaveOneOut, MovingAverage, Signal
+from captioning.objective.estimators import Estimator, LearningSignal, LeaveOneOut, MovingAverage
 
 L, D, A, E, H, V = 3, 2, 3, 4, 5, 8
 CAPTIONS = ([4, 6], [5])
@@ -192,7 +192,7 @@ def test_leave_one_out_gradient_matches_enumeration(to_go):
 
 def test_the_estimator_is_told_whose_contexts_were_drawn():
     class Told(Estimator):
-        def forward(self, rewards: Tensor, mask: Tensor, drawn: Tensor) -> Signal:
+        def forward(self, rewards: Tensor, mask: Tensor, drawn: Tensor) -> LearningSignal:
             told.append(drawn)
             return super().forward(rewards, mask, drawn)
 

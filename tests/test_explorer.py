@@ -159,7 +159,7 @@ def test_the_map_is_drawn_with_the_overlays_constants():
     colors = np.frombuffer(base64.b64decode(drawn.pop("colors")), dtype=np.uint8).reshape(256, 3)
     np.testing.assert_allclose(colors / 255, maps.map_colors(), atol=0.5 / 255 + 1e-6)
     constants = {"sigmaOfSide": maps.SIGMA_OF_SIDE, "sigmaOfCell": maps.SIGMA_OF_CELL, "nearlyEven": maps.NEARLY_EVEN}
-    assert drawn == constants | {"look": maps.STYLES["color"]}
+    assert drawn == constants | {"style": maps.STYLES["color"]}
 
 
 def test_an_image_costs_less_than_a_tenth_of_a_megabyte():

@@ -25,7 +25,9 @@ def look_at(attention: SoftAttention, row: float, column: float) -> None:
     """Make the score predict this position whatever the query is."""
     score = attention.score
     logit = [math.log(x / (size - x)) for x, size in ((row, GRID[0]), (column, GRID[1]))]
-    score.position = lambda query: score.size * torch.sigmoid(torch.tensor(logit).expand(*query.shape[:-1], 2))
+    score.position = lambda query: (
+        score.grid_height_width * torch.sigmoid(torch.tensor(logit).expand(*query.shape[:-1], 2))
+    )
 
 
 def test_alphas_are_the_scores_softmax_in_the_window_times_the_gaussian_normalised():

@@ -13,7 +13,7 @@ from typing import Literal
 
 import pytest
 
-from captioning.cli import COMMANDS
+from captioning.cli import OTHER_COMMANDS
 from captioning.cli.caption import Search, caption
 from captioning.cli.parser import call, parser_of
 from captioning.decoding import DecodingOptions
@@ -22,7 +22,7 @@ from captioning.errors import InputError
 ROOT = Path(__file__).resolve().parent.parent
 
 FUNCTIONS = {}
-for name in COMMANDS:
+for name in OTHER_COMMANDS:
     found = getattr(importlib.import_module(f"captioning.cli.{name}"), name)
     FUNCTIONS |= (
         {f"{name} {word}": each for word, each in found.items()} if isinstance(found, Mapping) else {name: found}

@@ -11,7 +11,7 @@ from scipy.special import stdtr, stdtrit
 from benchmarks.coverage import Cell, grid, simulate
 from captioning.metrics.bleu import bleu_counts, bleu_from_counts
 from captioning.metrics.resampling import percentage
-from captioning.metrics.seeds import Gains, seed_differences
+from captioning.metrics.seeds import SeedDifferences, seed_differences
 
 
 def counts_of(values: np.ndarray) -> np.ndarray:
@@ -23,12 +23,12 @@ def counts_of(values: np.ndarray) -> np.ndarray:
     "cell",
     [
         # Of few seeds, the larger deviation counts, and is often estimated too small by chance.
-        Cell("mean", 60, (3, 3), paired=False, ratio=10, image_share=0.1),
-        Cell("mean", 60, (2, 5), paired=False, ratio=0.1, image_share=0.1),
-        Cell("heavy tails", 60, (3, 3), paired=True, ratio=1, image_share=0.1),
-        Cell("BLEU-4", 60, (2, 2), paired=True, ratio=1, image_share=0.1),
+        Cell("mean", 60, (3, 3), paired=False, ratio=10, image_fraction=0.1),
+        Cell("mean", 60, (2, 5), paired=False, ratio=0.1, image_fraction=0.1),
+        Cell("heavy tails", 60, (3, 3), paired=True, ratio=1, image_fraction=0.1),
+        Cell("BLEU-4", 60, (2, 2), paired=True, ratio=1, image_fraction=0.1),
         # Where one source outweighs the others, intervals are hardly wider than they must be.
-        Cell("mean", 200, (5, 5), paired=False, ratio=3, image_share=0.1),
+        Cell("mean", 200, (5, 5), paired=False, ratio=3, image_fraction=0.1),
     ],
 )
 def test_intervals_of_few_seeds_hold_the_truth(cell):
@@ -46,7 +46,7 @@ def test_a_p_value_is_the_level_at_which_the_interval_ends_at_zero():
     draw = np.random.default_rng(4)
     runs = [counts_of(draw.normal(mean, 5, (3, 50)) + draw.normal(0, 1, (3, 1))) for mean in (50, 53)]
     (difference,) = seed_differences(*runs, percentage)
-    half = Gains(*runs, percentage, paired=False).half_width(difference.p_value)
+    half = SeedDifferences(*runs, percentage, paired=False).half_width(difference.p_value)
     assert difference.interval.value == pytest.approx(half[0], abs=1e-6)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from captioning.cli import COMMANDS, FIT_HELP, HELP, TRAINING
+from captioning.cli import FIT_HELP, HELP, OTHER_COMMANDS, RUN_COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
 SLOW = {"torch", "numpy", "jsonargparse", "pytorch_lightning", "rich", "PIL"}
@@ -29,7 +29,7 @@ def run(code: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("name", ["", *TRAINING, *COMMANDS])
+@pytest.mark.parametrize("name", ["", *RUN_COMMANDS, *OTHER_COMMANDS])
 def test_help_fits_a_screen_and_imports_nothing_slow(name):
     done = run(program([name, "--help"] if name else [], SLOW))
     assert done.returncode == 0, done.stderr
@@ -89,4 +89,4 @@ def test_every_file_that_the_help_names_is_there_or_made_by_it(text):
 
 def test_the_command_alone_lists_every_command_in_a_line():
     lines = HELP.splitlines()
-    assert all(f"  {name:12}{description}" in lines for name, description in (TRAINING | COMMANDS).items())
+    assert all(f"  {name:12}{description}" in lines for name, description in (RUN_COMMANDS | OTHER_COMMANDS).items())

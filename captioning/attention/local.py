@@ -41,8 +41,8 @@ class LocalScore(Score):
     needs_softmax = True
 
     centers: Tensor
-    size: Tensor
-    reach: Tensor
+    grid_height_width: Tensor
+    half_window: Tensor
 
     def __init__(self, score: Score, *, window: tuple[float, float] = (3.0, 3.0)) -> None:
         super().__init__()
@@ -59,13 +59,13 @@ class LocalScore(Score):
         centers = torch.stack([y.flatten(), x.flatten()])  # (2, L)
         # Persistent, so that a checkpoint of another grid is refused.
         self.register_buffer("centers", centers)
-        self.register_buffer("size", torch.tensor(grid_size, dtype=centers.dtype), persistent=False)
-        self.register_buffer("reach", torch.tensor(self.window, dtype=centers.dtype).unsqueeze(-1), persistent=False)
+        self.register_buffer("grid_height_width", torch.tensor(grid_size).to(centers), persistent=False)
+        self.register_buffer("half_window", torch.tensor(self.window).to(centers).unsqueeze(-1), persistent=False)
 
     def position(self, query: Tensor) -> Tensor:
         """Return p_t (.., 2) of queries (.., H): row and column, in locations from the upper left corner."""
         hidden = torch.tanh(self.position_hidden(query))
-        return self.size * torch.sigmoid(self.position_output(hidden).to(self.size.dtype))
+        return self.grid_height_width * torch.sigmoid(self.position_output(hidden).to(self.grid_height_width.dtype))
 
     def project(self, annotations: Tensor) -> Tensor:
         return self.score.project(annotations)
@@ -79,7 +79,7 @@ class LocalScore(Score):
     def forward(self, query: Tensor, projected: Tensor, *state: Tensor) -> Tensor:
         logits = self.score(query, projected, *state)  # (B, R, L)
         offset = self.centers - self.position(query).unsqueeze(-1)  # (B, R, 2, L)
-        offset = offset / self.reach  # in units of the window
+        offset = offset / self.half_window  # in units of the window
         gaussian = -2 * offset.square().sum(dim=-2)  # the logarithm; s is half a window
         outside = (offset.abs() > 1).any(dim=-2)
         return logits + gaussian.masked_fill(outside, _OUTSIDE)

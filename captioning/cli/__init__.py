@@ -17,7 +17,7 @@ from captioning.errors import InputError
 from captioning.files import check_suffix, refuse_inputs, write_json
 from captioning.run_folder import RunFolder
 
-TRAINING = {
+RUN_COMMANDS = {
     "fit": "train a model; keeps the checkpoint whose captions have the best validation BLEU-4",
     "validate": "score a checkpoint on its validation split",
     "test": "score any model on the test split of its data or of others, or an ensemble",
@@ -25,7 +25,7 @@ TRAINING = {
 }
 """The commands around a run, with what each does."""
 
-COMMANDS = {
+OTHER_COMMANDS = {
     "caption": "caption images of your own, and draw where the model looked",
     "app": "caption one image at a time, on a page in the browser",
     "evaluate": "score a file of captions",
@@ -50,9 +50,9 @@ HELP = f"""usage: captioning COMMAND [options]
 Image captioning with visual attention (Show, Attend and Tell).
 
 train and test a run:
-{_lines(TRAINING)}
+{_lines(RUN_COMMANDS)}
 everything else:
-{_lines(COMMANDS)}
+{_lines(OTHER_COMMANDS)}
 examples:
   captioning caption photo.jpg --overlay looked.png
   captioning fit --config configs/shapes_soft.yaml

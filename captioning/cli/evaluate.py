@@ -34,7 +34,7 @@ def evaluate(
     """
     check_output("--json", json, JSON_SUFFIXES, [captions, references])
     announce("evaluate")
-    from captioning.evaluation.records import pair, read_references, read_results
+    from captioning.evaluation.records import read_references, read_results, with_references
     from captioning.metrics.resampling import intervals
     from captioning.metrics.table import UNIT, family_counts, few_images_warning
     from captioning.vocabulary import tokenizer_from
@@ -43,7 +43,7 @@ def evaluate(
         splitter = tokenizer_from(tokenizer)
         results = read_results(captions)
         all_references = read_references(references, split=split, tokenizer=splitter)
-        hypotheses, image_references = pair(results, all_references, where=captions, tokenizer=splitter)
+        hypotheses, image_references = with_references(results, all_references, file=captions, tokenizer=splitter)
         images = len(image_references)
         print(f"{len(results)} captions of {len(all_references)} images with references{few_images_warning(images)}")
         print(f"{'':12}{'score':>8}  {'95 % interval':>18}")

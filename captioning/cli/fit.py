@@ -33,14 +33,14 @@ from captioning.files import write_text
 from captioning.metrics.table import few_images_warning
 from captioning.precision import best_precision
 from captioning.provenance import provenance
-from captioning.run_folder import BY_NAME, RunFolder
+from captioning.run_folder import CHECKPOINT_NAMES, RunFolder
 from captioning.settings import attention_kind, read_config
 from captioning.training import CaptionDataModule, CaptioningModule, CaptionSamples, Throughput
 from captioning.training.callbacks import BestCheckpoint, LogLines, ResumableStopping, StopOnRequest, TrainingBar
 from captioning.training.loggers import finish_loggers, is_wandb_sweep, start_loggers, upload_advice
 from captioning.training.run import monitor_mode, plan_run
 
-_FOLDER = "CAPTIONING_RUN_FOLDER"  # environment variable with the run's folder, for the other processes
+_FOLDER_VARIABLE = "CAPTIONING_RUN_FOLDER"  # environment variable with the run's folder, for the other processes
 _LIBRARIES = ("pytorch_lightning", "lightning_fabric", "wandb", "yaml")  # what they refuse is one line
 
 
@@ -168,11 +168,11 @@ class Fit(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Plan the run, claim its folder, and complete the configuration."""
-        self.is_first = getattr(pl.utilities.rank_zero_only, "rank", 0) == 0  # no trainer exists yet
+        self.is_rank_zero = getattr(pl.utilities.rank_zero_only, "rank", 0) == 0  # no trainer exists yet
         config = self.config.as_dict()
         # Under torchrun the variable is unset, and the trainer broadcasts the folder.
-        self.plan = plan_run(config, self.files, None if self.is_first else os.environ.get(_FOLDER))
-        if self.is_first:
+        self.plan = plan_run(config, self.files, None if self.is_rank_zero else os.environ.get(_FOLDER_VARIABLE))
+        if self.is_rank_zero:
             while self.plan.must_claim and not self.plan.folder.claim():  # another run was faster
                 self.plan = plan_run(config, self.files)
             reason = ""
@@ -180,7 +180,7 @@ class Fit(LightningCLI):
                 untrained = ", by a run without a checkpoint; delete it if that has ended"
                 reason = f" ({other.path} is taken{'' if other.is_trained() else untrained})"
             print(f"run folder: {self.plan.folder.path}{reason}", flush=True)
-        os.environ[_FOLDER] = str(self.plan.folder.path)  # processes started by this one take the same folder
+        os.environ[_FOLDER_VARIABLE] = str(self.plan.folder.path)  # processes started by this one take the same folder
         for key, value in self.plan.settings.items():
             self.config[key] = value
         trainer = self.config.trainer
@@ -212,7 +212,7 @@ class Fit(LightningCLI):
         try:
             yield
         except BaseException:
-            if self.is_first and self.plan.must_claim:
+            if self.is_rank_zero and self.plan.must_claim:
                 finish_loggers(1)
                 self.plan.folder.release()
             raise
@@ -222,7 +222,7 @@ class Fit(LightningCLI):
         if self.plan.resume is not None:
             saved = read_checkpoint(self.plan.resume)
             self.config.init_from = saved["captioning"]["settings"].get("init_from")  # wins over the command line
-        if self.is_first:
+        if self.is_rank_zero:
             self.datamodule.prepare_data()
             self.datamodule.setup("fit")
         return read_model(self.plan.init_from) if self.plan.init_from else None
@@ -257,7 +257,7 @@ class Fit(LightningCLI):
             except SIGTERMException:
                 if self.trainer.global_rank:  # the launcher would kill the first process while it saves
                     raise SystemExit(0) from None
-                code = 130 if self.stop.asked == signal.SIGINT else 143
+                code = 130 if self.stop.stop_signal == signal.SIGINT else 143
             finish_loggers(code)
             if code:
                 options = ["--ckpt_path", str(self.plan.folder.checkpoint("last"))]
@@ -313,7 +313,7 @@ def _read_files(args: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
         parser.add_argument(option)
     options = parser.parse_known_args(args)[0]
     # With a configuration, best and last are checkpoints of a run that may have its name.
-    checkpoint = None if options.ckpt_path in BY_NAME and options.config else options.ckpt_path
+    checkpoint = None if options.ckpt_path in CHECKPOINT_NAMES and options.config else options.ckpt_path
     named = Path(options.runs or "runs", options.name or "run")
     run = RunFolder.of(checkpoint, named) if checkpoint else None
     if run is not None and run.config.is_file():

@@ -23,7 +23,7 @@ Command = Callable[..., Any]
 OVERRIDES = "overrides"
 """The argument of a command that receives the options of `captioning fit`, which the command itself does not have."""
 
-_WORDS = {
+_REWORDED = {
     r"^unrecognized arguments: ([^\s=]+).*": r"\1: no such option",
     r"Importing '(\S+)' is not allowed, .+? to allow it\.": r"\1 is not imported; name its module with --import",
     r"Does not validate against any.+?Errors:(.+?)Given value type.+?value:": r"\1 Got value:",
@@ -50,7 +50,7 @@ class OneLineErrors:
         options += re.findall(r"--[\w.]+", text)
         options += [f"--{name}" for config in self.settings for name in _class_arguments("", config)]
         hint = _suggestion(message, options)
-        for pattern, words in _WORDS.items():
+        for pattern, words in _REWORDED.items():
             message = re.sub(pattern, words, message, flags=re.DOTALL)
         if "are required: " in message and (example := re.search(r"examples?:\n +(.+?)(?:   |\n|$)", text)):
             hint = f", as in {example[1]}"

@@ -60,13 +60,13 @@ def explore(
         item.file = path.name
     notices: list[str] = []
     images: dict[str, ExplorerData] = {}
-    framings: dict[float, str] = {}  # by crop, the suffix of image names; runs with other crops share no view
+    crops: dict[float, str] = {}  # by crop, the suffix of image names; runs with other crops share no view
     for run in Progress("attention", over=captioned, unit=" runs"):
         if (model := models.get(run.name)) is None:
             notices.append(f"No attention of {run.name}: its checkpoint is missing, or cannot be loaded.")
             continue
-        framing = (model.encoder.preprocessing.crop or 0) / model.encoder.preprocessing.resize
-        suffix = framings.setdefault(framing, f", as {run.name} cuts it" if framings else "")
+        crop = (model.encoder.preprocessing.crop or 0) / model.encoder.preprocessing.resize
+        suffix = crops.setdefault(crop, f", as {run.name} cuts it" if crops else "")
         context_mode = run.search.get("context_mode", model.model.decoder.attention.context_mode)
         words = [item.captions[run.name].split() for item in items]
         sampled = seed if context_mode == "sample" else None

@@ -19,7 +19,7 @@ _SEARCH = {
     "Beam size in the test": "beam_size",
 }
 # Settings that make no variant: storage and logging, the tested split (a row of its own), leftovers of old versions.
-_NO_VARIANT = (*LOCATION_SETTINGS, "data.test_split", "data.feature_shares")
+_NOT_COMPARED = (*LOCATION_SETTINGS, "data.test_split", "data.feature_shares")
 _SEEDS = ("seed_everything", "data.seed")
 
 
@@ -62,7 +62,7 @@ def _attention(run: Run) -> Cell:
 
 def settings_of(run: Run) -> dict[str, Any]:
     """Return a run's flat settings without the settings that make no variant."""
-    return flatten(run.settings, without=_NO_VARIANT)
+    return flatten(run.settings, without=_NOT_COMPARED)
 
 
 def _settings_table(runs: Sequence[Run], names: list[str]) -> Table:
@@ -118,7 +118,7 @@ def _differ_in_seed_alone(run: Run, other: Run) -> bool:
     have_settings = bool(run.settings and other.settings and _seed_of(run))
     same_search = not run.captions or not other.captions or _search(run) == _search(other)
     # Both started from the same weights, or each from those of a run with its own seed.
-    same_start = (_without_seed(run, starred) == _without_seed(other, starred) for starred in (False, True))
+    same_start = (_without_seed(run, mask_seed) == _without_seed(other, mask_seed) for mask_seed in (False, True))
     return have_settings and same_search and any(same_start)
 
 
@@ -127,11 +127,11 @@ def _search(run: Run) -> dict[str, Any]:
     return run.search | {"checkpoint": re.sub(r"\d+", "", str(run.search.get("checkpoint")))}
 
 
-def _without_seed(run: Run, starred: bool) -> dict[str, Any]:
-    """Return the settings without the seed; if ``starred``, also replace it in paths of initial checkpoints."""
+def _without_seed(run: Run, mask_seed: bool) -> dict[str, Any]:
+    """Return the settings without the seed; with ``mask_seed``, * replaces it in paths of initial checkpoints."""
     settings = {key: value for key, value in settings_of(run).items() if key not in _SEEDS}
     seed = re.compile(rf"(?<!\d){re.escape(_seed_of(run))}(?=/checkpoints/[^/]*$)")
     for key, value in settings.items():
-        if starred and value and re.fullmatch(r"init_from|averaged\..*\.checkpoint", key):
+        if mask_seed and value and re.fullmatch(r"init_from|averaged\..*\.checkpoint", key):
             settings[key] = seed.sub("*", str(value))
     return settings

@@ -45,8 +45,8 @@ def extract_features(
         index.check_images()
     for split, mirrored in [*((split, False) for split in indices), *([("train", True)] if flipped else [])]:
         index = indices[split]
-        name, fingerprint = features_key(split, encoder.frozen_identity(), flipped=mirrored)
-        json_path, rows, content = _open_or_create(encoder, index, output / name, fingerprint)
+        name, identity = features_key(split, encoder.frozen_identity(), flipped=mirrored)
+        json_path, rows, content = _open_or_create(encoder, index, output / name, identity)
         total, done = len(rows), content["done"]
         print(f"{name}: {total:,} images, {rows.nbytes / 1e9:.2f} GB; {done:,} images done already", flush=True)
         missing, free = rows.nbytes * (total - done) / total, shutil.disk_usage(output).free
@@ -76,16 +76,16 @@ def extract_features(
 
 
 def _open_or_create(
-    encoder: Encoder, index: CaptionIndex, path: Path, fingerprint: dict[str, Any]
+    encoder: Encoder, index: CaptionIndex, path: Path, identity: dict[str, Any]
 ) -> tuple[Path, np.memmap[Any, Any], dict[str, Any]]:
     """Open or create a split's two files; return the path of the JSON, the rows (N, L, D), and the JSON's content."""
     json_path, file = path.with_name(f"{path.name}.json"), path.with_name(f"{path.name}.npy")
     if json_path.exists() and file.exists():
-        content = read_features_json(json_path, fingerprint)
+        content = read_features_json(json_path, identity)
         if content["paths"] != index.paths:
             raise InputError(f"{json_path}: made from other images; give another --output or delete the folder")
         return json_path, np.lib.format.open_memmap(file, "r+"), content
-    content = {"fingerprint": fingerprint, "done": 0, "paths": index.paths}
+    content = {"fingerprint": identity, "done": 0, "paths": index.paths}
     write_json(json_path, content, indent=None)
     shape = len(index), encoder.grid_size[0] * encoder.grid_size[1], encoder.annotation_dim
     return json_path, np.lib.format.open_memmap(file, "w+", np.dtype(np.float16), shape), content

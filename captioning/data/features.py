@@ -1,7 +1,7 @@
 """A frozen encoder's annotations, computed once and read by memory mapping.
 
 A folder holds two files for each split. <split>.npy has the annotations (N, L, D) float16, computed from the view of
-*evaluation*, without random crops. <split>.json has the encoder's fingerprint, the images' paths in row order, and the
+*evaluation*, without random crops. <split>.json has the encoder's identity, the images' paths in row order, and the
 number of rows that are done.
 """
 
@@ -20,25 +20,25 @@ from captioning.errors import InputError, one_line
 from captioning.files import read_json
 
 
-def features_key(split: str, fingerprint: dict[str, Any], *, flipped: bool = False) -> tuple[str, dict[str, Any]]:
-    """Return the name of a split's features and their fingerprint: the encoder's, and whether images were mirrored."""
-    return (f"{split}_flipped", fingerprint | {"flipped": True}) if flipped else (split, fingerprint)
+def features_key(split: str, identity: dict[str, Any], *, flipped: bool = False) -> tuple[str, dict[str, Any]]:
+    """Return the name of a split's features and their identity: the encoder's, and whether images were mirrored."""
+    return (f"{split}_flipped", identity | {"flipped": True}) if flipped else (split, identity)
 
 
 class Features:
     """Cached annotations of one split's images, mapped from the disk.
 
-    ``split`` and ``fingerprint`` come from ``features_key``; ``paths`` are the ``CaptionIndex.paths`` of the N images.
+    ``split`` and ``identity`` come from ``features_key``; ``paths`` are the ``CaptionIndex.paths`` of the N images.
     Raises InputError if the features are missing or incomplete, or of another encoder, other weights or preprocessing.
     """
 
-    def __init__(self, folder: str | Path, split: str, fingerprint: dict[str, Any], paths: Sequence[str]) -> None:
-        self._arguments = folder, split, fingerprint, paths
+    def __init__(self, folder: str | Path, split: str, identity: dict[str, Any], paths: Sequence[str]) -> None:
+        self._arguments = folder, split, identity, paths
         json_path, file = Path(folder) / f"{split}.json", Path(folder) / f"{split}.npy"
         if not json_path.exists():
             command = f"captioning extract with --split {split.replace('_flipped', ' --flipped')}"
             raise InputError(f"{json_path}: no features; run {command}, or give --data.features null to do without")
-        content = read_features_json(json_path, fingerprint)
+        content = read_features_json(json_path, identity)
         if (done := content["done"]) < (images := len(content["paths"])):
             raise InputError(f"{json_path}: only {done:,} of {images:,} images are done; finish captioning extract")
         row_of = {path: row for row, path in enumerate(content["paths"])}
@@ -58,10 +58,10 @@ class Features:
         return torch.from_numpy(self._annotations[self._rows[images]])
 
 
-def read_features_json(json_path: Path, fingerprint: dict[str, Any]) -> dict[str, Any]:
+def read_features_json(json_path: Path, identity: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON beside features. Raises InputError if another encoder made them."""
     content: dict[str, Any] = read_json(json_path, "delete the folder and extract again")
-    stored, present = content.get("fingerprint", {}), json.loads(json.dumps(fingerprint))  # tuples become lists
+    stored, present = content.get("fingerprint", {}), json.loads(json.dumps(identity))  # tuples become lists
     differ = [name for name in sorted({*stored, *present}) if stored.get(name) != present.get(name)]
     if differ or "done" not in content:
         named = "; ".join(f"{name} {stored.get(name)!r} there, {present.get(name)!r} here" for name in differ)

@@ -139,7 +139,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
 
     def __getitem__(self, numbers: list[int]) -> CaptionBatch:
         index = self.index
-        place = getattr(numbers, "place", (0, 0))  # (epoch, step)
+        epoch_and_step = getattr(numbers, "epoch_and_step", (0, 0))
         if self.by_image:
             rows = np.array(numbers, dtype=np.int64)
             captions = np.concatenate([np.arange(*index.first_caption[row : row + 2]) for row in numbers])
@@ -153,13 +153,13 @@ class CaptionDataset(Dataset[CaptionBatch]):
         images = annotations = None
         views: list[ViewOf] = [self.preprocessing.evaluation_view] * len(rows)
         if self.features is None:
-            loaded = [self._image(row, place) for row in rows.tolist()]
+            loaded = [self._image(row, epoch_and_step) for row in rows.tolist()]
             images, views = torch.stack([image for image, _ in loaded]), [view_of for _, view_of in loaded]
         else:
             annotations = self.features.gather(rows)
             if self.flipped is not None:
                 # The sampler seeds its order with (seed, epoch); the 1 keeps the two streams apart.
-                drawn = np.random.default_rng((self.seed, place[0], 1)).random(len(index))
+                drawn = np.random.default_rng((self.seed, epoch_and_step[0], 1)).random(len(index))
                 mirrored = drawn[rows] < self.flip
                 annotations[torch.from_numpy(mirrored)] = self.flipped.gather(rows[mirrored])
                 steps = self.preprocessing
@@ -168,12 +168,12 @@ class CaptionDataset(Dataset[CaptionBatch]):
         batch = CaptionBatch(ids, lengths, caption_images, image_ids, image_rows, images, annotations)
         return batch if self.regions is None else self._with_regions(batch, captions, views)
 
-    def _image(self, row: int, place: tuple[int, int]) -> tuple[Tensor, ViewOf]:
-        """Return an image's input (3, height, width) for the batch at ``place``, and its view."""
+    def _image(self, row: int, epoch_and_step: tuple[int, int]) -> tuple[Tensor, ViewOf]:
+        """Return an image's input (3, height, width) for the batch at ``epoch_and_step``, and its view."""
         image = self.index.image(row, self.preprocessing)
         if self.transform is None:
             return self.preprocessing(image), self.preprocessing.evaluation_view
-        stream = np.random.SeedSequence((self.seed, *place, row)).generate_state(1, np.uint64)
+        stream = np.random.SeedSequence((self.seed, *epoch_and_step, row)).generate_state(1, np.uint64)
         view = self.transform.draw(image.size, torch.Generator().manual_seed(int(stream[0])))
         return self.preprocessing(image, view), lambda _: view
 
@@ -224,8 +224,8 @@ class SplitData:
         """Return the annotations that are cached for the encoder, None without ``features``."""
         if self.features is None:
             return None
-        name, fingerprint = features_key(self.split, encoder.frozen_identity(), flipped=flipped)
-        return Features(self.features, name, fingerprint, self.index.paths)
+        name, identity = features_key(self.split, encoder.frozen_identity(), flipped=flipped)
+        return Features(self.features, name, identity, self.index.paths)
 
     def dataset(self, vocabulary: Vocabulary, encoder: Encoder, **options: Any) -> CaptionDataset:
         """Return the batches for an encoder; ``options`` are those of ``CaptionDataset``."""

@@ -192,7 +192,7 @@ class Encoder(Component):
         """Freeze everything, or thaw the part that ``trainable_from`` names. Raises InputError if it names none."""
         self.frozen = not trainable
         self.requires_grad_(False)
-        for parameter in self._tuned(self.network.named_parameters()) if trainable else ():
+        for parameter in self._from_stage(self.network.named_parameters()) if trainable else ():
             parameter.requires_grad_(True)
         self.train(self.training)
 
@@ -201,7 +201,7 @@ class Encoder(Component):
         super().train(False)
         self.training = mode
         if mode and not self.frozen:
-            for module in self._tuned(self.network.named_modules()):
+            for module in self._from_stage(self.network.named_modules()):
                 is_batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
                 module.training = not (self.freeze_batch_norm_statistics and is_batch_norm)
         return self
@@ -215,9 +215,9 @@ class Encoder(Component):
         if self.trainable_from is None:
             return []
         rate = {} if self.learning_rate is None else {"lr": self.learning_rate}
-        return [{"params": self._tuned(self.network.named_parameters()), **rate}]
+        return [{"params": self._from_stage(self.network.named_parameters()), **rate}]
 
-    def _tuned(self, named: Iterable[tuple[str, Any]]) -> list[Any]:
+    def _from_stage(self, named: Iterable[tuple[str, Any]]) -> list[Any]:
         """Return the parameters or modules from the stage ``trainable_from`` to the end."""
         stage = f"{self.trainable_from}."
         from_stage = itertools.dropwhile(lambda item: not f"{item[0]}.".startswith(stage), named)
@@ -263,7 +263,7 @@ class Encoder(Component):
         return tuple((tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors)
 
 
-def whole_name(name: str) -> str:
+def timm_name(name: str) -> str:
     """Return a tensor's name in timm's whole network. Feature extraction adds a prefix, or joins two names by "_"."""
     return re.sub(r"^([a-z_]*[a-z])_(\d+)\.", r"\1.\2.", name.removeprefix("model."))
 
@@ -271,7 +271,7 @@ def whole_name(name: str) -> str:
 def _load_weights(network: nn.Module, weights: Weights) -> None:
     """Copy tensors into a network. They must include each of the network's tensors in its exact shape."""
     source, tensors = ("weights", weights()) if callable(weights) else (weights, _read(Path(weights).expanduser()))
-    names = {name: name if name in tensors else whole_name(name) for name in network.state_dict()}
+    names = {name: name if name in tensors else timm_name(name) for name in network.state_dict()}
     used = {name: tensors[whole] for name, whole in names.items() if whole in tensors}
     try:
         network.load_state_dict(used)

@@ -12,20 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from captioning.data.transforms import Preprocessing
-from captioning.encoders.base import WEIGHTS_OPTION, Encoder, Weights, whole_name
+from captioning.encoders.base import WEIGHTS_OPTION, Encoder, Weights, timm_name
 from captioning.errors import InputError, check_whole, did_you_mean, one_line
 
 _NODE = "annotations"
 _BY_HAND = f"give a file with --{WEIGHTS_OPTION} PATH"
 
-Published = tuple[nn.Module, Preprocessing, Weights | None]
+PublishedNetwork = tuple[nn.Module, Preprocessing, Weights | None]
 """A library's network up to the layer that is taken, its preprocessing, and where its weights come from."""
 
 
 class PublishedEncoder(Encoder):
     """The encoder of a published network. Without ``crop``, the whole image is squashed into the input's square."""
 
-    def __init__(self, published: Published, crop: bool, mean: Any, std: Any, **training: Any) -> None:
+    def __init__(self, published: PublishedNetwork, crop: bool, mean: Any, std: Any, **training: Any) -> None:
         network, preprocessing, weights = published
         if not crop:
             preprocessing = replace(preprocessing, resize=preprocessing.size[0], crop=None)
@@ -79,7 +79,7 @@ class TorchvisionEncoder(PublishedEncoder):
 
 def _torchvision_network(
     name: str, node: str, weights: str | None, image_size: int | None, model_args: dict[str, Any]
-) -> Published:
+) -> PublishedNetwork:
     import torchvision
     from torchvision.models.feature_extraction import create_feature_extractor
 
@@ -159,13 +159,13 @@ class TimmEncoder(PublishedEncoder):
 
 def _timm_network(
     name: str, out_index: int | str, weights: str | None, image_size: int | None, model_args: dict[str, Any]
-) -> Published:
+) -> PublishedNetwork:
     args = {key: value for key, value in model_args.items() if key != "checkpoint_path"}  # opening it could run code
     network = _up_to(name, out_index, args, image_size)
-    published = network.pretrained_cfg
-    side = image_size or published["input_size"][-1]
-    scaled = max(side, int(side / published["crop_pct"]))
-    preprocessing = Preprocessing(scaled, side, published["mean"], published["std"], published["interpolation"])
+    config = network.pretrained_cfg
+    side = image_size or config["input_size"][-1]
+    scaled = max(side, int(side / config["crop_pct"]))
+    preprocessing = Preprocessing(scaled, side, config["mean"], config["std"], config["interpolation"])
     if weights == "DEFAULT" or "checkpoint_path" in model_args:
         args = {**model_args, "pretrained": weights == "DEFAULT"}
         return network, preprocessing, (lambda: _up_to(name, out_index, args, image_size).state_dict())
@@ -186,7 +186,7 @@ def _up_to(name: str, out_index: int | str, args: dict[str, Any], image_size: in
     network = _create(name, {**args, "out_indices": (index,)}, image_size)
     stage = network.feature_info.module_name()[-1]
     last = stage if isinstance(out_index, int) else block
-    paths = {whole_name(f"{path}.")[:-1]: path for path, _ in network.named_modules()}
+    paths = {timm_name(f"{path}.")[:-1]: path for path, _ in network.named_modules()}
     parent, _, child = paths.get(last, "").rpartition(".")
     if block not in (str(index), stage) and not isinstance(network.get_submodule(parent), nn.Sequential):
         raise InputError(f"out_index: {name} has no block {block!r} in a sequence of blocks")
@@ -207,8 +207,8 @@ def _create(name: str, args: dict[str, Any], image_size: int | None) -> Any:
     if not timm.is_model(name):  # such as a name on the hub
         raise InputError(f"TimmEncoder: timm has no {name!r}{did_you_mean(name, timm.list_models())}")
     try:
-        published = timm.models.get_pretrained_cfg(name)
-        if image_size is not None and published is not None and published.fixed_input_size:
+        config = timm.models.get_pretrained_cfg(name)
+        if image_size is not None and config is not None and config.fixed_input_size:
             args = {**args, "img_size": image_size}
         return timm.create_model(name, **args)
     except Exception as error:  # wrong arguments and failed downloads raise errors of many types

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from captioning.kernels import additive_cpu
-from captioning.kernels.unroll import Use, deferred_product, deferred_uses, padded
+from captioning.kernels.deferred import Use, deferred_product, deferred_uses, padded
 
 
 def image_product(x: Tensor, matrices: Tensor) -> Tensor:

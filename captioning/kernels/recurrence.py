@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from captioning.kernels.unroll import deferred, leading, padded
+from captioning.kernels.deferred import deferred, leading, padded
 from captioning.precision import to_autocast
 from captioning.trace import State
 

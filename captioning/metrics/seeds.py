@@ -11,10 +11,10 @@ between these very runs. E_g is the variance over images that no other run of va
 effect of a variant on single images, the same with every seed. J and E_g come from the jackknife, which leaves out one
 image at a time, so that any metric of summed counts has them, corpus BLEU included.
 
-The critical value is the mean of Student's t critical values for each source's degrees of freedom, weighted by the
-sources' shares of the variance (Cochran 1964, Biometrics 20). Satterthwaite's single number of degrees of freedom gives
-up to 12 % of false positives in place of 5 % where a variance of few seeds is small by chance. An interval is no
-narrower than the interval over images alone.
+The critical value is the mean of Student's t critical values for each source's degrees of freedom, weighted by their
+fractions of the variance (Cochran 1964, Biometrics 20). Satterthwaite's single number of degrees of freedom gives up to
+12 % of false positives in place of 5 % where a variance of few seeds is small by chance. An interval is no narrower
+than the interval over images alone.
 
 If run s of the second variant started from run s of the first, the differences of the pairs have one S^2.
 docs/statistics.md has the simulated coverage. An exact permutation test cannot replace this rule: three seeds against
@@ -42,15 +42,16 @@ def seed_differences(
         first, second: (seeds, images, C) of the same images, two or more seeds each; their numbers may differ.
         paired: Each run of ``second`` started from the run of ``first`` with the same index.
     """
-    gains = Gains(np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64), statistic, paired=paired)
-    columns = (column.tolist() for column in (gains.values, gains.half_width(SIGNIFICANCE_LEVEL), gains.p_values()))
+    before, after = (np.asarray(counts, dtype=np.float64) for counts in (first, second))
+    found = SeedDifferences(before, after, statistic, paired=paired)
+    columns = (column.tolist() for column in (found.values, found.half_width(SIGNIFICANCE_LEVEL), found.p_values()))
     return [
         Difference(Interval(value, value - width, value + width), p_value, corrected=p_value)
         for value, width, p_value in zip(*columns, strict=True)
     ]
 
 
-class Gains:
+class SeedDifferences:
     """The differences of ``seed_differences`` and their variances.
 
     Attributes:

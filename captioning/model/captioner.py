@@ -177,7 +177,7 @@ class Captioner(CaptionModel):
 
         Each caption is decoded ``samples`` times, with draws and dropout of its own; adjacent in the output.
         """
-        return self.decoder(batch.captions, batch.lengths, expand_to_captions(batch, memory), samples)
+        return self.decoder(batch.captions, batch.lengths, memory_of_captions(batch, memory), samples)
 
     def step_function(self, memory: Memory) -> StepFunction:
         return _DecoderStep(self.decoder, self.decoder.prepare_search(memory))
@@ -203,7 +203,7 @@ class Captioner(CaptionModel):
         ]
 
 
-def expand_to_captions(batch: CaptionBatch, memory: Memory) -> Memory:
+def memory_of_captions(batch: CaptionBatch, memory: Memory) -> Memory:
     """Return ``memory`` if all images have equally many adjacent captions; else an image per caption."""
     images, captions = batch.image_ids.shape[0], batch.captions.shape[0]
     image_index = repeat_rows(torch.arange(images, device=batch.image_index.device), max(1, captions // images))

@@ -59,8 +59,8 @@ class SummedOutput(Output):
         if self.training:
             return log_probs, None
         posterior = summed_posterior(S, A, W, log_w, image_index, targets)[:, 1:]  # (M, L)
-        look, tiny = posterior.sum(1, keepdim=True), torch.finfo(posterior.dtype).tiny  # the probability of a look
-        return log_probs, torch.where(look > tiny, posterior / look.clamp(min=tiny), lstm.alphas)
+        looked, tiny = posterior.sum(1, keepdim=True), torch.finfo(posterior.dtype).tiny  # (M, 1), p(the step looks)
+        return log_probs, torch.where(looked > tiny, posterior / looked.clamp(min=tiny), lstm.alphas)
 
     def step(self, embedded: Tensor, lstm: LSTMStep, memory: Memory) -> Tensor:
         memory, S = self.prepare_search(memory), self.L_o.precise(self._hidden(embedded, lstm))  # (N, V)

@@ -58,8 +58,8 @@ class CollapseWatch:
     def update(self, statistics: dict[str, Tensor], locations: Tensor | int) -> None:
         """Add ``attention_statistics`` of a batch whose images have ``locations`` locations, (B,) or one number."""
         self.batches += 1
-        limit = torch.as_tensor(locations, dtype=torch.float32).log().mean()
-        for name, value in (statistics | {"limit": limit}).items():
+        max_entropy = torch.as_tensor(locations, dtype=torch.float32).log().mean()
+        for name, value in (statistics | {"max_entropy": max_entropy}).items():
             self.means[name] = DECAY * self.means.get(name, value) + (1 - DECAY) * value
 
     def cause(self) -> str | None:
@@ -74,7 +74,7 @@ class CollapseWatch:
             )
         if means["step_kl"] > LEAST_KL or not math.isfinite(means["step_kl"]):
             return None
-        if means["attention_entropy"] > 0.95 * means["limit"]:
+        if means["attention_entropy"] > 0.95 * means["max_entropy"]:
             cause = "they are uniform; lower `attention_penalty`, or with drawn locations `entropy_weight`"
         elif means["max_alpha"] > 0.9:
             cause = "one location has all the weight; lower the learning rate, or with drawn locations start them later"

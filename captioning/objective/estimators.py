@@ -25,7 +25,7 @@ from captioning.objective.processes import sum_over_processes
 _STEPS = 50  # number of averages; later steps share the last one
 
 
-class Signal(NamedTuple):
+class LearningSignal(NamedTuple):
     """The factors of d log p(s_t | a) in REINFORCE. All (N, T), without gradient, in nats.
 
     Attributes:
@@ -61,7 +61,7 @@ class Estimator(Component):
     samples: int = 1
     to_go = False
 
-    def forward(self, rewards: Tensor, mask: Tensor, drawn: Tensor) -> Signal:
+    def forward(self, rewards: Tensor, mask: Tensor, drawn: Tensor) -> LearningSignal:
         """Return the learning signal of one training batch.
 
         Args:
@@ -73,7 +73,7 @@ class Estimator(Component):
         rewards = rewards.detach() * mask
         returns = self.returns(rewards, mask)
         baseline = self.baseline(returns, rewards, mask, drawn)
-        return Signal(returns, baseline, (returns - baseline) * drawn, drawn)
+        return LearningSignal(returns, baseline, (returns - baseline) * drawn, drawn)
 
     def returns(self, rewards: Tensor, mask: Tensor) -> Tensor:
         """Return R_t of rewards (N, T)."""
@@ -82,7 +82,7 @@ class Estimator(Component):
         return rewards.sum(dim=1, keepdim=True).expand_as(rewards)
 
     def baseline(self, returns: Tensor, rewards: Tensor, mask: Tensor, drawn: Tensor) -> Tensor:
-        """Return b_t (N, T), 0 in this class; ``drawn`` is that of ``Signal``, and nothing has a gradient."""
+        """Return b_t (N, T), 0 in this class; ``drawn`` is as in ``LearningSignal``, and nothing has a gradient."""
         return torch.zeros_like(returns)
 
 

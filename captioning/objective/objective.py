@@ -18,7 +18,7 @@ from captioning.data.records import CaptionIndex
 from captioning.decoding import BeamOptions
 from captioning.errors import InputError, check_range, check_whole
 from captioning.model import Captioner, Decoder, DecoderOutput
-from captioning.model.captioner import expand_to_captions
+from captioning.model.captioner import memory_of_captions
 from captioning.objective.estimators import Estimator, MovingAverage
 from captioning.objective.guidance import Guidance
 from captioning.objective.reductions import Reduction, step_entropy, step_log_probs
@@ -136,7 +136,7 @@ class Likelihood(Objective):
 
     def forward(self, captioner: Captioner, batch: CaptionBatch) -> Loss:
         memory = captioner.encode_batch(batch)
-        per_caption = expand_to_captions(batch, memory)
+        per_caption = memory_of_captions(batch, memory)
         output = captioner.decoder(batch.captions, batch.lengths, per_caption, self.samples)  # logits (M, V)
         alphas, log_prob, mask = output.trace.alphas, output.log_prob, output.mask  # (N, T, L), (N, T), (N, T)
         reduction = self.reduction

@@ -30,7 +30,7 @@ from captioning.decoding import BeamOptions, Constraints, Hypothesis
 from captioning.decoding.constraints import NEVER
 from captioning.errors import InputError, check_choice, check_range, check_whole
 from captioning.model import Captioner, Decoder, DecoderOutput
-from captioning.objective.estimators import Signal, leave_one_out
+from captioning.objective.estimators import LearningSignal, leave_one_out
 from captioning.objective.objective import Likelihood, Loss, Objective
 from captioning.objective.processes import process_count, sum_over_processes
 from captioning.objective.reductions import step_log_probs
@@ -119,7 +119,7 @@ class SelfCriticalTraining(Objective):
             captioner.train(training)
         advantages, all_captions = rewards - baseline, torch.ones_like(rewards, dtype=torch.bool)  # (N,)
         count, words = sum_over_processes(rewards.new_tensor([len(captions), sum(len(c.ids) for c in captions)]))
-        logged = Signal(rewards, baseline, advantages, all_captions).means()
+        logged = LearningSignal(rewards, baseline, advantages, all_captions).means()
         logged |= {"loss": -logged["reward"], "caption_length": words / count}
         loss = -(advantages * log_probs).sum() / count * process_count()
         if self.likelihood is not None:

@@ -215,7 +215,7 @@ class StopOnRequest(Callback):
     """
 
     def __init__(self) -> None:
-        self.asked: int | None = None  # the signal that asked for the end
+        self.stop_signal: int | None = None  # the signal that asked for the end
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._lightning_handler = signal.getsignal(signal.SIGTERM)
@@ -225,24 +225,24 @@ class StopOnRequest(Callback):
 
     def _on_signal(self, number: int, frame: Any) -> None:
         if number == signal.SIGINT:
-            if self.asked is not None:
+            if self.stop_signal is not None:
                 os._exit(128 + signal.SIGINT)
             print("\nending after this step; Ctrl-C again ends at once, without saving", file=sys.stderr, flush=True)
-        self.asked = number
+        self.stop_signal = number
         if hasattr(signal, "SIGALRM"):  # not on Windows
             signal.signal(signal.SIGALRM, self._end_waiting)
             signal.alarm(1)
 
     def on_exception(self, *_: Any, **__: Any) -> None:
-        if self.asked is not None and hasattr(signal, "SIGALRM"):
+        if self.stop_signal is not None and hasattr(signal, "SIGALRM"):
             signal.alarm(0)
 
     teardown = on_exception
 
     def _is_asked(self, trainer: pl.Trainer) -> bool:
         """Return whether any process was asked to end; all processes must call this."""
-        if agreed := bool(trainer.strategy.reduce_boolean_decision(self.asked is not None, all=False)):
-            self.asked = self.asked or int(signal.SIGTERM)
+        if agreed := bool(trainer.strategy.reduce_boolean_decision(self.stop_signal is not None, all=False)):
+            self.stop_signal = self.stop_signal or int(signal.SIGTERM)
         return agreed
 
     def _end_waiting(self, *_: Any) -> None:

@@ -132,20 +132,20 @@ class CaptionDataModule(pl.LightningDataModule):
         for split in ("train", "val") if stage == "fit" else ("val",):
             self.index(split)
 
-    def split(self, split: str) -> SplitData:
+    def split_data(self, name: str) -> SplitData:
         """Return a split, which is read once. Raises InputError if needed images are missing."""
-        if split not in self._splits:
+        if name not in self._splits:
             options: dict[str, Any] = {"limit_images": self.limit_images, "features": self.features}
-            self._splits[split] = SplitData(self.source, split, **options)
-        return self._splits[split]
+            self._splits[name] = SplitData(self.source, name, **options)
+        return self._splits[name]
 
     def index(self, split: str) -> CaptionIndex:
         """Return the records of a split."""
-        return self.split(split).index
+        return self.split_data(split).index
 
     def regions(self, split: str) -> RegionsInView:
         """Return the objects and phrases of a split on the encoder's cells."""
-        return self.split(split).regions(self.encoder)
+        return self.split_data(split).regions(self.encoder)
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
@@ -172,7 +172,7 @@ class CaptionDataModule(pl.LightningDataModule):
 
     def _loader(self, split: str, batches: Iterable[list[int]], **options: Any) -> DataLoader[CaptionBatch]:
         return batch_loader(
-            self.split(split).dataset(self.vocabulary, self.encoder, **options),
+            self.split_data(split).dataset(self.vocabulary, self.encoder, **options),
             batches,
             num_workers=self.workers,
             pin_memory=torch.cuda.is_available(),
@@ -204,7 +204,7 @@ class CaptionDataModule(pl.LightningDataModule):
             raise InputError("data.augmentation.random_crop: this encoder sees the whole image; leave it out")
         options: dict[str, Any] = {"seed": self.seed, "flip": flip}
         if self.features is not None and flip:
-            options["flipped"] = self.split("train").cached(self.encoder, flipped=True)
+            options["flipped"] = self.split_data("train").cached(self.encoder, flipped=True)
         elif random_crop or flip:
             transform = TrainingTransform(self.encoder.preprocessing, random_crop=random_crop, flip=flip)
             options["transform"] = transform

@@ -124,8 +124,8 @@ def draw_samples(folder: Path, suffix: str, evaluator: Evaluator) -> dict[str, s
         if not index.image_path(row).is_file():  # cached features alone
             continue
         image, photo = evaluator.images[row], index.image(row, encoder.preprocessing)
-        look = ModelAttention(hypothesis.trace, encoder.cells, encoder.preprocessing.view_box(photo.size))
-        figure = attention_figure(photo, image.words, {"": look}, text=image.text)
+        attention = ModelAttention(hypothesis.trace, encoder.cells, encoder.preprocessing.view_box(photo.size))
+        figure = attention_figure(photo, image.words, {"": attention}, text=image.text)
         path = folder / "samples" / f"{image.image_id}_{suffix}.png"
         with replacing(path) as part:
             save_figure(figure, part, dpi=80, format="png", pil_kwargs={"compress_level": 1})  # in half the time

@@ -34,7 +34,7 @@ from captioning.training.callbacks import CaptionSamples
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.resume import (
     check_settings,
-    follow_files,
+    follow_moved_run,
     is_inside_step,
     processed_batches,
     rewind,
@@ -82,8 +82,8 @@ class CaptioningModule(pl.LightningModule):
         self.search, self.initial_model, self.settings = search, initial_model, dict(settings)
         self._watch = CollapseWatch()
         self._random_state: dict[str, Any] | None = None
-        self._at_step: dict[str, Tensor] = {}  # state of the random numbers at the beginning of the optimizer step
-        self._stops = False  # whether training ends after the optimizer step in progress
+        self._random_state_at_step: dict[str, Tensor] = {}  # at the beginning of the optimizer step
+        self._stops_after_step = False  # the optimizer step in progress
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies of the module, without objects that refer to the command line's parser."""
@@ -119,7 +119,7 @@ class CaptioningModule(pl.LightningModule):
             rank_zero_warn("self-critical training begins with random weights; pass others with --init_from")
         for attention in self.captioner.decoder.attentions():
             if attention.scheduled:
-                attention.training_batches = self._length()[1]
+                attention.training_batches = self._run_length()[1]
         self.objective.prepare(self.data.index("train"), self.data.vocabulary, self.search)
 
     def on_train_start(self) -> None:
@@ -136,7 +136,7 @@ class CaptioningModule(pl.LightningModule):
     def on_train_batch_start(self, batch: CaptionBatch, batch_idx: int) -> None:
         """Seed each of several processes by its rank and batch, so that a resumed run draws the same numbers."""
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
-            self._at_step = self._random_numbers()
+            self._random_state_at_step = self._random_numbers()
         if self.trainer.world_size > 1:
             batches = processed_batches(self.trainer)
             stream = np.random.SeedSequence((self.data.seed, self.trainer.global_rank, batches))
@@ -160,8 +160,8 @@ class CaptioningModule(pl.LightningModule):
 
     def on_train_batch_end(self, *_: Any) -> None:
         """Let ``max_time`` and early stopping end training only after a step: checkpoints have no gradients."""
-        self._stops |= self.trainer.should_stop
-        self.trainer.should_stop = self._stops and not is_inside_step(self.trainer)
+        self._stops_after_step |= self.trainer.should_stop
+        self.trainer.should_stop = self._stops_after_step and not is_inside_step(self.trainer)
 
     on_validation_end = on_train_batch_end
 
@@ -175,7 +175,7 @@ class CaptioningModule(pl.LightningModule):
             rank_zero_info(note)
 
     def configure_optimizers(self) -> Any:
-        steps = 0 if self.scheduler is None else self._length()[0]
+        steps = 0 if self.scheduler is None else self._run_length()[0]
         decoder = [p for p in self.captioner.decoder.parameters() if p.requires_grad]
         groups = [{"params": decoder}, *self.captioner.encoder.parameter_groups()]
         try:
@@ -187,7 +187,7 @@ class CaptioningModule(pl.LightningModule):
             raise InputError(f"model.optimizer or model.scheduler: {one_line(error)}") from error
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
-    def _length(self) -> tuple[int, int]:
+    def _run_length(self) -> tuple[int, int]:
         """Return the optimizer steps and batches of the run. Lightning's estimate would build the loader too early."""
         trainer: Any = self.trainer
         batches, limit = len(self.data.sampler()), trainer.limit_train_batches
@@ -261,7 +261,7 @@ class CaptioningModule(pl.LightningModule):
         checkpoint["unfinished"] = unfinished_batches(self.trainer)
         checkpoint["processes"] = self.trainer.world_size
         # A resumed run that stops before its first batch saves the loaded state.
-        state = self._at_step if checkpoint["unfinished"] else self._random_numbers()
+        state = self._random_state_at_step if checkpoint["unfinished"] else self._random_numbers()
         checkpoint["random_state"] = self._random_state or state
 
     def _random_numbers(self) -> dict[str, Tensor]:
@@ -275,4 +275,4 @@ class CaptioningModule(pl.LightningModule):
         check_vocabulary("the checkpoint's", content.get("vocabulary") or (), self.data.vocabulary)
         check_settings(checkpoint, self.settings, self.trainer.world_size)
         self._random_state = checkpoint["random_state"]
-        follow_files(checkpoint.get("callbacks", {}), self.trainer.checkpoint_callbacks)
+        follow_moved_run(checkpoint.get("callbacks", {}), self.trainer.checkpoint_callbacks)

@@ -119,7 +119,7 @@ def check_settings(checkpoint: Mapping[str, Any], settings: Mapping[str, Any], p
         rank_zero_info(f"settings that differ from the checkpoint's{why}: {'; '.join(changes)}")
 
 
-def follow_files(states: Mapping[str, dict[str, Any]], callbacks: Sequence[Any]) -> None:
+def follow_moved_run(states: Mapping[str, dict[str, Any]], callbacks: Sequence[Any]) -> None:
     """Replace the folder in the states of the ``ModelCheckpoint`` callbacks if the run was moved or copied.
 
     Lightning ignores the state of another folder, and a worse epoch would replace the best.

@@ -126,7 +126,7 @@ def _content(images: Sequence[ExplorerData]) -> ExplorerData:
             "sigmaOfSide": maps.SIGMA_OF_SIDE,
             "sigmaOfCell": maps.SIGMA_OF_CELL,
             "nearlyEven": maps.NEARLY_EVEN,
-            "look": maps.STYLES["color"],
+            "style": maps.STYLES["color"],
         },
         "runs": list(dict.fromkeys(run["run"] for run in runs)),
         "attentions": _labels({name for run in runs for caption in run["captions"] for name in caption["attention"]}),

@@ -127,12 +127,12 @@ class AttentionMap {
    */
   painted(view, values, end, opacity) {
     const { colors } = this;
-    const { look } = this.constants;
+    const { style } = this.constants;
     const painted = new Uint8ClampedArray(view.length);
     for (let pixel = 0, at = 0; at < view.length; pixel++, at += 4) {
       const strength = strengthOf(values[pixel], end);
-      const light = look.dim + (1 - look.dim) * strength;
-      const share = look.opacity * strength;
+      const light = style.dim + (1 - style.dim) * strength;
+      const share = style.opacity * strength;
       const color = 3 * (128 + Math.floor(strength * 127)); // the bright half: opacity makes weak ones faint
       for (let channel = 0; channel < 3; channel++) {
         const figure = light * view[at + channel] * (1 - share) + colors[color + channel] * share;

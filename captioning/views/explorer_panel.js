@@ -341,8 +341,8 @@ class Panel {
     }
     this.words.classList.toggle("by-location", location !== null);
     this.words.querySelectorAll(".word").forEach((item, step) => {
-      const share = location === null ? 0 : this.shown.decoded[step * this.locations + location] / 255;
-      item.style.setProperty("--share", share.toFixed(3));
+      const fraction = location === null ? 0 : this.shown.decoded[step * this.locations + location] / 255;
+      item.style.setProperty("--fraction", fraction.toFixed(3));
     });
     this.#describe(location);
   }

@@ -70,12 +70,12 @@ def paint(view: NDArray[np.float32], smooth: NDArray[np.float32], end: float, st
     greatest are seen, too. The paper's style is white on a gray view. Differs from the paper, whose white is 80 %
     opaque and hides the object.
     """
-    look = STYLES[style]
+    tone = STYLES[style]
     strength = np.sqrt((smooth / np.float32(end)).clip(0, 1))
     colors = map_colors()[128 + (strength * 127).astype(np.uint8)]  # the bright half: opacity makes weak ones faint
     if style == "paper":
         view, colors = (view @ _LUMINANCE)[..., None], np.ones_like(colors)
-    light, opacity = (look["dim"] + (1 - look["dim"]) * strength)[..., None], look["opacity"] * strength[..., None]
+    light, opacity = (tone["dim"] + (1 - tone["dim"]) * strength)[..., None], tone["opacity"] * strength[..., None]
     painted = view * light * (1 - opacity) + colors * opacity
     return (painted * 255).astype(np.uint8)
 

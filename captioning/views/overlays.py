@@ -47,7 +47,7 @@ class ModelAttention(NamedTuple):
 def attention_figure(
     photo: Image.Image,
     words: Sequence[str],
-    looks: Mapping[str, ModelAttention],
+    attention_by_model: Mapping[str, ModelAttention],
     *,
     style: Style = "color",
     text: str | None = None,
@@ -63,20 +63,20 @@ def attention_figure(
     Args:
         photo: The whole image, on which the first model's view is outlined.
         words: T words.
-        looks: By label, the attention of models at these words; a row of panels for each.
+        attention_by_model: By label, the attention of models at these words; a row of panels for each.
         style, heads, details: As of ``Caption.figure``.
         text: The caption as written; by default the words with spaces between them.
     """
     check_choice(Style, style=style)
-    photo, first_look = photo.convert("RGB"), next(iter(looks.values()))
-    rows = [row for label, look in looks.items() for row in _rows(label, look, photo, heads=heads, details=details)]
+    photo, first = photo.convert("RGB"), next(iter(attention_by_model.values()))
+    rows = [row for item in attention_by_model.items() for row in _strips(*item, photo, heads=heads, details=details)]
     ends: dict[str, float] = {}  # upper ends of the scales of attention and evidence
     for row in rows:
         spread = [weights.max() for weights, cell in zip(row.weights, row.chosen, strict=True) if cell is None]
         ends[row.kind] = float(max([ends.get(row.kind, 0.0), *spread]))
     text = " ".join(words) if text is None else text
     figure, photo_axes, panels = _empty_figure(text, words, rows, _WORD_WITH_DETAILS if details else _WORD)
-    _draw_photo(photo_axes, photo, first_look.view_box)
+    _draw_photo(photo_axes, photo, first.view_box)
     for step, column in enumerate(panels):
         starts_line = step == 0 or column[0].get_position().y0 < panels[step - 1][0].get_position().y0
         for row, axes in zip(rows, column, strict=True):
@@ -166,10 +166,10 @@ class _Strip(NamedTuple):
         return paint(self.background, smooth_alphas(weights, self.cells), end, style)
 
 
-def _rows(name: str, look: ModelAttention, photo: Image.Image, *, heads: bool, details: bool) -> list[_Strip]:
+def _strips(name: str, attention: ModelAttention, photo: Image.Image, *, heads: bool, details: bool) -> list[_Strip]:
     """Return the rows of panels of a model."""
-    trace = map_fields(look.trace, np.asarray)
-    background = _background(photo, look.view_box)
+    trace, background = map_fields(attention.trace, np.asarray), _background(photo, attention.view_box)
+    cells = attention.cells.scaled(background.shape[:2])
     maps = {"attention": trace.alphas}
     if heads:
         count = trace.heads.shape[1]
@@ -183,7 +183,7 @@ def _rows(name: str, look: ModelAttention, photo: Image.Image, *, heads: bool, d
         kind = "evidence" if weights is trace.evidence else "attention"
         chosen = [cell if is_alphas else None for cell in trace.chosen()]
         notes = _notes(weights, chosen, trace.betas if is_alphas else None, details)
-        rows.append(_Strip(label, kind, background, look.cells.scaled(background.shape[:2]), weights, chosen, notes))
+        rows.append(_Strip(label, kind, background, cells, weights, chosen, notes))
     return rows
 
 

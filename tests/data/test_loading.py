@@ -85,10 +85,10 @@ def sides(index, tmp_path_factory) -> tuple[Features, Features]:
     folder = tmp_path_factory.mktemp("features")
     numbers, sides = np.arange(6, 0, -1).reshape(6, 1, 1), []
     for flipped in (False, True):
-        name, fingerprint = features_key("train", {"encoder": "x"}, flipped=flipped)
+        name, identity = features_key("train", {"encoder": "x"}, flipped=flipped)
         values = np.broadcast_to(-numbers if flipped else numbers, (6, 2, 3))
-        write_features(folder, name, fingerprint, index.paths[::-1], values)
-        sides.append(Features(folder, name, fingerprint, index.paths))
+        write_features(folder, name, identity, index.paths[::-1], values)
+        sides.append(Features(folder, name, identity, index.paths))
     return sides[0], sides[1]
 
 

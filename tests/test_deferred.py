@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from captioning.kernels.attention import image_product
+from captioning.kernels.deferred import deferred, deferred_uses
 from captioning.kernels.recurrence import deferring_weight_gradients
-from captioning.kernels.unroll import deferred, deferred_uses
 from captioning.linear import Linear, linear
 
 T, N, IN, OUT = 4, 3, 5, 7

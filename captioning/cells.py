@@ -1,4 +1,4 @@
-"""Where the cells of an encoder's grid lie on the pixels of its input."""
+"""Where the cells of an encoder's grid lie in its input, in pixels."""
 
 from __future__ import annotations
 

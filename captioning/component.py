@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def check_shape(owner: object, what: str, value: Any, *shape: int) -> None:
-    """Raise InputError if a result of a user's class has another shape; ``what`` is "logits (B, R, L)"."""
+    """Raise InputError if a user's class returned another shape; ``what`` is like "logits (B, R, L)"."""
     if getattr(value, "shape", None) != shape:
         got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise InputError(f"{type(owner).__name__}: {what} must have the shape {shape}, got {got}")

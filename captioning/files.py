@@ -11,7 +11,7 @@ from typing import Any
 
 from captioning.errors import InputError, one_line
 
-FIGURES = (".png", ".pdf", ".svg")  # suffixes of the files that figures are written to
+FIGURES = (".png", ".pdf", ".svg")  # suffixes of figure files
 PAGE_SUFFIXES = (".html", ".htm")
 JSON_SUFFIXES = (".json", ".jsonl")
 

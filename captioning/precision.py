@@ -1,11 +1,11 @@
-"""Floating-point types: the one in which this machine computes fastest, autocast's, and one that is precise enough."""
+"""Floating-point types: the fastest one on this machine, autocast's, and one that is precise enough."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-_BFLOAT16 = ("amx_bf16", "avx512_bf16", "avx10_2", "bf16", "sve_bf16")  # the last two are of Arm
+_BFLOAT16 = ("amx_bf16", "avx512_bf16", "avx10_2", "bf16", "sve_bf16")  # the last two are Arm's
 
 
 def best_precision(accelerator: str = "auto") -> str:
@@ -22,7 +22,7 @@ def best_precision(accelerator: str = "auto") -> str:
 
 
 def autocast(device: str, precision: str) -> torch.autocast:
-    """Return the context in which a type of device, cpu or cuda, computes in a precision as Lightning names it."""
+    """Return the autocast context for a device, cpu or cuda, and a precision as Lightning names it."""
     dtype = torch.float16 if precision == "16-mixed" else torch.bfloat16
     return torch.autocast(device, dtype=dtype, enabled=precision != "32-true")
 

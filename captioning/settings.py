@@ -51,7 +51,7 @@ def _with_named_files(settings: Any, folder: Path) -> Any:
 
 @functools.cache
 def install_yaml_loader() -> Callable[[str], Any]:
-    """Make jsonargparse parse YAML settings with the function that is returned.
+    """Make jsonargparse parse YAML settings with the returned function.
 
     The function follows jsonargparse's rules, by which 1e-3 is a number, and expands ``~``. It raises InputError for a
     key that stands twice, because PyYAML would silently take the last one.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 class Tokenizer(ABC):
-    """Splits captions into words, for the vocabulary and for scores, and joins words to a text.
+    """Splits captions into words, for vocabulary and scores, and joins words into a text.
 
     Constructors take no arguments: a checkpoint names a tokenizer by its class.
 

@@ -15,7 +15,7 @@ ContextMode = Literal["expected", "argmax", "sample"]  # see ``Attention.context
 CONTEXT_MODES: tuple[ContextMode, ...] = get_args(ContextMode)
 
 NO_LOCATION = -1
-"""In place of a location: the context is an expectation over locations."""
+"""The location where the context is an expectation over locations."""
 
 R = TypeVar("R", bound=tuple)
 
@@ -28,7 +28,7 @@ def map_fields(record: R, function: Callable[[Any], Any]) -> R:
 class AttentionTrace(NamedTuple):
     """The attention of some steps: tensors while captions are decoded, arrays in a finished caption.
 
-    The leading axes are those of the steps: (N,) for one step, (N, T) for N captions, (T,) for a caption.
+    The leading axes count steps: (N,) for one step, (N, T) for N captions, (T,) for a caption.
 
     Attributes:
         alphas: (.., L), the probabilities of the locations.

@@ -29,7 +29,7 @@ class AttentionOutput(NamedTuple):
             an expectation. A selection that only takes expectations may leave it None.
         log_prob: (..), log-probability in nats of that location, 0 where the context is an expectation; None for
             attention that never draws.
-        heads: (.., h, L), the alphas of h heads, ``alphas`` being their mean; None without heads, and in training.
+        heads: (.., h, L), the alphas of h heads, whose mean is ``alphas``; None without heads, and in training.
     """
 
     context: Tensor
@@ -50,9 +50,9 @@ class Attention(Component):
         normalizer: Turns logits into alphas; None for ``Softmax()``.
 
     Attributes:
-        context_mode: How the context is formed in eval mode: "expected", the expectation over locations; "argmax", the
-            annotation of the most probable location; "sample", that of a drawn location. It may be set at any time.
-            Attention that never draws has only "expected".
+        context_mode: How eval mode forms the context: "expected", the expectation over locations; "argmax" or "sample",
+            the annotation of the most probable or of a drawn location. It may be set at any time. Attention that never
+            draws has only "expected".
         weighs_annotations: Whether the context is a weighted sum of the annotations themselves.
         needs_estimator: Whether draws block the gradient to the alphas, so that training needs an estimator.
         scheduled: Whether a quantity changes over training, so that ``training_batches`` must be set.

@@ -220,7 +220,7 @@ class GumbelAttention(StochasticAttention):
 
 def draw(alphas: Tensor) -> Tensor:
     """Return one location per row of probabilities (.., L), as indices (..), never one of probability 0."""
-    # Of exponential clocks with rates alpha_i, clock i rings first with probability alpha_i. torch.multinomial has the
+    # The exponential clock with rate alpha_i rings first with probability alpha_i. torch.multinomial has the
     # same distribution, but waits for the device to check its input.
     return (alphas / torch.empty_like(alphas).exponential_()).argmax(dim=-1)
 

@@ -15,7 +15,7 @@ from captioning.errors import InputError, check_range, check_size, check_whole
 
 
 class AnnotationLayer(Component):
-    """Maps the annotations of an image to those that the decoder attends to.
+    """Maps an image's annotations to the ones that the decoder attends to.
 
     It is part of the decoder, so it can be trained on cached features of a frozen encoder.
     """
@@ -45,7 +45,7 @@ class AnnotationAttention(AnnotationLayer):
         layers: Number of layers.
         feedforward_dim: Width of the perceptron's hidden layer; None for 2 d.
         dropout: Probability of dropping a unit of the hidden layer and of both residual branches (Vaswani et al. 2017,
-            Sec. 5.4). Attention weights are not dropped, which would rule out PyTorch's fused kernel.
+            Sec. 5.4). Attention weights are not dropped: that would rule out PyTorch's fused kernel.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class AnnotationAttention(AnnotationLayer):
 
 
 def grid_positions(grid_size: GridSize, dim: int) -> Tensor:
-    """Return (L, dim): the ``sinusoids`` of each location's row, then those of its column, dim / 2 each."""
+    """Return (L, dim): the ``sinusoids`` of each location's row, then of its column, dim / 2 each."""
     height, width = grid_size
     rows, columns = (sinusoids(torch.arange(side), dim // 2) for side in grid_size)  # (side, dim / 2)
     rows, columns = rows.unsqueeze(1).expand(-1, width, -1), columns.unsqueeze(0).expand(height, -1, -1)

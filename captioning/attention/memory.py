@@ -51,7 +51,7 @@ class Memory:
         return self.map(lambda field: field.unflatten(0, (B, -1)).index_select(0, images).flatten(0, 1))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """Return a copy with ``function`` applied to every tensor, also to those of memories within it."""
+        """Return a copy with ``function`` applied to every tensor, also in the memories within it."""
 
         def mapped(field: Any) -> Any:
             if isinstance(field, tuple):

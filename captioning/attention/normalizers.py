@@ -69,7 +69,7 @@ class SparseNormalizer(Normalizer):
     @staticmethod
     @abstractmethod
     def thresholds(ranked: Tensor, k: Tensor) -> Tensor:
-        """Return the tau of a support that is the k largest entries of (a - 1) e, (.., L), for k (L,) = 1 .. L.
+        """Return tau (.., L) for each k (L,) = 1 .. L, as if the support were the k largest entries of (a - 1) e.
 
         ``ranked`` has the entries from the largest on. The right k is the last whose tau lies below entry k.
         """
@@ -102,11 +102,11 @@ class _Entmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, a: float, thresholds: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         x = (a - 1) * (logits - logits.amax(-1, keepdim=True))  # alphas do not depend on the constant
-        # Alphas are at most 1, so entries below -1 are outside the support. At -2 they stay outside, and sums precise.
+        # Alphas are at most 1, so entries below -1 are outside the support. Clamping at -2 keeps sums precise.
         ranked = x.clamp(min=-2).sort(dim=-1, descending=True).values
         k = torch.arange(1, ranked.shape[-1] + 1, device=ranked.device, dtype=ranked.dtype)
         tau = thresholds(ranked, k)
-        support_size = (ranked > tau).sum(-1, keepdim=True).clamp(min=1)  # without clamp 0 where logits are NaN
+        support_size = (ranked > tau).sum(-1, keepdim=True).clamp(min=1)  # 0 for NaN logits without the clamp
         alphas = (x - tau.gather(-1, support_size - 1)).clamp(min=0) ** (1 / (a - 1))
         ctx.a = a
         ctx.save_for_backward(alphas)

@@ -20,7 +20,7 @@ class Score(Component):
     """e_ti = f_att(a_i, h_{t-1}), Eq. 4.
 
     A score may carry tensors from step to step, such as the alphas so far: ``init_state`` makes them, ``forward`` takes
-    them as further arguments, ``update`` returns those of the next step. Most scores carry nothing.
+    them as further arguments, ``update`` returns the next step's. Most scores carry nothing.
 
     Attributes:
         deterministic: Whether equal queries get equal logits also in training. Set it to True only in a class that
@@ -33,7 +33,7 @@ class Score(Component):
 
     @abstractmethod
     def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
-        """Create the parameters; arguments as of ``Attention.build``. Raises InputError if a size does not fit."""
+        """Create the parameters; arguments as in ``Attention.build``. Raises InputError if a size does not fit."""
 
     @abstractmethod
     def project(self, annotations: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ class GeneralScore(DotScore):
 class ScaledDotScore(DotScore):
     """e_ti = a_i^T h_{t-1} / sqrt(d) (Vaswani et al. 2017), or of learned projections (W_a a_i)^T (W_h h_{t-1}).
 
-    Without the root, the logits would spread with the size d, and the softmax would saturate.
+    Without the root, the logits would grow with the size d, and the softmax would saturate.
 
     Args:
         attention_dim: Size d of both projections (A). None for no projections; annotations and queries must then have

@@ -19,7 +19,7 @@ class SoftAttention(Attention):
         score: Gives the logits.
         normalizer: Turns the logits into alphas; None for ``Softmax()``.
         dropout: Probability of dropping a location's weight in training; the others are divided by 1 - dropout
-            (Vaswani et al. 2017). Reported and penalized alphas are those before dropout.
+            (Vaswani et al. 2017). Dropout changes neither reported nor penalized alphas.
     """
 
     def __init__(self, score: Score, *, normalizer: Normalizer | None = None, dropout: float = 0.0) -> None:

@@ -29,7 +29,7 @@ def card(
 
     Args:
         settings: The full training configuration.
-        checkpoint: The model's file; the card has the tests of these weights in its run's folder.
+        checkpoint: The model's file; the card takes tests of its weights from its run's folder.
         license: License of the weights.
         notes: Further text in Markdown. A section ``## TITLE`` replaces the card's section of that title, or is
             appended. Text before the first section replaces the card's beginning.

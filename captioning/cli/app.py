@@ -49,7 +49,7 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
     if importlib.util.find_spec("gradio") is None:
         raise InputError("captioning app needs gradio: pip install -e '.[app]'")
     try:
-        with socket.socket() as probe:  # before what takes seconds
+        with socket.socket() as probe:  # before the slow imports
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     except (OSError, OverflowError) as error:

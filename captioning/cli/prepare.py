@@ -102,7 +102,7 @@ def flickr30k(*, root: Path = Path("data/flickr30k")) -> None:
 
 
 def _get_flickr(name: str, root: Path, form: str, archive: str) -> None:
-    """Get Karpathy's captions, and unpack the archives in the folder; raise InputError with the form without images."""
+    """Get Karpathy's captions, and unpack the folder's archives; without images, raise InputError with the form."""
     from captioning.data.download import unpack
     from captioning.data.karpathy import KarpathySource
     from captioning.data.records import SPLITS

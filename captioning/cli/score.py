@@ -76,7 +76,7 @@ def score(
         bound_samples: Draws per caption that estimate the bounds of stochastic attention; 0 for none.
         device: auto, cpu, cuda or cuda:N.
         precision: Precision of the model; by default the fastest of this machine.
-        seed_everything: Seed of what is drawn; by default that of the configuration.
+        seed_everything: Seed of what is drawn; by default the configuration's.
         no_logger: Do not log a test to the wandb run of the training.
 
     Examples:

@@ -141,7 +141,7 @@ def _common_images(captioned: Mapping[str, Captions]) -> tuple[list[int], list[s
 def _disagreements(
     captioned: Mapping[str, Captions], measures: Sequence[Measure], common: Sequence[int], metric: str
 ) -> list[Disagreement]:
-    """Return the common images whose captions differ, the largest difference of scores first."""
+    """Return the common images whose captions differ, largest difference of scores first."""
     (measure,) = [measure for measure in measures if metric in measure.keys]
     (family,) = [family for family in FAMILIES if metric in family.names]
     column = family.names.index(metric)

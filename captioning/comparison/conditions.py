@@ -117,7 +117,7 @@ def _seed_of(run: Run) -> str:
 def _differ_in_seed_alone(run: Run, other: Run) -> bool:
     have_settings = bool(run.settings and other.settings and _seed_of(run))
     same_search = not run.captions or not other.captions or _search(run) == _search(other)
-    # Both started from the same weights, or each from those of a run with its own seed.
+    # Both started from the same weights, or each from a run with its own seed.
     same_start = (_without_seed(run, mask_seed) == _without_seed(other, mask_seed) for mask_seed in (False, True))
     return have_settings and same_search and any(same_start)
 

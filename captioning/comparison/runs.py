@@ -37,7 +37,7 @@ class Run:
     scores: dict[str, float] = field(default_factory=dict)  # of the test split, without prefix ("bleu4": percent)
     search: dict[str, Any] = field(default_factory=dict)  # decoding options of the test, such as beam_size
     captions: dict[int, CaptionedImage] | None = None  # by image id; None if there are none
-    contexts: dict[str, dict[str, float]] = field(default_factory=dict)  # as scores, of tests by context mode
+    contexts: dict[str, dict[str, float]] = field(default_factory=dict)  # by context mode, the scores of its test
     checkpoint: Path | None = None  # the one that was tested, else the best
     outdated: bool = False  # whether the checkpoint's weights have changed since the test, which is then left out
     parameters: dict[str, int] = field(default_factory=dict)  # numbers of parameters of "encoder" and "decoder"
@@ -76,7 +76,7 @@ def read_run(folder: Path) -> Run:
     points: dict[str, dict[int, float]] = {}
     for path in sorted(folder.glob("metrics/*/metrics.csv"), key=_version):
         for key, step, value in _logged(path):
-            points.setdefault(key, {})[step] = value  # of a step that was logged twice, the resumed run's value
+            points.setdefault(key, {})[step] = value  # the resumed run's value for a step that was logged twice
     run.curves = {key: sorted(curve.items()) for key, curve in points.items()}
     scores, captions = folder / "test_metrics.json", folder / "test_captions.json"
     if scores.is_file():

@@ -81,7 +81,7 @@ class Scored(NamedTuple):
     """A table of scores and the numbers in it."""
 
     table: Table
-    tests: dict[Key, Difference]  # differences from the first run or variant, corrected for their number
+    tests: dict[Key, Difference]  # from the first run or variant, p-values corrected for their number
     notices: list[str]  # sentences on what limits the tests
     scores: dict[Key, Interval]  # of runs
 

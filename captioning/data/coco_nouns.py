@@ -43,7 +43,7 @@ _RIDERS = "driver drivers rider riders racer racers owner owners passenger passe
 
 
 def plural(name: str) -> str:
-    """Return the plural of a noun phrase: of its last word."""
+    """Return a noun phrase with its last word in the plural."""
     return next(re.sub(pattern, ending, name) for pattern, ending in _PLURALS if re.search(pattern, name))
 
 

@@ -1,4 +1,4 @@
-"""Downloads of published archives, which resume and are verified, and their unpacking."""
+"""Resumed and verified downloads of published archives, and unpacking."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Features:
         return type(self), self._arguments  # a spawned worker maps the file itself
 
     def gather(self, images: np.ndarray) -> Tensor:
-        """Return a copy of the annotations (B, L, D) half of images (B,), given by their rows."""
+        """Return a copy of the annotations (B, L, D) float16 of images, given by their rows (B,)."""
         return torch.from_numpy(self._annotations[self._rows[images]])
 
 

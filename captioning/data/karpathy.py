@@ -34,7 +34,7 @@ class KarpathySource(CaptionSource):
         json_path: The split file.
         image_dir: The folder of the images; for COCO the folder that holds ``train2014`` and ``val2014``.
         entities: The folder of Flickr30k Entities, for the regions of phrases of Flickr8k's and Flickr30k's captions.
-        instances: COCO's files of object masks, ``instances_train2014.json`` and so on, for the images of those names.
+        instances: COCO's files of object masks, ``instances_train2014.json`` and so on, for images of the same names.
     """
 
     def __init__(

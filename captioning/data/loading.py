@@ -201,7 +201,7 @@ class SplitData:
     Raises InputError if the split is empty, or image files are missing that no features replace.
 
     Args:
-        limit_images: Number of images at the beginning of the split that are used; None for all.
+        limit_images: Use only this many images at the beginning of the split; None for all.
         features: Folder of cached annotations, which replace the images.
     """
 
@@ -228,7 +228,7 @@ class SplitData:
         return Features(self.features, name, identity, self.index.paths)
 
     def dataset(self, vocabulary: Vocabulary, encoder: Encoder, **options: Any) -> CaptionDataset:
-        """Return the batches for an encoder; ``options`` are those of ``CaptionDataset``."""
+        """Return the batches for an encoder; ``options`` go to ``CaptionDataset``."""
         features = self.cached(encoder)
         return CaptionDataset(self.index, vocabulary, encoder.preprocessing, features=features, **options)
 

@@ -105,7 +105,7 @@ class CaptionBatches(Sampler[list[int]]):
 
 
 def image_batches(images: int, batch_size: int, *, rank: int = 0, world_size: int = 1) -> list[list[int]]:
-    """Return this rank's part of the batches of images that one process would evaluate.
+    """Return this rank's part of the image batches that one process would evaluate.
 
     Ranks wait for each other, so every rank has the same number of batches; a rank with fewer repeats the last batch of
     all. The caller counts each image once, by its row.

@@ -1,7 +1,7 @@
 """The embedded data set: drawn and described locally from a seed, kept on disk as COCO files.
 
 Under ``root``: ``{train,val,test}/000001.png``, ``annotations/{captions,instances}_{split}.json`` and ``shapes.json``
-with the parameters. Unlike COCO's, an instance has ``attributes``; masks cover the visible pixels.
+with the parameters. Unlike in COCO, instances have ``attributes``; masks cover the visible pixels.
 """
 
 from __future__ import annotations

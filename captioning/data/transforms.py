@@ -37,7 +37,7 @@ class View(NamedTuple):
 
 
 ViewOf: TypeAlias = Callable[[tuple[int, int]], View]
-"""Returns the view of an image of a size (width, height)."""
+"""Maps an image's size (width, height) to its view."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Preprocessing:
         return rows.view(B, height, width, channels).permute(0, 3, 1, 2)
 
     def evaluation_view(self, size: tuple[int, int]) -> View:
-        """Return the view of evaluation of an image of ``size`` (width, height). Torchvision rounds the same way."""
+        """Return the evaluation view of an image of ``size`` (width, height). Torchvision rounds the same way."""
         if self.crop is None:
             return View((self.resize, self.resize), (0, 0, self.resize, self.resize))
         long = int(self.resize * max(size) / min(size))
@@ -112,7 +112,7 @@ class Preprocessing:
         return View((width, height), (left, top, left + self.crop, top + self.crop))
 
     def mirrored_view(self, size: tuple[int, int]) -> View:
-        """Return the mirror image of the view of evaluation."""
+        """Return the evaluation view, mirrored."""
         return self.evaluation_view(size)._replace(mirrored=True)
 
 

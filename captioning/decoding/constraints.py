@@ -19,7 +19,7 @@ class Constraints:
     """What the words of a caption must be. Masked words get -inf; the others keep the model's log-probabilities.
 
     Attributes:
-        min_length: Smallest number of words before <end>, those of the prefix included.
+        min_length: Smallest number of words before <end>, the prefix included.
         no_repeat_ngram: Length n: no sequence of n words occurs twice in a caption, and no word twice in a row. None
             allows both. A caption that no word may continue ends, even before ``min_length``.
         prefix: Ids of the words that every caption begins with. The prefix itself may repeat words.
@@ -60,7 +60,7 @@ class Constraints:
 
 
 def _repeats(words: Tensor, n: int, vocabulary_size: int) -> Tensor:
-    """Return (N, V) bool, whether a word after ``words`` (N, t), t >= 1, would repeat the last one or n in a row."""
+    """Return (N, V) bool, whether a word after ``words`` (N, t), t >= 1, would repeat the last word or an n-gram."""
     repeated = torch.zeros(len(words), vocabulary_size, device=words.device).scatter_(1, words[:, -1:], 1.0)
     if words.shape[1] >= n:
         ngrams = words.unfold(1, n, 1)  # (N, t - n + 1, n)

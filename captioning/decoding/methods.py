@@ -51,8 +51,8 @@ def beam_search(
     """Return up to K captions per image, best first; all images are searched in one batch.
 
     As in the authors' code, a finished hypothesis leaves the beam and narrows it; the search for an image ends when K
-    have finished, or at ``max_length``, where those still alive are returned as unfinished, after the finished ones.
-    Raises InputError if no caption of ``max_length`` words meets the constraints, or no word has a finite probability.
+    have finished, or at ``max_length``: the others are returned as unfinished, after the finished ones. Raises
+    InputError if no caption of ``max_length`` words meets the constraints, or no word has a finite probability.
 
     Args:
         state: State of B rows, one per image; after the first step it has K rows per image.
@@ -79,9 +79,9 @@ def beam_search(
 def _best(log_probs: Tensor, total: Tensor, K: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the K best continuations of each image: total, parent, word and log_prob, (B, K) each.
 
-    ``log_probs`` (B, R, V) are those of the next word of every beam, ``total`` (B, R) those of the beams.
+    ``log_probs`` (B, R, V) are for the next word of every beam, ``total`` (B, R) for the beams.
     """
-    # The best of each row hold the best of the image.
+    # The image's best are among the best of each beam.
     log_prob, word = log_probs.topk(min(K, log_probs.shape[2]), dim=2)
     words_per_beam = log_prob.shape[2]
     totals, log_prob, word = (log_prob + total.unsqueeze(2)).flatten(1), log_prob.flatten(1), word.flatten(1)
@@ -138,7 +138,7 @@ def sample(
 
 
 def _likely(log_probs: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
-    """Return log_probs (N, V) with -inf for the words outside of the ``top_k`` and of ``top_p``."""
+    """Return log_probs (N, V) with -inf for the words outside ``top_k`` or ``top_p``."""
     if top_k is not None:
         smallest = log_probs.topk(min(top_k, log_probs.shape[-1]), dim=-1).values[:, -1:]
         log_probs = log_probs.masked_fill(log_probs < smallest, float("-inf"))

@@ -47,7 +47,7 @@ class BeamOptions:
 
     @classmethod
     def of_settings(cls, settings: Mapping[str, Any]) -> Self:
-        """Return the options of the validations in the configuration of a training; defaults where it has none."""
+        """Return the search options that a training configuration gives, or else the defaults."""
         search = (settings.get("model") or {}).get("search") or {}
         names = {field.name for field in dataclasses.fields(BeamOptions)}
         return cls(**{name: value for name, value in search.items() if name in names and value is not None})
@@ -67,7 +67,7 @@ class DecodingOptions(BeamOptions):
         context_mode: How hard attention forms its contexts, "expected", "argmax" or "sample"; see
             ``Attention.context_mode``. None takes the mode that the model was configured with.
         temperature: Divides the logits before a word is sampled.
-        top_k: Number of most probable words that are sampled from; None for all.
+        top_k: Sample from this many most probable words; None for all.
         top_p: Sample from the fewest words that sum to this probability; None for all.
         seed: Seed of method or context mode "sample": the same images in batches of one size get the same captions.
             None uses torch's global generator as it is.

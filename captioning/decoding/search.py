@@ -34,8 +34,8 @@ def search(
 ) -> list[list[Hypothesis]]:
     """Return up to K hypotheses of every image, by slot and then by step; ``beam_search`` explains the other arguments.
 
-    A hypothesis leaves its slot with <end> or at ``max_length``. Once half of the images have none left, these images
-    leave the batch.
+    A hypothesis leaves its slot with <end> or at ``max_length``. Images that are done leave the batch once they are
+    half of it.
     """
     constraints.check(max_length)
     B, device = step.images, state[0].device
@@ -44,7 +44,7 @@ def search(
     left = torch.full((B, 1), K, device=device)
     total = torch.zeros(B, R, device=device)
     tokens = torch.full((B * R,), START, device=device)
-    # Words, their log-probabilities and the numbers of their traces, of all hypotheses in the slots: (B, R, t) each.
+    # Words, log-probabilities and numbers of traces of all hypotheses in the slots: (B, R, t) each.
     history = [torch.empty(B, R, 0, dtype=dtype, device=device) for dtype in (torch.int64, torch.float32, torch.int64)]
     traces, trace_count, complete = list[AttentionTrace](), 0, list[list[Tensor]]()
     for t in range(max_length):

@@ -1,4 +1,4 @@
-"""The base of all encoders: feature maps as annotations, freezing, fine-tuning, identity, weights of files."""
+"""The base of all encoders: feature maps as annotations, freezing, fine-tuning, identity, weights from files."""
 
 from __future__ import annotations
 

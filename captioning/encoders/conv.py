@@ -24,7 +24,7 @@ class ConvEncoder(Encoder):
         channels: Number of channels of each stage; the last is D.
         strides: Stride of each stage's first convolution. The input's side is the grid's side times their product.
         image_size: Side of the square input in pixels; the whole image is squashed into it.
-        positions: Add a learned vector of its position to every annotation, initialized with sinusoids. Without it the
+        positions: Add to every annotation a learned vector of its position, initialized with sinusoids. Without it the
             decoder must guess "left of" from traces of the padding.
         learning_rate: Learning rate of the encoder; None uses the decoder's.
     """

@@ -145,7 +145,7 @@ def evaluate(
     features: str | None = None,
     **options: Any,
 ) -> Evaluator:
-    """Caption a split of a data set; the evaluator that is returned has the metrics of captions and attention.
+    """Caption a split of a data set, and return the evaluator, with the metrics of captions and attention.
 
     >>> import captioning
     >>> from captioning.data import ShapesSource

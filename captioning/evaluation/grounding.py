@@ -59,8 +59,8 @@ def grounding_metrics(images: Sequence[CaptionedImage]) -> dict[str, float]:
     """Return the means over the images' nouns in percent, without the metrics that have no noun.
 
     The baselines of ``pointing_accuracy`` are ``pointing_chance`` (random locations) and ``pointing_centre`` (always
-    the middle). Those of ``attention_correctness`` are ``correctness_uniform`` and ``correctness_centre``. They ignore
-    the caption: large objects are easy to hit, and photographers put them in the middle.
+    the middle). ``attention_correctness`` has ``correctness_uniform`` and ``correctness_centre``. Baselines ignore the
+    caption: large objects are easy to hit, and photographers put them in the middle.
     """
     metrics = {}
     for name, metric in NOUN_METRICS.items():

@@ -53,7 +53,7 @@ class ImageCaptioner(Generic[Model]):
         vocabulary: The words that it knows.
         settings: The full configuration that the (first) model was trained with; {} if none was saved.
         options: The default decoding options, from the training configuration.
-        members: The models of the ensemble; of another model, itself alone.
+        members: The models of the ensemble, or the one model.
     """
 
     def __init__(self, model: Model, vocabulary: Vocabulary, settings: dict[str, Any] | None = None) -> None:

@@ -100,7 +100,7 @@ def _threads() -> int:
 
 @functools.cache
 def _openmp() -> tuple[int | None, ...] | None:
-    """Return the addresses of ``_Pool``'s functions in the OpenMP runtime that PyTorch itself uses, if it is one."""
+    """Return the addresses of ``_Pool``'s functions in the OpenMP runtime that PyTorch itself uses, if any."""
     try:
         runtime = ctypes.CDLL(str(next(Path(torch.__file__).parent.glob("lib/libtorch_cpu.*"))))  # and what it links to
         functions = (runtime.GOMP_parallel, runtime.omp_get_thread_num, runtime.omp_get_num_threads)

@@ -1,4 +1,4 @@
-"""Products of queries and alphas with the memory of their images, whose gradients are computed once for all steps.
+"""Products of queries and alphas with their images' memory. Its gradients are computed once for all steps.
 
 The additive score is v . tanh(P + q): the plain formula, and a fused one that never stores the hidden layer. The fused
 form computes tanh again in the backward pass, so that memory does not grow with steps x locations x A. The kernels are

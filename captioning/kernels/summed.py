@@ -106,8 +106,8 @@ def summed_posterior(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_index
 def _on_support(A: Tensor, log_w: Tensor, image_index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Leave out locations whose weight is 0 at every step of their image: exact (Correia et al. 2020).
 
-    Returns A (B, K, r) and log_w (M, K + 1), K being the largest support in the batch, and the columns (M, K + 1) of
-    ``log_w`` that are kept.
+    Returns A (B, K, r), log_w (M, K + 1), and the columns (M, K + 1) of ``log_w`` that are kept. K is the largest
+    support in the batch.
     """
     (B, L, _), weighted = A.shape, log_w[:, 1:] != -math.inf
     steps = torch.zeros(B, L, dtype=torch.int32, device=A.device).index_add_(0, image_index, weighted.int())
@@ -144,7 +144,7 @@ def summed_step(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, exp_G: Tensor) -
 
 
 def _by_image(image_index: Tensor, images: int) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    """Return functions that pad M steps to (B, T, ..), T being the most steps of an image, and flatten them again."""
+    """Return functions that pad M steps to (B, T, ..), with T the most steps of an image, and flatten them again."""
     counts = image_index.bincount(minlength=images)
     T, before = int(counts.max()), counts.cumsum(0) - counts
     slots = image_index * T + torch.arange(len(image_index), device=image_index.device) - before[image_index]
@@ -198,7 +198,7 @@ def _weigh(S: Tensor, exp_G: Tensor, log_w: Tensor) -> tuple[Tensor, Tensor, Ten
 def _sum_locations(
     S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, exp_G: Tensor | None = None
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Sum over locations at steps S (B, T, V), with the given exp(G) (B, L, V) or that of A and W.
+    """Sum over locations at steps S (B, T, V), with exp(G) (B, L, V), by default of A and W.
 
     Returns:
         log p (B, T, V); where a summand may be lost to underflow, (B, T) bool; and the factors of the gradient, five
@@ -238,7 +238,7 @@ class _Summed(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """With q the gradient of log p and U = q / total, the gradient of log w_i is r_i = (w / Z)_i U exp(G_i)^T.
 
-        That of log Z_i is -r_i. Hence with c = r / Z
+        log Z_i has the gradient -r_i. With c = r / Z
 
             dS = q - exp(S) * (c exp(G))         dG = exp(G) * ((w / Z)^T U - c^T exp(S))
         """

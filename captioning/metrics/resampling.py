@@ -63,12 +63,12 @@ def bootstrap(counts: ArrayLike, statistic: Statistic, *, resamples: int = 1000,
     counts = np.asarray(counts, dtype=np.float64)
     images = counts.shape[-2]
     random, even = np.random.default_rng(seed), np.full(images, 1 / images)
-    # A product of the times that each image was drawn and its counts takes no loop over images.
+    # Multiplying counts by the draws of each image takes no loop over images.
     return statistic(np.stack([random.multinomial(images, even) @ counts for _ in range(resamples)]))
 
 
 def intervals(counts: ArrayLike, statistic: Statistic, *, resamples: int = 1000, seed: int = 0) -> Floats:
-    """Return (3,) or (3, S), of counts (images, C): the metrics, and the ends of the middle 95 % of their bootstrap."""
+    """Return for counts (images, C) the metrics and the ends of the middle 95 % of their bootstrap, (3,) or (3, S)."""
     value = statistic(np.asarray(counts, dtype=np.float64).sum(axis=-2))
     return np.stack([value, *_middle(bootstrap(counts, statistic, resamples=resamples, seed=seed))])
 

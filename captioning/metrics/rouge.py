@@ -9,7 +9,7 @@ import numpy as np
 from captioning.metrics.bleu import Words
 from captioning.metrics.resampling import Floats
 
-BETA = 1.2  # the weight of recall relative to precision, as in the COCO toolkit
+BETA = 1.2  # weight of recall relative to precision, as in the COCO toolkit
 
 
 def rouge_l(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Floats:

@@ -1,4 +1,4 @@
-"""The table of all metrics, and the computation of those of captions: BLEU-1..4, ROUGE-L, CIDEr-D and METEOR.
+"""The table of all metrics, and the computation of caption metrics: BLEU-1..4, ROUGE-L, CIDEr-D and METEOR.
 
 Every metric of captions is a function of counts that are summed over images, so ``resampling`` gives each one an
 interval and a paired test in the same way.

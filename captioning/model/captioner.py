@@ -175,7 +175,7 @@ class Captioner(CaptionModel):
     def teacher_force(self, batch: CaptionBatch, memory: Memory, samples: int = 1) -> DecoderOutput:
         """Return the words and traces of every caption in the batch, over the memory of its images.
 
-        Each caption is decoded ``samples`` times, with draws and dropout of its own; adjacent in the output.
+        Each caption is decoded ``samples`` times, with new draws and dropout; its samples are adjacent.
         """
         return self.decoder(batch.captions, batch.lengths, memory_of_captions(batch, memory), samples)
 

@@ -74,7 +74,7 @@ class Ensemble(CaptionModel):
         return self._encode(annotations_of, batch.annotation_mask)
 
     def _encode(self, annotations_of: Callable[[Encoder], Tensor], mask: Tensor | None = None) -> Memories:
-        """Return the members' memories. Every encoder runs once; ``mask`` belongs to the first one's annotations."""
+        """Return the members' memories. Every encoder runs once; ``mask`` is for the first member's annotations."""
         annotations = {n: annotations_of(self.members[n].encoder) for n in dict.fromkeys(self._first_with_encoder)}
         return tuple(
             member.encode(annotations=annotations[n], mask=mask if n == 0 else None)

@@ -127,7 +127,7 @@ class AttentionDecoder(Decoder):
         word_gates, word_query = word_terms.tensor_split([4 * self.hidden_dim], dim=-1)  # (N, 4H), (N, H) or (N, 0)
         query = self.word_to_query.query(h, word_query)  # (N, H)
         attended, attention_state = self.attention(query, memory, tuple(attention_state))  # Eq. 4-6
-        context, alphas, locations, log_prob, heads = attended  # (N, D), (N, L); of some: (N,), (N,), (N, h, L)
+        context, alphas, locations, log_prob, heads = attended  # (N, D), (N, L); or None: (N,), (N,), (N, h, L)
         z, beta_logit = self.gate(h, context)  # (N, D), (N,), Sec. 4.2.1
         gates = word_gates + self.hidden_to_gates(h) + self.context_to_gates(z)  # (N, 4H); T is linear
         i, f, o, g = gates.to(c.dtype).chunk(4, dim=-1)  # (N, H) each
@@ -190,7 +190,7 @@ class InitialMLP(nn.Module):
 
 
 class StateQuery(nn.Module):
-    """Attention is asked with h_{t-1}."""
+    """The query is h_{t-1}."""
 
     def word_terms(self, gates: Tensor, embedded: Tensor) -> Tensor:
         """Return the word's terms of the gates (.., 4H), followed by its term of the query if it has one."""
@@ -202,7 +202,7 @@ class StateQuery(nn.Module):
 
 
 class PreviousWordQuery(Linear):
-    """Attention is asked with h_{t-1} + U E y_{t-1}, where U begins at 0."""
+    """The query is h_{t-1} + U E y_{t-1}, where U starts at 0."""
 
     def __init__(self, embedding_dim: int, hidden_dim: int) -> None:
         super().__init__(embedding_dim, hidden_dim, bias=False)

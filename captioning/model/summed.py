@@ -29,12 +29,12 @@ class SearchMemory(Memory):
 class SummedOutput(Output):
     """The word's likelihood summed over locations, exactly (Deng et al. 2018); no location is drawn.
 
-    p(y_t) = sum_i w_ti softmax(L_o(E y_{t-1} + L_h h_t + L_z a_i))[y_t] with w_ti = beta_t alpha_ti, and one more
-    component without L_z a_i for a step that does not look at the image, of weight w_t0 = 1 - beta_t. The LSTM is fed
-    the expected context, as with soft attention, so that the recurrence does not branch.
-    ``captioning.kernels.summed`` has the computation.
+    p(y_t) = sum_i w_ti softmax(L_o(E y_{t-1} + L_h h_t + L_z a_i))[y_t] with w_ti = beta_t alpha_ti, and a component
+    without L_z a_i, of weight w_t0 = 1 - beta_t, for a step that does not look at the image. The LSTM is fed the
+    expected context, as with soft attention, so that the recurrence does not branch. ``captioning.kernels.summed`` has
+    the computation.
 
-    Every location is a component, or every location of the support where alphas are sparse.
+    Every location is a component; with sparse alphas, every location of the support.
     """
 
     def check(self, attention: Attention) -> None:

@@ -35,13 +35,13 @@ class TransformerDecoder(Decoder):
     of the words so far, (N, t, d) twice per layer.
 
     Annotations are projected to d, so that any encoder fits. They have no positions; an ``annotation_layer`` such as
-    ``captioning.attention.AnnotationAttention`` adds those of their cells. Raises InputError if a value is out of
-    range, or the attention draws locations or carries a state.
+    ``captioning.attention.AnnotationAttention`` adds them. Raises InputError if a value is out of range, or the
+    attention draws locations or carries a state.
 
     Args:
         attention: The attention over annotations; every layer has a copy with weights of its own. The transformer's is
-            ``MultiHeadAttention`` with a ``ScaledDotScore``. Traces and the penalty on alphas are those of the last
-            layer, as the mean over its heads.
+            ``MultiHeadAttention`` with a ``ScaledDotScore``. Traces and the penalty on alphas take the last layer's
+            mean over heads.
         dim: Size d of words and layers, even and a multiple of ``heads``.
         layers: Number of layers.
         heads: Heads of the self-attention over words.
@@ -140,7 +140,7 @@ class TransformerDecoder(Decoder):
         return packed.output(self.to_words(packed.pack(hidden)), attended.trace())
 
     def _all_layers(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionOutput]:
-        """Return the input of the output layer (N, T, d), the new state, and what the last layer saw at (N, T) steps.
+        """Return the output layer's input (N, T, d), the new state, and the last layer's attention at (N, T) steps.
 
         The words (N, T) follow those of ``state``; T is 1 if there is a state.
         """
@@ -184,7 +184,7 @@ class TransformerLayer(nn.Module):
     def forward(
         self, x: Tensor, earlier: State, attention: Attention, memory: Memory
     ) -> tuple[Tensor, State, AttentionOutput]:
-        """Return the layer's output for x (N, T, d), the keys and values of all words, and what N * T rows see.
+        """Return the layer's output for x (N, T, d), all words' keys and values, and the attention of N * T rows.
 
         ``earlier`` has the keys and values (N, t, d) of the words before x, which is then one word; () at first.
         """

@@ -13,9 +13,9 @@ from captioning.trace import AttentionTrace
 PATIENCE = 500
 """Training batches before the first verdict: at the start every attention is uniform."""
 DECAY = 0.99
-"""Fraction of the old means that is kept at each batch: they average over about 100 batches."""
+"""Fraction of the old means that each batch keeps: means are over about 100 batches."""
 LEAST_KL = 0.01
-"""Smallest KL divergence in nats from word to word of alphas that depend on the word."""
+"""Below this KL divergence from word to word, in nats, alphas ignore the word."""
 
 
 def attention_statistics(trace: AttentionTrace, mask: Tensor, *, sparse: bool = False) -> dict[str, Tensor]:

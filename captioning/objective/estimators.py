@@ -166,6 +166,6 @@ class LeaveOneOut(Estimator):
 
 
 def leave_one_out(values: Tensor, samples: int) -> Tensor:
-    """Return the mean of the other samples of the same group for values (N, ..), the S samples of a group adjacent."""
+    """Return for values (N, ..) the mean of their group's other samples; a group's S samples are adjacent."""
     groups = values.unflatten(0, (-1, samples))  # (N / S, S, ..)
     return ((groups.sum(dim=1, keepdim=True) - groups) / (samples - 1)).flatten(0, 1)

@@ -1,4 +1,4 @@
-"""Terms that teach attention where to look: by what the locations say for a word, or by regions of a data set."""
+"""Terms that teach attention where to look: by the evidence for a word, or by regions of a data set."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class EvidenceGuidance(Guidance):
 
     Args:
         weight: As in ``Guidance``.
-        function_words: Words that name nothing in an image; by default those of English.
+        function_words: Words that name nothing in an image; by default English words.
     """
 
     name = "evidence_guidance"

@@ -157,6 +157,6 @@ class Likelihood(Objective):
             drawn = torch.ones_like(mask[:, 0]) if memory.drawn is None else memory.drawn[image_index]  # (N,) bool
             signal = self.estimator(step_log_probs(output.logits, output.targets, mask), mask, drawn)
             credit = reduction.over_steps(signal.advantages * log_prob, mask)  # (log p(y | s, a) - b) log p(s | a)
-            loss = loss - self.reward_weight * credit  # only its gradient has a meaning: that of Eq. 11-12
+            loss = loss - self.reward_weight * credit  # only its gradient has a meaning: Eq. 11-12
             logged |= signal.means()
         return Loss(loss, {name: tensor.detach() for name, tensor in logged.items()}, output)

@@ -45,7 +45,7 @@ def doubly_stochastic_penalty(alphas: Tensor, mask: Tensor | None = None) -> Ten
 def step_entropy(alphas: Tensor) -> Tensor:
     """Return the entropy of alphas (N, T, L) in nats, (N, T), between 0 (one location) and log L (uniform)."""
     alphas = at_least_float32(alphas)
-    # The gradient of x log x is infinite at 0, which masked locations have.
+    # The gradient of x log x is infinite at 0, as at masked locations.
     return torch.special.entr(torch.where(alphas > 0, alphas, 1.0)).sum(dim=-1)
 
 
@@ -58,7 +58,7 @@ class Reduction(Component):
     """
 
     def nll(self, logits: Tensor, targets: Tensor, mask: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-        """Return -log p(y | s, a) in nats per **word**, <end> included; arguments as of ``step_log_probs``.
+        """Return -log p(y | s, a) in nats per **word**, <end> included; arguments as in ``step_log_probs``.
 
         The paper sums over the words of a caption; for captions of one length the two differ by a constant factor.
         """

@@ -45,16 +45,16 @@ class SelfCriticalTraining(Objective):
     """Minus the expected reward of sampled captions. The reward is cider_d * CIDEr-D + bleu4 * BLEU-4.
 
     Args:
-        samples: Number of captions that are sampled of every image, at least 2 with "leave_one_out".
+        samples: Number of captions sampled for every image, at least 2 with "leave_one_out".
         baseline: b of a caption: "leave_one_out", the mean reward of the image's other captions (Luo 2020), or
             "greedy", the reward of the image's greedy caption (Rennie et al. 2017), which costs another search.
         cider_d: Weight of CIDEr-D on the toolkit's scale, 0 to 10; logged metrics are 100 times that scale.
         bleu4: Weight of smoothed sentence BLEU-4, 0 to 1.
-        dropout: Whether to differentiate log p(w | a) with the decoder's dropout. Captions are still sampled without,
-            so that the gradient is only approximately that of the expected reward. On a few thousand images dropout
-            keeps the model from overfitting the rewards of the training images.
-        likelihood: The likelihood of the batch's own captions, with its guidance, that is minimized as well. The reward
-            alone moves the alphas away from what they were taught.
+        dropout: Whether to differentiate log p(w | a) with the decoder's dropout. Captions are still sampled without
+            it, so the gradient only approximates the expected reward's. On a few thousand images dropout keeps the
+            model from overfitting the rewards of the training images.
+        likelihood: The likelihood of the batch's own captions, with its guidance, also minimized. The reward alone
+            moves the alphas away from what they were taught.
         likelihood_weight: Weight of that likelihood.
     """
 
@@ -132,7 +132,7 @@ class SelfCriticalTraining(Objective):
     def sample(
         self, captioner: Captioner, memory: Memory, rows: Sequence[int]
     ) -> tuple[list[Hypothesis], Tensor, Tensor]:
-        """Return N = B * samples captions, those of an image adjacent, their rewards (N,) and baselines (N,).
+        """Return N = B * samples captions, image by image, their rewards (N,) and baselines (N,).
 
         The B images of ``memory`` are ``rows`` of the training split.
         """
@@ -179,7 +179,7 @@ def _dropout(decoder: Decoder) -> Iterator[None]:
 
 
 def _sampleable_logits(output: DecoderOutput, min_length: int) -> Tensor:
-    """Return the logits (M, V), at least float32; those of words that are never sampled are far below the others."""
+    """Return the logits (M, V), at least float32, far below all others for words that are never sampled."""
     logits = at_least_float32(output.logits)
     never = -1e30  # far below any logit, and finite when a kernel sums a row: infinities times 0 are NaN
     logits = logits.index_fill(-1, torch.tensor(NEVER, device=logits.device), never)

@@ -1,4 +1,4 @@
-"""Callbacks of a training run: samples, lines of a log, speed, unfreezing, and the end on request."""
+"""Callbacks of a training run: samples, log lines, speed, unfreezing, and the end on request."""
 
 from __future__ import annotations
 

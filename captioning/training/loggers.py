@@ -37,7 +37,7 @@ def logger_settings(config: Mapping[str, Any], folder: Path) -> list[dict[str, A
         arguments = {**logger.get("init_args", {}), "save_dir": str(folder)}
         if logger["class_path"].endswith("WandbLogger"):
             arguments.pop("experiment", None)  # an object, which no configuration can hold
-            if config["ckpt_path"] is None and isinstance(chosen, list):  # the list is that of an earlier run
+            if config["ckpt_path"] is None and isinstance(chosen, list):  # the list comes from an earlier run
                 arguments |= {"id": None, "name": None}
             defaults = {"project": os.environ.get("WANDB_PROJECT", "captioning"), "job_type": "train"}
             defaults |= {"name": folder.name, "group": attention_kind(config), "id": secrets.token_hex(4)}

@@ -22,7 +22,7 @@ _LUMINANCE = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # of red, green 
 _COLORMAP = "inferno"  # perceptually uniform, safe for color-blind readers, and monotonic in gray print
 
 STYLES: dict[Style, dict[str, float]] = {"color": {"dim": 0.4, "opacity": 0.5}, "paper": {"dim": 0.25, "opacity": 0.7}}
-"""dim: the brightness of the view where there is no attention. opacity: of the map at the greatest attention."""
+"""dim: brightness of the view without attention. opacity: opacity of the map at the greatest attention."""
 
 
 def smooth_alphas(alpha: ArrayLike, cells: CellGrid) -> NDArray[np.float32]:

@@ -64,7 +64,7 @@ def attention_figure(
         photo: The whole image, on which the first model's view is outlined.
         words: T words.
         attention_by_model: By label, the attention of models at these words; a row of panels for each.
-        style, heads, details: As of ``Caption.figure``.
+        style, heads, details: As in ``Caption.figure``.
         text: The caption as written; by default the words with spaces between them.
     """
     check_choice(Style, style=style)

@@ -259,7 +259,7 @@ def test_a_wrong_command_line_is_named_before_any_work(capsys, tmp_path, monkeyp
     [
         (["--beam_size", 0], "beam_size must be in 1 .. 1000, got 0"),
         (["--batch_size", 0], "batch_size must be at least 1, got 0"),
-        (["--top_k", 3], "top_k=3 has an effect only when sampling"),
+        (["--top_k", 3], "top_k=3 has an effect only with method sample"),
         (["--heads", "--overlay", "o.png"], "heads: this model's attention has none"),
         (["--explorer", "b.png/x.html"], "error: --explorer b.png/x.html: cannot be written ("),
     ],

@@ -489,7 +489,7 @@ def test_any_form_of_a_model_is_scored_alike_and_data_are_read_from_its_run_or_a
     own = metrics_of("runs/tiny")
     shutil.copy(BEST, "loose.ckpt")
     files = {path: path.read_bytes() for path in Path("exported").iterdir()}
-    for model, name in (("loose.ckpt", "loose"), ("exported", "exported")):
+    for model, name in (("loose.ckpt", "loose"), ("exported/", "exported")):
         command("test", "--ckpt_path", model, "--config", "tiny.yaml", *EXACT)
         other = metrics_of(f"runs/scored/{name}/tiny")
         assert {key: other[key] for key in other if key.startswith("test/")} == {

@@ -84,6 +84,13 @@ def test_the_n_best_are_the_beginning_of_the_beam(captioners, images, name):
     assert [c.words for c in all_of(widened)] == [c.words for c in all_of(whole)]
 
 
+def test_no_repeat_ngram_of_zero_allows_what_the_models_own_options_forbid(captioners, images, tmp_path):
+    strict = load(save_checkpoint(tmp_path / "strict.ckpt", search={"no_repeat_ngram": 1}))
+    plain = [caption.text for caption in captioners["soft"].caption(images)]
+    assert [caption.text for caption in strict.caption(images)] != plain
+    assert [caption.text for caption in strict.caption(images, no_repeat_ngram=0)] == plain
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -91,8 +98,8 @@ def test_the_n_best_are_the_beginning_of_the_beam(captioners, images, name):
         ({"prefix": " ".join(WORDS[:3]), "max_length": 3}, "prefix: 3 words leave no room below max_length 3"),
         ({"samples": 0}, "samples must be in 1 .. 1000, got 0"),
         ({"method": "greedy", "samples": 2}, "samples=2: greedy decoding has one caption; use beam or sample"),
-        ({"no_repeat_ngram": 0}, "no_repeat_ngram must be at least 1, got 0"),
-        ({"top_k": 5}, "top_k=5 has an effect only when sampling, not with beam"),
+        ({"no_repeat_ngram": -1}, "no_repeat_ngram must be at least 0, got -1"),
+        ({"top_k": 5}, "top_k=5 has an effect only with method sample .--sample., not beam"),
         ({"method": "greedy", "seed": 0}, "seed=0 has an effect only"),
         ({"method": "sample", "temperature": 0.0}, "temperature must be in 1e-06 .. 1000000.0, got 0.0"),
         ({"method": "sample", "top_k": 0}, "top_k must be at least 1, got 0"),

@@ -226,6 +226,11 @@ def test_captions_to_decode_are_lists_of_words_one_for_each_image(captioner, ima
         captioner.score_captions(images[:2], captions)
 
 
+def test_images_to_score_are_a_list(captioner, images):
+    with pytest.raises(InputError, match="images: give a list, also of one image"):
+        captioner.score_captions(str(images[0]), [["a"]])
+
+
 def test_an_image_that_cannot_be_read_does_not_stop_the_others(captioner, images, tmp_path):
     failed = []
     sources = [images[0], tmp_path / "none.jpg", images[1], tmp_path / "neither.jpg", tmp_path / "nor.jpg"]

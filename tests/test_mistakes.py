@@ -37,6 +37,9 @@ def workdir(tmp_path_factory) -> Iterator[Path]:
     (folder / "stoping.yaml").write_text("early_stoping: {monitor: val/bleu4}\n")
     (folder / "argument.yaml").write_text("model: {encoder: {class_path: ConvEncoder, init_args: {chanels: [4]}}}\n")
     (folder / "notes.txt").write_text("not a model\n")
+    (folder / "latin.md").write_bytes(b"# Caf\xe9\n")
+    (folder / "exported").mkdir()
+    (folder / "exported/config.json").write_text("{}")
     save_image(folder / "photo.png")
     save_checkpoint(make_run(folder / "runs/soft", captions=[], settings={"model": {}}) / "checkpoints/best.ckpt")
     torch.save({"state_dict": {}}, folder / "foreign.ckpt")
@@ -139,12 +142,24 @@ MISTAKES = {
     "caption photo.png --model runs/soft/checkpoints/best.ckpt --json notes.txt/x": "notes.txt/x",
     "caption photo.png --model runs/soft": "is a folder; give runs/soft/checkpoints/best.ckpt",
     "export --model foreign.ckpt --output out": "foreign.ckpt: not a checkpoint of this project",
+    FIT + "--ckpt_path exported": "exported: is an exported captioner, not a checkpoint; give a .ckpt file, or fit",
+    FIT + "--ckpt_path pretrained": "pretrained: is an exported captioner, not a checkpoint; give a .ckpt file, or fit",
+    "average --model pretrained --output mean.ckpt": "pretrained: is an exported captioner, not a checkpoint; give a",
+    "predict --ckpt_path pretrained --config tiny.yaml --results notes.txt": "--results notes.txt: is a file; give a f",
+    "export --model pretrained --output out --notes latin.md": "latin.md: line 1: is not in UTF-8 (byte 0xe9, in Windo",
     # the other commands
+    "prepare coco --karpathy --year 2017 --root coco": "--year 2017: Karpathy's split is of the 2014 images; leave out",
     "caption": "are required: IMAGES, as in captioning caption photo.jpg --overlay photo.png (see",
     "export": "are required: --model, --output, as in captioning export --model runs/",
     "average": "are required: --model, --output, as in captioning average --model runs/",
     "evaluate": "are required: --captions, --references, as in captioning evaluate --captions",
     "caption photo.png --style papre": "argument --style: invalid choice: 'papre'",
+    "caption photo.png --details": "--details: needs --overlay, where it is drawn",
+    "caption photo.png --heads --explorer out.html": "--heads: needs --overlay, where it is drawn",
+    "caption photo.png --style paper": "--style: needs --overlay, where it is drawn",
+    "caption photo.png --sample --beam_size 7": "--beam_size: has no effect with --sample",
+    "caption photo.png --sample --length_normalization 2": "--length_normalization: has no effect with --sample",
+    "caption photo.png --temperature 0.5": "temperature=0.5 has an effect only with method sample (--sample), not beam",
     "caption photo.png --explorer out.png": "--explorer out.png: must end in .html, .htm",
     "caption photo.png --json out.html": "--json out.html: must end in .json, .jsonl",
     "caption photo.png --overlay out.html": "--overlay out.html: must end in .png, .pdf, .svg, or be a folder",

@@ -7,9 +7,24 @@ from pathlib import Path
 import pytest
 from helpers_runs import CAPTION, make_run
 
+from captioning.cli import model_name
 from captioning.comparison.runs import Run, common_folder, find_runs, name_runs, read_run
 from captioning.errors import InputError
 from captioning.evaluation.records import NounHit
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("best.ckpt", "best"),
+        ("cats/", "cats"),
+        ("mine/v1.2", "v1.2"),
+        ("hf:me/cats", "cats"),
+        ("a/checkpoints/b.ckpt", "a"),
+    ],
+)
+def test_a_model_has_the_name_of_its_run_or_else_of_its_file_or_folder(model, name):
+    assert model_name(model) == name
 
 
 def test_a_folder_is_read_with_everything_in_it(tmp_path):

@@ -54,6 +54,7 @@ def test_captioning_an_image_imports_neither_compiler_nor_lightning_nor_wandb(tm
         ("test --ckpt_path=bets.ckpt", "--ckpt_path bets.ckpt: no such file; did you mean best.ckpt?"),
         ("fit --init_from bets.ckpt", "--init_from bets.ckpt: no such file; did you mean best.ckpt?"),
         ("caption gone.png", "error: gone.png: no such image file"),
+        ("caption https://a.b/c.png", "https://a.b/c.png: no such image file; download it and give the file"),
         ("caption photo.png --model bets.ckpt", "--model bets.ckpt: no such file; did you mean best.ckpt?"),
         ("caption photo.png --overlya x.png", "--overlya: no such option; did you mean --overlay?"),
         ("caption empty", "empty: no image in this folder"),

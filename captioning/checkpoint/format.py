@@ -83,6 +83,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     Tensors are read on first use, so that the optimizer's state, two thirds of the file, stays on the disk. Raises
     InputError if the file is missing, damaged, or another project's.
     """
+    if (path / "config.json").is_file() or str(path) == "pretrained" or str(path).startswith("hf:"):
+        raise InputError(f"{path}: is an exported captioner, not a checkpoint; give a .ckpt file, or fit --init_from")
     if path.is_dir():
         best = RunFolder(path).checkpoint("best")
         raise InputError(f"{path}: is a folder; give {best if best.is_file() else 'a .ckpt file in it'}")

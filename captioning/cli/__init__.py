@@ -92,7 +92,12 @@ examples:
 
 
 def suggest_path(path: str | Path) -> str:
-    """Return ``; did you mean X?`` with the file of the same folder whose name is nearest, "" if none is near."""
+    """Return ``; did you mean X?`` with the file of the same folder whose name is nearest, "" if none is near.
+
+    For an address, the advice is to download it.
+    """
+    if "://" in str(path):
+        return "; download it and give the file"
     path = Path(path)
     names = [other.name for other in path.parent.glob("*") if other.exists()]
     nearest = difflib.get_close_matches(path.name, names, 1, 0.75)
@@ -102,7 +107,7 @@ def suggest_path(path: str | Path) -> str:
 def model_name(model: str | Path) -> str:
     """Return the name of a checkpoint's run, or of the model's file or folder if it is in no run."""
     run = RunFolder.of(model)
-    return run.path.resolve().name if run else Path(model).stem
+    return run.path.resolve().name if run else Path(model).absolute().name.removesuffix(".ckpt")
 
 
 def check_output(

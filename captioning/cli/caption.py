@@ -73,7 +73,7 @@ def caption(
         length_normalization: Divide a caption's log-probability by its length to this power; 0 prefers short captions.
         max_length: Largest number of words.
         min_length: Smallest number of words.
-        no_repeat_ngram: Allow no sequence of N words twice, and no word twice in a row.
+        no_repeat_ngram: Allow no sequence of N words twice, and no word twice in a row; 0 allows both.
         no_repeat_content: Allow no word twice, except function words such as "a" and "and"; true or false.
         prefix: Begin every caption with this text, such as "a photo of".
         samples: Print the N best captions or, with --sample, N samples.
@@ -92,6 +92,12 @@ def caption(
         captioning caption holiday/ --explorer holiday.html
         captioning caption holiday/ --model best.ckpt --overlay attention/ --json captions.jsonl
     """
+    for option, given in {"details": details, "heads": heads, "style": style != "color"}.items():
+        if given and overlay is None:
+            raise InputError(f"--{option}: needs --overlay, where it is drawn")
+    for option in ("beam_size", "length_normalization"):
+        if sample and option in search:
+            raise InputError(f"--{option}: has no effect with --sample")
     models = model or ["pretrained"]
     single = len(images) == 1 and images[0] != "-" and not os.path.isdir(images[0])
     failed: list[Any] = []

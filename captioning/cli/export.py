@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from captioning.cli import announce, model_name
-from captioning.files import refuse_inputs
+from captioning.files import read_text, refuse_inputs
 from captioning.run_folder import RunFolder
 
 
@@ -37,7 +37,7 @@ def export(
         captioning export --model best.ckpt --output exported/mine --license cc-by-4.0 --dtype float16
     """
     refuse_inputs(output, [model], "--output")
-    text = notes.read_text(encoding="utf-8-sig") if notes else ""
+    text = read_text(notes) if notes else ""
     announce("export")
     from captioning.checkpoint.export import refuse_other_folder
     from captioning.checkpoint.model_card import UNTESTED, card

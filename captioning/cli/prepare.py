@@ -47,7 +47,7 @@ def _wanted(name: str) -> bool:
     return name.endswith(".jpg") or name.startswith(("annotations/captions_", "annotations/instances_"))
 
 
-def coco(*, root: Path = Path("data/coco"), year: Literal[2014, 2017] = 2017, karpathy: bool = False) -> None:
+def coco(*, root: Path = Path("data/coco"), year: Literal[2014, 2017] | None = None, karpathy: bool = False) -> None:
     """Download, unpack and check COCO 2017 or 2014 (20 GB).
 
     Files that exist are not downloaded again. To resume an interrupted download, run the same command
@@ -55,7 +55,7 @@ def coco(*, root: Path = Path("data/coco"), year: Literal[2014, 2017] = 2017, ka
 
     Args:
         root: Folder of the files.
-        year: Year of the images.
+        year: Year of the images, 2017 by default.
         karpathy: Get Karpathy's split of the 2014 images, as in most papers.
 
     Examples:
@@ -64,7 +64,9 @@ def coco(*, root: Path = Path("data/coco"), year: Literal[2014, 2017] = 2017, ka
     from captioning.data.coco import CocoSource
     from captioning.data.karpathy import KarpathySource
 
-    chosen = 2014 if karpathy else year
+    if karpathy and year == 2017:
+        raise InputError("--year 2017: Karpathy's split is of the 2014 images; leave out --year or --karpathy")
+    chosen = 2014 if karpathy else year or 2017
     names = [f"{kind}_{split}{chosen}.json" for kind in ("captions", "instances") for split in ("train", "val")]
     has_annotations = all((root / "annotations" / name).is_file() for name in names)
     wanted = [] if has_annotations else [COCO[chosen, "annotations"]]

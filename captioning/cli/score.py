@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from captioning.cli import announce
+from captioning.cli import announce, model_name
 from captioning.errors import InputError, check_whole, did_you_mean
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder, checksum
@@ -88,6 +88,8 @@ def score(
     for option in (word.partition("=")[0] for word in overrides):
         if option in RENAMED:
             raise InputError(f"{option} of captioning {task} is now {RENAMED[option]}")
+    if results is not None and results.is_file():
+        raise InputError(f"--results {results}: is a file; give a folder")
     check_whole(0, bound_samples=bound_samples)
     check_whole(0, 2**32 - 1, seed_everything=seed_everything)
     announce(task)
@@ -112,7 +114,7 @@ def score(
     variants = [] if context_mode in (None, own_mode) else [str(context_mode)]
     variants += ["ensemble"] if ensemble else []
     variants += [file.stem for file in config or ()][-1:]
-    home = run.path if run else runs / "scored" / Path(path.rpartition("/")[2] or "model").stem
+    home = run.path if run else runs / "scored" / model_name(path)
     folder = results or home.joinpath(*variants)
     logged = run if task == "test" and run is not None and folder == run.path and not no_logger else None
 

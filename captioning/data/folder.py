@@ -17,6 +17,7 @@ import msgspec
 
 from captioning.data.records import SPLITS, CaptionIndex, CaptionSource, ImageEntry, Split
 from captioning.errors import InputError, one_line, warn_once
+from captioning.files import read_text
 
 _NAMES = {"file_name": "image", "image_name": "image", "text": "caption", "comment": "caption"}
 """Names of columns in other data sets, and ours."""
@@ -160,7 +161,7 @@ class _Row(msgspec.Struct):
 
 def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
     """Yield each caption of a file with the line that it begins on."""
-    text, token = _text(path), ".token" in path.name.lower()
+    text, token = read_text(path), ".token" in path.name.lower()
     if bars := text.startswith("image_name|"):
         # The published file has one such line: "2199200615.jpg| 4   A dog runs across the grass ."
         text, mended = re.subn(r"(?m)^([^|\n]+\| *\d+)(?= +[^|\s])", r"\1|", text)
@@ -195,18 +196,6 @@ def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
     except (csv.Error, ValueError, msgspec.MsgspecError) as error:
         quote = "a quote that opens here is not closed: " if isinstance(error, csv.Error) else ""
         raise InputError(f"{path}: line {number}: {quote}{one_line(error)}; a line has {line_of}") from error
-
-
-def _text(path: Path) -> str:
-    content = path.read_bytes()
-    try:
-        if b"\0" in content[:4]:
-            raise InputError(f"{path}: line 1: is in UTF-16; save the file in UTF-8")
-        return content.decode("utf-8-sig")  # spreadsheets write a byte order mark
-    except UnicodeDecodeError as error:
-        line, byte = content.count(b"\n", 0, error.start) + 1, content[error.start : error.start + 1]
-        wrong = f"is not in UTF-8 (byte 0x{byte.hex()}, in Windows-1252 {byte.decode('cp1252', 'replace')!r})"
-        raise InputError(f"{path}: line {line}: {wrong}; save the file in UTF-8") from error
 
 
 def _renamed_columns(names: Sequence[str]) -> list[str]:

@@ -35,7 +35,7 @@ class BeamOptions:
     def __post_init__(self) -> None:
         check_whole(1, 1000, beam_size=self.beam_size, max_length=self.max_length)
         check_whole(0, self.max_length, **{"min_length (at most max_length)": self.min_length})
-        check_whole(1, no_repeat_ngram=self.no_repeat_ngram)
+        check_whole(0, no_repeat_ngram=self.no_repeat_ngram)
         check_range(-10, 10, length_normalization=self.length_normalization)
 
     def constraints(self, vocabulary: Vocabulary | None) -> Constraints:
@@ -43,7 +43,7 @@ class BeamOptions:
         repeatable = None
         if self.no_repeat_content and vocabulary is not None:
             repeatable = tuple(vocabulary.encode(word for word in FUNCTION_WORDS if word in vocabulary))
-        return Constraints(self.min_length, self.no_repeat_ngram, repeatable=repeatable)
+        return Constraints(self.min_length, self.no_repeat_ngram or None, repeatable=repeatable)
 
     @classmethod
     def of_settings(cls, settings: Mapping[str, Any]) -> Self:
@@ -93,7 +93,7 @@ class DecodingOptions(BeamOptions):
         unused = [] if self.method == "sample" else ["temperature", "top_k", "top_p", "seed"]
         for name in unused[:-1] if self.context_mode == "sample" else unused:  # draws of locations need the seed
             if (value := getattr(self, name)) != getattr(DecodingOptions, name):
-                raise InputError(f"{name}={value} has an effect only when sampling, not with {self.method}")
+                raise InputError(f"{name}={value} has an effect only with method sample (--sample), not {self.method}")
         if self.method == "greedy" and self.samples not in (None, 1):
             raise InputError(f"samples={self.samples}: greedy decoding has one caption; use beam or sample")
 

@@ -158,6 +158,8 @@ class ImageCaptioner(Generic[Model]):
             context_mode, seed: How hard attention forms its contexts; see ``DecodingOptions``.
         """
         options = dataclasses.replace(self.options, context_mode=context_mode, seed=seed)
+        if is_single(images):
+            raise InputError("images: give a list, also of one image")
         if len(images) != len(captions) or any(isinstance(caption, str) for caption in captions):
             raise InputError(f"captions: give a list of words for each of {len(images)} images, got {captions!r:.80}")
         results: list[Caption] = []

@@ -24,7 +24,7 @@ demo: $(STAMP)  ## caption a photo, train soft and hard attention on generated s
 	@$(BIN)/python scripts/demo.py
 
 # PRETRAINED=--dry_run prints the commands. An interrupted stage is resumed.
-pretrained: $(STAMP)  ## make the pretrained captioner again from Flickr8k (some hours on two cores)
+pretrained: $(STAMP)  ## make the pretrained captioner again from Flickr8k, Flickr30k and COCO (some hours on two cores)
 	@$(BIN)/python scripts/pretrained.py $(PRETRAINED)
 
 # STUDY="--jobs 2" trains two runs at once, STUDIES=lite2_hard runs one study. An interrupted study resumes.

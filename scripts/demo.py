@@ -1,6 +1,6 @@
 """Caption a photo, then train soft and hard attention on generated shapes and compare them. ``make demo`` runs it.
 
-The photograph ships with matplotlib; the pretrained captioner captions it. The rest is the whole path of a model:
+The photo is an example of the package; the pretrained captioner captions it. The rest is the whole path of a model:
 generate data, train, score, caption an unseen image. An interrupted demo resumes where it stopped; delete its folder to
 start over.
 """
@@ -26,7 +26,7 @@ from captioning.settings import command_line, read_config
 REPOSITORY = Path(__file__).resolve().parent.parent
 RUNS = {"soft": "shapes_soft", "hard": "shapes_hard"}  # key in summary.json -> config
 EPOCHS = 6  # of the configs
-TRAINING_SECONDS = 350.0  # of the steps; the demo should end within eight minutes, installation included
+TRAINING_SECONDS = 350.0  # of the steps; the demo should end within ten minutes, installation included
 OTHER_SECONDS = 90.0  # drawing the images, starting, validating and testing
 BESIDE = 2.0  # factor on a step timed alone: without another model, image loading and the optimizer
 IMAGES, CAPTIONS = 6000, 5  # images of an epoch, captions of each

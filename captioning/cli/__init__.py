@@ -1,4 +1,4 @@
-"""The commands: each is a function in the module of its name; `validate`, `test` and `predict` are in ``score``.
+"""The commands: functions in modules of their names, five in ``prepare``; `validate`, `test`, `predict`: ``score``.
 
 This module imports nothing that is slow, because help is answered from it at once.
 """

@@ -30,8 +30,8 @@ class CocoSource(CaptionSource):
     """Images and captions in COCO's folders: ``annotations/captions_train2017.json``, ``train2017/*.jpg`` and so on.
 
     COCO publishes no captions of its test images: without ``test_captions`` the validation split stands in for the test
-    split, and the log says so. For COCO's server, set ``test_captions: annotations/image_info_test2014.json`` and run
-    `captioning predict`.
+    split, and the log says so. For COCO's server, set ``year: 2014`` and
+    ``test_captions: annotations/image_info_test2014.json``, and run `captioning predict`.
 
     Args:
         root: The folder with ``annotations`` and the image folders.

@@ -43,7 +43,7 @@ class FolderSource(CaptionSource):
     Without a ``split`` column, an image in a folder ``train``, ``validation`` (or ``val``) or ``test`` belongs to that
     split. The splits without a folder are drawn by a hash of the image's name: about one image in ten for validation,
     one for the test, and the others for training. New images never move old ones to another split. A split that would
-    be empty, as in a small set, gets a tenth of the largest one, at least one image of three or more.
+    be empty, as in a small set, gets a tenth of the largest (training: eight tenths), at least one image from three on.
 
     Also read are Hugging Face's ``metadata.jsonl`` or ``.csv`` with ``file_name`` and ``text``, ``Flickr8k.token.txt``
     and Flickr30k's ``results.csv`` or ``.token``, whose images may lie in a folder beside the file. Known errors in the

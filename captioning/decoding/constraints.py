@@ -19,9 +19,8 @@ class Constraints:
     """What the words of a caption must be. Masked words get -inf; the others keep the model's log-probabilities.
 
     Attributes:
-        min_length: Smallest number of words before <end>, the prefix included.
-        no_repeat_ngram: Length n: no sequence of n words occurs twice in a caption, and no word twice in a row. None
-            allows both. A caption that no word may continue ends, even before ``min_length``.
+        min_length: Smallest number of words before <end>, with the prefix; a caption without a next word ends early.
+        no_repeat_ngram: Length n: no n words occur twice in this order, and no word twice in a row. None allows both.
         prefix: Ids of the words that every caption begins with. The prefix itself may repeat words.
         repeatable: Ids of the words that a caption may have more than once; None for all.
     """

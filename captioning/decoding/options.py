@@ -57,7 +57,7 @@ class BeamOptions:
 class DecodingOptions(BeamOptions):
     """How captions are decoded; ``captioning.decoding`` explains the search.
 
-    Raises InputError if an option is out of its range, or is set and has no effect with the method.
+    Raises InputError if an option is out of its range, or temperature, top_k, top_p, seed or samples has no effect.
 
     Attributes:
         method: Beam search, greedy decoding, or sampling of words.

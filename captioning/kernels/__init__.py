@@ -1,1 +1,1 @@
-"""Fused kernels, each beside the plain formula that it must agree with."""
+"""What makes training and search fast: fused kernels beside their plain formulas, and deferred gradients."""

@@ -2,7 +2,7 @@
 
 The additive score is v . tanh(P + q): the plain formula, and a fused one that never stores the hidden layer. The fused
 form computes tanh again in the backward pass, so that memory does not grow with steps x locations x A. The kernels are
-in ``additive_cpu`` and ``additive_cuda``, which have the same three functions.
+in ``additive_cpu`` and ``additive_cuda``, which have the same four functions.
 
 Letters: P (B, L, A) are the projected annotations, q (B, R, A) the projected queries of R rows per image, v (A,) the
 weights of the hidden layer, e (B, R, L) the logits.

@@ -18,7 +18,7 @@ from captioning.vocabulary import END, FUNCTION_WORDS, START, Vocabulary
 
 
 class Guidance(Component):
-    """A term of the likelihood that teaches the alphas of soft, hard, gated or summed attention.
+    """A term of the likelihood that teaches the alphas.
 
     Args:
         weight: Factor of the term in the loss. The term and the NLL are both means per word, in nats.

@@ -58,7 +58,7 @@ class Panel {
       onclick: (event) => this.#clickWord(event),
     });
     this.details = element("p", { class: "details" });
-    this.beam = element("ol", { class: "beam", "aria-label": `Captions of the beam of ${run.run}, best first` });
+    this.beam = element("ol", { class: "beam", "aria-label": `Captions of ${run.run}` });
     this.labels = element("div", { class: "labels", "aria-hidden": "true" });
     this.matrix = element("canvas", {
       class: "matrix",
@@ -99,7 +99,7 @@ class Panel {
           this.words,
           this.details,
           element("div", { class: "numbers" }, ...numbers),
-          element("h4", {}, "Beam, with the log-probabilities that rank it"),
+          element("h4", {}, "Captions, with log-probabilities"),
           this.beam,
           element(
             "details",

@@ -20,8 +20,8 @@ JSON_SUFFIXES = (".json", ".jsonl")
 def replacing(path: Path, option: str = "") -> Iterator[Path]:
     """Yield a temporary path beside ``path``; rename it to ``path`` when the block ends without an error.
 
-    Make missing folders. Replace the target of a link. Raises InputError, which names ``option``, if the file cannot
-    be written.
+    Missing folders are made, and a link's target is replaced. Raises InputError, which names ``option``, if the file
+    cannot be written.
     """
     path = path.expanduser()
     path = path.resolve() if path.is_symlink() else path

@@ -89,7 +89,7 @@ def _repeated_keys(node: Any, lines: dict[str, int], prefix: str = "") -> Iterat
 
 
 def _without_moved(settings: Any) -> Any:
-    """Remove settings that have become options of a command; log a warning for those that were not the default."""
+    """Remove settings that have become options of a command; log a warning if one was not the default."""
     for (section, name), (default, option) in _MOVED.items():
         values = settings.get(section) if isinstance(settings, dict) else None
         if isinstance(values, dict) and values.pop(name, default) != default:
@@ -113,7 +113,7 @@ def _expand_home(word: str) -> str:
 
 
 def command_line(args: Sequence[str] | None) -> list[str]:
-    """Return the words of a command line, those of sys.argv for None, with the home folder for ``~``."""
+    """Return the words of a command line, by default sys.argv's, with the home folder for ``~``."""
     return [_expand_home(word) for word in (sys.argv[1:] if args is None else args)]
 
 

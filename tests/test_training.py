@@ -136,18 +136,18 @@ def test_weights_of_another_model_keep_the_statistics_of_a_frozen_encoder(shapes
 def test_samples_are_the_first_validation_images_with_their_evidence(shapes, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(
-        "captioning.views.overlays.attention_figure",
-        lambda photo, words, looks, **options: drawn.append((photo, words, looks[""])) or Figure(),
+        "captioning.training.loggers.attention_figure",
+        lambda photo, words, models, **options: drawn.append((photo, words, models[""])) or Figure(),
     )
     module = make_module(output=SummedOutput())
     make_trainer(tmp_path, callbacks=[CaptionSamples(2)]).fit(module, make_data(shapes))
     first = shapes.index("val").image_ids[:2].tolist()
     assert sorted(p.name for p in (tmp_path / "samples").iterdir()) == [f"{i}_001.png" for i in first]
     assert [words for _, words, _ in drawn] == [image.words for image in module.evaluator.finish()[1][:2]]
-    for photo, words, look in drawn:
-        assert look.trace.evidence.shape == look.trace.alphas.shape == (len(words), 36)
-        torch.testing.assert_close(look.trace.evidence.sum(1), torch.ones(len(words)))
-        assert (photo.size, look.view_box) == ((48, 48), (0, 0, 1, 1))
+    for photo, words, attention in drawn:
+        assert attention.trace.evidence.shape == attention.trace.alphas.shape == (len(words), 36)
+        torch.testing.assert_close(attention.trace.evidence.sum(1), torch.ones(len(words)))
+        assert (photo.size, attention.view_box) == ((48, 48), (0, 0, 1, 1))
 
 
 @pytest.mark.parametrize(

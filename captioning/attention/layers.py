@@ -78,7 +78,7 @@ class AnnotationAttention(AnnotationLayer):
         )
         layer.self_attn.dropout = 0.0
         self.layers = nn.TransformerEncoder(layer, self.layer_count, nn.LayerNorm(dim), enable_nested_tensor=False)
-        for parameter in self.layers.parameters():  # the layers are copies and would start equal
+        for parameter in self.layers.parameters():  # copies would start equal
             if parameter.dim() > 1:
                 nn.init.xavier_uniform_(parameter)
         return dim

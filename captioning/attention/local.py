@@ -27,7 +27,7 @@ class LocalScore(Score):
 
     for locations i at most ``window`` away, 0 for others; s = window / 2. The Gaussian's logarithm is added to the
     logits. So every selection works with it, and the position gets a gradient. Positions are measured in locations from
-    the upper left corner; r_i and c_i are the centers of cells, the first of which is at 0.5.
+    the upper left corner; r_i and c_i are the centers of cells, the first at 0.5.
 
     Differs from the paper, which multiplies the softmax by the Gaussian and leaves a sum below 1: here the product is
     divided by its sum, so that alphas are probabilities.

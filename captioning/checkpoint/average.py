@@ -1,4 +1,4 @@
-"""One checkpoint whose weights are the mean of several, such as those of a first and a second stage of training."""
+"""One checkpoint with the mean weights of several, such as a first and a second stage of training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def average_checkpoints(paths: Sequence[Path], fractions: Sequence[float] | None
     statistics must be equal. Everything else is the last checkpoint's.
 
     Args:
-        fractions: The weight of each checkpoint in the mean, divided by their sum. Equal by default.
+        fractions: The weight of each checkpoint in the mean, divided by the sum; equal by default.
 
     Raises:
         InputError: A checkpoint cannot be read; models, words or statistics differ (dropout may); or a fraction is

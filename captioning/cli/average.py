@@ -9,7 +9,7 @@ from captioning.files import refuse_inputs
 
 
 def average(*, model: list[Path], output: Path, fraction: list[float] | None = None) -> None:
-    """Write a checkpoint whose weights are the mean of several, such as those of two stages of training.
+    """Write a checkpoint with the mean weights of several, such as two stages of training.
 
     Use the result like any checkpoint: to caption, to score, to export, or to start training from it
     (--init_from). The mean is useful if one run started from the weights of the other, or all from

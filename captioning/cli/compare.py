@@ -31,15 +31,15 @@ def compare(
 ) -> None:
     """Compare runs: metrics on the same images with intervals and tests, curves, speed, attention.
 
-    The captions are those that `captioning test` wrote. All runs are compared with the first. Runs that
-    differ only in their seed are one variant. The command prints tables and writes a page.
+    The captions come from `captioning test`. All runs are compared with the first. Runs that differ only
+    in their seed are one variant. The command prints tables and writes a page.
 
     Args:
         *runs: The folder of a run, or a folder of runs.
         test: First test every run that has no captions, or captions of other weights. Tests the checkpoint that was
             tested before, or else the best.
         metric: Metric of the verdict: bleu1, bleu2, bleu3, bleu4, rouge_l, cider_d or meteor.
-        images: Number of images to show, those that differ most.
+        images: Number of images to show, most different first.
         resamples: Number of resamples for intervals and tests.
         seed: Seed of the resampling.
         figure: Draw where one run of each variant looks at the words of one caption: a png, pdf or svg file.

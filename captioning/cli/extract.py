@@ -25,8 +25,8 @@ def extract(
 ) -> None:
     """Compute features (the encoder's annotations) once; training reads them from disk with --data.features.
 
-    The encoder and the data are those of a training configuration, whose options work here, too, such
-    as --data.source.root DIR. After an interruption, run the same command again to continue.
+    The encoder and the data come from a training configuration, whose options work here, too, such as
+    --data.source.root DIR. After an interruption, run the same command again to continue.
 
     Args:
         config: The training configuration; of several, the later ones win.

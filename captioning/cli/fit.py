@@ -301,7 +301,7 @@ class Fit(LightningCLI):
 
 
 def _read_files(args: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the command line and the settings in its configurations, both with those of a run that is resumed.
+    """Return the command line and the settings in its configurations, both completed from a resumed run.
 
     A resumed run stays in its checkpoint's folder, whatever the configuration is called.
     """

@@ -43,7 +43,7 @@ class OneLineErrors:
     settings: Sequence[Mapping[str, Any]] = ()  # configurations; the arguments of their classes are suggested
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        if getattr(self, "_inner_parser", False):  # parses the arguments of one class; the outer parser adds its name
+        if getattr(self, "_inner_parser", False):  # it parses one class's arguments; the outer parser adds the name
             super().error(message, ex)  # type: ignore[misc]
         text = FIT_HELP if self.prog.endswith(" fit") else self.format_help()  # type: ignore[attr-defined]
         options = [option for option in self._option_string_actions if option.startswith("--")]

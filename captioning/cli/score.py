@@ -64,7 +64,7 @@ def score(
 
     Args:
         ckpt_path: A FILE.ckpt, exported folder, hf:owner/name or pretrained; or best or last of --name.
-        config: A configuration with the data; by default that of the checkpoint's run.
+        config: A configuration with the data; by default the run's config.yaml.
         split: Split to score.
         context_mode: Context of hard attention: the expectation over all locations, the most probable location, or a
             drawn location.

@@ -1,4 +1,4 @@
-"""The images that runs caption differently, and the attention of every run along the caption of its test."""
+"""The images that runs caption differently, with every run's attention at the words of its caption."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _SEEDS = ("seed_everything", "data.seed")
 
 
 def ordered_curves(runs: Sequence[Run], metric: str) -> dict[str, dict[str, Curve]]:
-    """Return the curves by log key and run, the most important keys first, without those of controls."""
+    """Return the curves by log key and run, the most important keys first, without controls."""
     leading = [f"val/{metric}", "val/nll", "val/pointing_accuracy", "val/attention_correctness", "train/loss"]
     keys = sorted({key for run in runs for key in run.curves if "/" in key and "_controls/" not in key})
     ordered = sorted(keys, key=[*leading, *keys].index)

@@ -207,7 +207,7 @@ def _on_variant(result: Comparison, name: str, test: Difference) -> str:
 
 
 def finding(test: Difference) -> str:
-    """Return words for a test's result; a difference is clear only if interval and test agree."""
+    """Return a test's result in words; a difference is clear only if interval and test agree."""
     if test.clear:
         return "Clear difference"
     if test.excludes_zero:

@@ -38,7 +38,7 @@ class Run:
     search: dict[str, Any] = field(default_factory=dict)  # decoding options of the test, such as beam_size
     captions: dict[int, CaptionedImage] | None = None  # by image id; None if there are none
     contexts: dict[str, dict[str, float]] = field(default_factory=dict)  # by context mode, the scores of its test
-    checkpoint: Path | None = None  # the one that was tested, else the best
+    checkpoint: Path | None = None  # the tested one, else the best
     outdated: bool = False  # whether the checkpoint's weights have changed since the test, which is then left out
     parameters: dict[str, int] = field(default_factory=dict)  # numbers of parameters of "encoder" and "decoder"
 

@@ -172,7 +172,7 @@ def with_scores(variant: Variant, measures: Sequence[Measure], runs: Sequence[Ru
         if not measure.baseline and measure.counts.keys() >= set(variant.runs):
             values = [np.atleast_1d(measure.values(measure.counts[run].sum(axis=0))) for run in variant.runs]
             scores |= dict(zip(measure.keys, np.stack(values, axis=1).tolist(), strict=True))
-    # The scores of a run's test are those of all its images.
+    # The scores of a run's test are over all of its images.
     if not images or all(len(run.captions or ()) == images for run in members):
         of_tests = [key for key in _NEEDS_MODEL if all(key in run.scores for run in members)]
         scores |= {key: [run.scores[key] for run in members] for key in of_tests}

@@ -50,7 +50,7 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """Return up to K captions per image, best first; all images are searched in one batch.
 
-    As in the authors' code, a finished hypothesis leaves the beam and narrows it; the search for an image ends when K
+    As in the authors' code, a finished hypothesis leaves the beam and narrows it. The search for an image ends when K
     have finished, or at ``max_length``: the others are returned as unfinished, after the finished ones. Raises
     InputError if no caption of ``max_length`` words meets the constraints, or no word has a finite probability.
 
@@ -115,8 +115,8 @@ def sample(
 ) -> list[Hypothesis]:
     """Return one caption per row of ``state``, each word sampled from the model's distribution.
 
-    Log-probabilities are the model's own, not those of the tempered, cut and masked distribution. A step takes one
-    number per row from torch's global generator, also for rows that have ended, so no caption depends on the others.
+    Log-probabilities are the model's own, before tempering, cutting and masking. A step takes one number per row from
+    torch's global generator, also for rows that have ended, so no caption depends on the others.
 
     Args:
         temperature: Positive divisor of the log-probabilities.

@@ -21,8 +21,8 @@ Method = Literal["beam", "greedy", "sample"]
 class BeamOptions:
     """Options of the search in evaluation (see ``beam_search`` and ``Constraints``); a beam of 1 is greedy decoding.
 
-    With ``no_repeat_content`` a caption has every word at most once, except those of ``vocabulary.FUNCTION_WORDS``.
-    Raises InputError if an option is out of its range.
+    With ``no_repeat_content`` a caption has every word at most once, except ``vocabulary.FUNCTION_WORDS``. Raises
+    InputError if an option is out of its range.
     """
 
     beam_size: int = 3

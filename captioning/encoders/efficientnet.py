@@ -1,4 +1,4 @@
-"""EfficientNet-Lite2 (Tan & Le 2019, without squeeze and excitation) without its classifier. Needs no timm."""
+"""EfficientNet-Lite2 (Tan & Le 2019, without squeeze and excitation), without classifier and without timm."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Evaluator:
 
     captioner: CaptionModel
     vocabulary: Vocabulary
-    regions: RegionsInView  # those of the split
+    regions: RegionsInView  # the split's
     search: BeamOptions
     bound_samples: int = 0
     """Draws of locations for each reference, to estimate the bounds of stochastic attention. 0 estimates none."""

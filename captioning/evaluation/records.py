@@ -121,7 +121,7 @@ def convert(path: Path, content: Any, kind: Any, expected: str) -> Any:
 
 
 def write_results(path: Path, images: Sequence[CaptionedImage]) -> None:
-    """Write numbers of images and captions as the COCO server takes them, ``[{"image_id": 17, "caption": ..}, ..]``."""
+    """Write image numbers and captions as the COCO server takes them, ``[{"image_id": 17, "caption": ..}, ..]``."""
     write_json(path, [{"image_id": image.image_id, "caption": image.text} for image in images], indent=None)
 
 

@@ -185,7 +185,7 @@ class ImageCaptioner(Generic[Model]):
         number: int,
         forced: list[list[int]] | None = None,
     ) -> list[list[Caption]]:
-        """Return the captions that a search finds for a batch, or the ones of the ``forced`` word ids.
+        """Return the captions that a search finds for a batch, or that the ``forced`` word ids give.
 
         Each image has one view for each preprocessing of the models. The batch's ``number`` is added to the seed.
         """

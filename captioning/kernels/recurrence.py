@@ -1,6 +1,6 @@
 """All steps of a recurrence behind one call. Weight gradients are deferred, and captions have different lengths.
 
-At the steps that exist, the result is that of ``for x in inputs: state, out = step(x, state, memory)``.
+At existing steps, the result equals ``for x in inputs: state, out = step(x, state, memory)``.
 """
 
 from __future__ import annotations

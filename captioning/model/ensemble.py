@@ -59,7 +59,7 @@ class Ensemble(CaptionModel):
     def encode_batch(self, batch: CaptionBatch) -> Memories:
         """Return the memories of a batch's images.
 
-        Cached features are those of the first member's encoder; for other encoders the images are loaded.
+        Cached features come from the first member's encoder; for other encoders, images are loaded.
         """
 
         def annotations_of(encoder: Encoder) -> Tensor:

@@ -142,7 +142,7 @@ class TransformerDecoder(Decoder):
     def _all_layers(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionOutput]:
         """Return the output layer's input (N, T, d), the new state, and the last layer's attention at (N, T) steps.
 
-        The words (N, T) follow those of ``state``; T is 1 if there is a state.
+        The words (N, T) follow the words in ``state``; T is 1 if there is any.
         """
         assert isinstance(memory, LayeredMemory)
         earlier = state[0].shape[1] if state else 0

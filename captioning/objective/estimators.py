@@ -5,7 +5,7 @@ REINFORCE: the gradient of E_s[log p(y | s, a)] with respect to the alphas is th
     sum_t (R_t - b_t) * d log p(s_t | a)
 
 R_t must contain the log-probability of the words that s_t can influence; b_t may be anything that does not depend on
-s_t. Other words in R_t, and the choice of b_t, affect only the variance. Where the paper has no names, we use those of
+s_t. Other words in R_t, and the choice of b_t, affect only the variance. Names that the paper lacks come from
 reinforcement learning: the *reward* of a step is the log-probability of its word, the *return* R_t a sum of rewards,
 and the *advantage* R_t - b_t.
 """

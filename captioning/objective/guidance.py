@@ -47,7 +47,7 @@ class Guidance(Component):
         """Return the term of each step in nats (N, T), 0 at steps that teach nothing.
 
         Args:
-            memory: One image for each of the N captions, or B images if each has equally many, adjacent.
+            memory: N images, one per caption, or B images with equally many adjacent captions.
             output: The decoder's output for the captions, each decoded S times.
         """
 

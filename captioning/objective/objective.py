@@ -81,8 +81,8 @@ class Likelihood(Objective):
         entropy_weight: lambda_e of that rule, the weight of the alphas' entropy, for stochastic attention.
         label_smoothing: Fraction of the target probability that is spread over the vocabulary. Rewards are plain
             log-probabilities.
-        samples: How often each caption is decoded in training, with dropout of its own, over one encoding of the
-            image. With hard attention the estimator sets it.
+        samples: How often each caption is decoded in training, with new dropout, over one encoding of the image. With
+            hard attention the estimator sets it.
         guidance: Terms that teach attention where to look, in training alone; none in the paper.
         reduction: How terms are averaged; per word by default.
     """

@@ -1,4 +1,4 @@
-"""The loggers of a run, from their settings to their end, and all that is particular to wandb."""
+"""The loggers of a run, from their settings to their end, and everything about wandb."""
 
 from __future__ import annotations
 

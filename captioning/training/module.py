@@ -76,7 +76,7 @@ class CaptioningModule(pl.LightningModule):
         settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         super().__init__()
-        self._parts = (encoder, decoder)  # in a tuple, so that only the captioner registers them as submodules
+        self._parts = (encoder, decoder)  # a tuple: only the captioner registers them as submodules
         self.objective = (objective or Likelihood()).bind(decoder)
         self.optimizer, self.scheduler = optimizer, scheduler
         self.search, self.initial_model, self.settings = search, initial_model, dict(settings)

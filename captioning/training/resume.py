@@ -26,7 +26,7 @@ def next_batch(trainer: pl.Trainer) -> tuple[int, int]:
     """Return the epoch and the batch, both counted from 0, at which training starts or continues.
 
     Lightning's loop is ``restarting`` from loading a checkpoint until the first batch. Between two epochs, its counts
-    are still those of the epoch that ended, and no position.
+    still belong to the last epoch, and are no position.
     """
     loop: Any = trainer.fit_loop
     progress = loop.epoch_loop.batch_progress

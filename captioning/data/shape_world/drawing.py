@@ -89,7 +89,7 @@ def _paint_shape(image: Image.Image, shape: Shape, alpha: Image.Image, corner: t
 def _pattern(shape: Shape, width: int, scale: float) -> Image.Image:
     """Return the coverage (mode L) of a texture's second tone over a patch."""
     # ConvEncoder learns a period of 6 pixels fastest. Trained as a classifier on 8,000 images, it gets 90 % of the
-    # patterns right with 6 pixels, 86 % with 9, and 69 % with 12, of which a small object shows two periods.
+    # patterns right with 6 pixels, 86 % with 9, and 69 % with 12, where a small object shows two periods.
     period = 6.0 * scale
     axis = (np.arange(width * 2) + 0.5) / 2 - width / 2
     y, x = np.meshgrid(axis, axis, indexing="ij")

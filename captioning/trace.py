@@ -33,12 +33,10 @@ class AttentionTrace(NamedTuple):
     Attributes:
         alphas: (.., L), the probabilities of the locations.
         betas: (..), beta of Sec. 4.2.1 in [0, 1]; None if the decoder has no such gate.
-        locations: (..) integers, the location whose annotation the context is; ``NO_LOCATION`` where the context is an
-            expectation.
+        locations: (..) integers, the location whose annotation the context is; ``NO_LOCATION`` for an expectation.
         evidence: (.., L), how strongly the image at each location speaks for the word, as fractions that sum to 1
             (``Output.evidence``). None for a decoder without it, in training, and during a search.
-        heads: (.., h, L), the alphas of each head, whose mean is ``alphas``; None in training, and where attention has
-            no heads.
+        heads: (.., h, L), the alphas of each head, whose mean is ``alphas``; None in training and without heads.
     """
 
     alphas: Any

@@ -34,8 +34,7 @@ def search(
 ) -> list[list[Hypothesis]]:
     """Return up to K hypotheses of every image, by slot and then by step; ``beam_search`` explains the other arguments.
 
-    A hypothesis leaves its slot with <end> or at ``max_length``. Images that are done leave the batch once they are
-    half of it.
+    A hypothesis leaves its slot with <end> or at ``max_length``. Finished images leave once they are half the batch.
     """
     constraints.check(max_length)
     B, device = step.images, state[0].device

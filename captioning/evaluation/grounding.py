@@ -18,8 +18,7 @@ from captioning.metrics.table import NOUN_METRICS
 def noun_hits(words: Sequence[str], alphas: ArrayLike, regions: Sequence[Region], cells: CellGrid) -> list[NounHit]:
     """Judge every noun or phrase of a caption that has a region, in caption order.
 
-    A location is a hit if its cell touches the region, that is, if the mask dilated by half a cell contains the cell's
-    center.
+    A location is a hit if its cell touches the region: the mask dilated by half a cell contains the cell's center.
 
     Correctness is the attention correctness of Liu et al. ("Attention correctness in neural image captioning", AAAI
     2017): the sum of attention over the region that the word names. Differs from the paper: a location's weight is

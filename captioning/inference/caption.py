@@ -44,8 +44,7 @@ class Caption:
         cells: The positions of the L locations on the view.
         view: The pixels that the model saw, after resizing and cropping.
         path: Path of the image file; None for an image given as pixels.
-        photo: A function that reads the whole image again; it returns None if the file has changed. None if there is
-            only the view.
+        photo: Reads the whole image again; returns None if the file has changed. None if there is only the view.
         alternatives: The other captions of the image: the rest of the beam, best first, or further samples.
         model: Name of the model, if ``beside`` has others.
         beside: The same words of the same image from other models, by name; see ``same_words``.

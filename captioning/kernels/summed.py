@@ -106,8 +106,8 @@ def summed_posterior(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_index
 def _on_support(A: Tensor, log_w: Tensor, image_index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Leave out locations whose weight is 0 at every step of their image: exact (Correia et al. 2020).
 
-    Returns A (B, K, r), log_w (M, K + 1), and the columns (M, K + 1) of ``log_w`` that are kept. K is the largest
-    support in the batch.
+    Returns A (B, K, r), log_w (M, K + 1), and the kept columns (M, K + 1) of ``log_w``. K is the batch's largest
+    support.
     """
     (B, L, _), weighted = A.shape, log_w[:, 1:] != -math.inf
     steps = torch.zeros(B, L, dtype=torch.int32, device=A.device).index_add_(0, image_index, weighted.int())

@@ -111,8 +111,7 @@ def bleu_counts(
         images: Number of each hypothesis' image among the references; by default the images in order.
 
     Returns:
-        (M, 10): matched n-grams of the hypothesis, n = 1..4; its n-grams, n = 1..4; its words; words of the closest
-        reference.
+        (M, 10): matched n-grams, n = 1..4; the hypothesis' n-grams, n = 1..4, and words; the closest reference's words.
     """
     index = references if isinstance(references, ReferenceNGrams) else ReferenceNGrams(references)
     numbers, hypothesis, reference = index.pairs(hypotheses, images)

@@ -155,8 +155,7 @@ def mean_log_probs(log_probs: Sequence[Tensor]) -> Tensor:
 def mean_trace(traces: Sequence[AttentionTrace]) -> AttentionTrace:
     """Return the mean alphas and betas of models that look at the same locations; one trace is returned unchanged.
 
-    The mean has no locations, even if the context of every model is one annotation. It has betas if all models have a
-    gate.
+    The mean has no locations, even if the context of every model is one annotation. It has betas if all models do.
     """
     first, *others = traces
     if not others:

@@ -22,13 +22,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLUMNS = 7
-_PANEL = 1.75  # inches, a panel's longer side
-_WORD, _WORD_WITH_DETAILS = 0.75, 1.3  # inches, the least width for a word, whose panel may be narrower
-_FIGURE, _SCALE = 6.2, 1.2  # inches, the least width of the figure, and the width of the scale without its text
-_GAP, _ABOVE, _NOTE, _MARGIN = 0.09, 0.27, 0.13, 0.3  # inches: between panels, above, per note line, margin
-_LINE, _LETTER = 0.2, 0.13  # inches, of the caption
-_PIXELS = 448  # most of a panel's longer side
+_PIXELS = 448  # the most pixels of a panel's longer side
 _GRAY = "0.35"
+# Lengths in inches:
+_PANEL = 1.75  # a panel's longer side
+_WORD, _WORD_WITH_DETAILS = 0.75, 1.3  # least width for a word, whose panel may be narrower
+_FIGURE = 6.2  # least width of the figure
+_SCALE = 1.2  # width of the scale without its text
+_GAP = 0.09  # between panels
+_ABOVE = 0.27  # above a panel, for the word
+_NOTE = 0.13  # height of a line below a panel
+_MARGIN = 0.3  # around the figure
+_LINE, _LETTER = 0.2, 0.13  # height and width of the caption's letters
 
 Box = tuple[float, float, float, float]
 """(left, top, right, bottom) on a picture, where y grows downward"""

@@ -210,7 +210,7 @@ class Explorer {
     this.panels.forEach((panel) => panel.draw());
   }
 
-  /** Scroll the place around an item alone: scrollIntoView would move the page too. */
+  /** Scroll an item's container alone: scrollIntoView would move the page too. */
   #scrollTo(item, around) {
     const [box, outer] = [item.getBoundingClientRect(), around.getBoundingClientRect()];
     around.scrollTop += Math.min(0, box.top - outer.top) + Math.max(0, box.bottom - outer.bottom);
@@ -258,7 +258,7 @@ class Explorer {
     if (focused) this.active?.focusWord();
   }
 
-  /** Show one run, or all of them side by side (null); what is shown goes on at the word shown before. */
+  /** Show one run, or all side by side (null), at the word shown before. */
   showRun(run) {
     if (run === this.selected || run >= this.data.runs.length) return;
     const before = this.active;
@@ -315,7 +315,7 @@ class Explorer {
     this.panels.forEach((panel) => panel.redraw());
   }
 
-  /** Go through the words of the active panel, from the first one when the last is shown. */
+  /** Go through the words of the active panel, from the first one if the last is shown. */
   play(on = this.player === null) {
     clearInterval(this.player);
     this.player = null;
@@ -338,7 +338,7 @@ class Explorer {
     this.status.textContent = text;
   }
 
-  /** Keep the images all of whose words occur in their names, captions or references. */
+  /** Keep the images whose names, captions or references have all words of the search. */
   filter(text) {
     const wanted = text.toLowerCase().split(/\s+/).filter(Boolean);
     this.matching = this.data.images.flatMap((image, index) => {
@@ -364,7 +364,7 @@ class Explorer {
     this.position.textContent = `${place < 0 ? "–" : place + 1} / ${this.matching.length}`;
   }
 
-  /** The next or previous image of those that match the search. */
+  /** Open the next or previous image that matches the search. */
   step(direction) {
     const ahead = this.matching.filter((index) => (direction > 0 ? index > this.current : index < this.current));
     if (ahead.length) this.open(direction > 0 ? ahead[0] : ahead[ahead.length - 1]);

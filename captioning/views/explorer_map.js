@@ -7,14 +7,14 @@ function bytes(text) {
 }
 
 /**
- * The cell that a place along one axis belongs to: the nearest one.
+ * The cell nearest to a place along one axis.
  * @param place, offset and stride in one unit; offset is the first cell's center.
  */
 function nearestCell(place, offset, stride, cells) {
   return Math.max(0, Math.min(cells - 1, Math.floor((place - offset) / stride + 0.5)));
 }
 
-/** How strongly a value is drawn, 0 to 1: the square root of its part of the end of the scale. */
+/** How strongly a value is drawn, 0 to 1: the square root of its fraction of the scale's end. */
 function strengthOf(value, end) {
   return Math.sqrt(Math.max(0, Math.min(value / end, 1)));
 }
@@ -38,7 +38,7 @@ function erf(x) {
 
 /**
  * The weights of cells at each pixel of an axis, (pixels x cells), row by row: a Gaussian's integral over each cell.
- * The view is mirrored at a border that a cell reaches. Rows sum to 1, or to less near one that none reaches.
+ * The view is mirrored at a border that a cell reaches: rows sum to 1, and to less near another border.
  * @param offset, stride in pixels.
  */
 function gaussianWeights(cells, offset, stride, pixels, sigma) {

@@ -32,7 +32,7 @@ function indexAt(position, start, length, count) {
   return Math.max(0, Math.min(count - 1, Math.floor(((position - start) / length) * count)));
 }
 
-/** Whether a word's probability is so low that the word is shown as unsure; null is a probability that is not known. */
+/** Whether a word's probability is so low that the word is shown as unsure; null is an unknown probability. */
 function isUnsure(probability) {
   return probability !== null && probability < UNSURE_BELOW;
 }
@@ -140,12 +140,12 @@ class Panel {
     return this.run.captions[this.state.caption];
   }
 
-  /** The kind of attention that is shown: the one that is asked for, if the caption has it. */
+  /** The kind of attention shown: the requested one, if the caption has it. */
   get kind() {
     return this.explorer.attention in this.caption.attention ? this.explorer.attention : "alphas";
   }
 
-  /** The attention that is shown: levels (T x L) as bytes, decoded once, in parts of 255 of each word's peak. */
+  /** The attention shown: levels (T x L) as bytes, decoded once, in 255ths of each word's peak. */
   get shown() {
     const shown = this.caption.attention[this.kind];
     shown.decoded ??= bytes(shown.levels);
@@ -277,7 +277,7 @@ class Panel {
     this.words.children[this.state.word]?.focus({ preventScroll: true });
   }
 
-  /** The words in the pictures: the one that is shown, beside the other pinned one where two are. */
+  /** The words in the pictures: the shown one, and the other pinned one if two are pinned. */
   get #pictured() {
     const { word, pins } = this.state;
     if (this.caption.words.length === 0) return [null, null];

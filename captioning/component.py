@@ -74,8 +74,8 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
     def from_config(cls, config: dict[str, Any]) -> Self:
         """Rebuild what ``to_config`` described.
 
-        The file cannot choose which code runs: only subclasses of ``cls`` are constructed that are in this package or
-        that the caller has imported already. Raises InputError for another class, or arguments that do not fit.
+        The file cannot choose which code runs: only subclasses of ``cls`` in this package, or imported by the caller
+        already, are constructed. Raises InputError for another class, or arguments that do not fit.
         """
         kind = known_class(config["class_path"], cls)
         accepted = inspect.signature(kind.__init__).parameters  # an old file may name a removed option, unset

@@ -20,7 +20,7 @@ from captioning.trace import NO_LOCATION, AttentionTrace, State, map_fields
 
 
 class AttentionOutput(NamedTuple):
-    """The output of attention for N rows, (N, ..), or of a selection for R rows of each of B images, (B, R, ..).
+    """The output of attention, (N, ..) for N rows, or of a selection, (B, R, ..) for R rows per image.
 
     Attributes:
         context: (.., D), the paper's z-hat.

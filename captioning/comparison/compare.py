@@ -43,7 +43,7 @@ def compare_runs(
     Runs that were tested on other images than most are left out, with a notice. METEOR needs Java and English captions.
 
     Args:
-        metric: The metric of the verdict and of the scores of single images, one of ``CAPTION_METRICS``.
+        metric: The metric of the verdict and of single images' scores, one of ``CAPTION_METRICS``.
         resamples: Resamples of the images, for every interval and every test.
         images: Number of disagreements to list.
     """

@@ -122,7 +122,7 @@ class RegionsInView:
         return self._objects[row]
 
     def phrases(self, row: int, view_of: ViewOf | None = None) -> list[list[Region]]:
-        """Return the regions of each caption of an image: of the caption's phrases, or of the objects that it names.
+        """Return, for each caption of an image, the regions of its phrases, or of the objects that it names.
 
         The view is the evaluation view, or another one that recurs.
         """

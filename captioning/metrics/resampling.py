@@ -76,7 +76,7 @@ def intervals(counts: ArrayLike, statistic: Statistic, *, resamples: int = 1000,
 def differences(
     first: ArrayLike, second: ArrayLike, statistic: Statistic, *, resamples: int = 1000, seed: int = 0
 ) -> list[Difference]:
-    """Return the metric of ``second`` minus the metric of ``first``, for each of S metrics of (images, C).
+    """Return ``second``'s metric minus ``first``'s, for each of S metrics of counts (images, C).
 
     The randomization test exchanges the systems' captions of each image with probability a half (Riezler and Maxwell
     2005). The observed difference counts as one exchange, so the p-value is at least 1 / (resamples + 1). Exchanges

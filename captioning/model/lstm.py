@@ -49,8 +49,8 @@ class AttentionDecoder(Decoder):
         query_previous_word: Whether the query is h_{t-1} + U E y_{t-1} instead of h_{t-1}; U starts at 0. Differs from
             the paper, whose query does not know y_{t-1} (Eq. 4): attention chooses a location before it knows the
             previous word. Anderson et al. 2018 let an LSTM before the attention read it.
-        dropout: Probability of dropping a unit of h_t on its way to the output, of the output's hidden layer, and of
-            the hidden layers of the initial MLPs. The paper names dropout; the authors' code has it at these positions.
+        dropout: Probability of dropping a unit of h_t before the output, of the output's hidden layer, and of the
+            initial MLPs' hidden layers. The paper names dropout; the authors' code has it at these positions.
         standardize_annotations: Whether to subtract the mean and divide by the standard deviation of each annotation
             channel, as measured in training. Differs from the paper, which takes the CNN's output as it is: the
             channels of frozen ReLU features differ widely in scale.

@@ -1,4 +1,5 @@
-"""The commands: functions in modules of their names, five in ``prepare``; `validate`, `test`, `predict`: ``score``.
+"""Each command is a function in the module of its name, `prepare` five; `validate`, `test` and `predict` share
+``score``.
 
 This module imports nothing that is slow, because help is answered from it at once.
 """

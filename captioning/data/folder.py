@@ -45,9 +45,9 @@ class FolderSource(CaptionSource):
     one for the test, and the others for training. New images never move old ones to another split. A split that would
     be empty, as in a small set, gets a tenth of the largest (training: eight tenths), at least one image from three on.
 
-    Also read are Hugging Face's ``metadata.jsonl`` or ``.csv`` with ``file_name`` and ``text``, ``Flickr8k.token.txt``
-    and Flickr30k's ``results.csv`` or ``.token``, whose images may lie in a folder beside the file. Known errors in the
-    published files are corrected, with a line in the log. Each folder of a split may have a file of its own.
+    Also read: Hugging Face's ``metadata.jsonl`` or ``.csv`` with ``file_name`` and ``text``; ``Flickr8k.token.txt`` and
+    Flickr30k's ``results.csv`` or ``.token``, whose images may lie in a folder beside the file. Known errors in the
+    published files are corrected, with a line in the log. Each split's folder may have its own file.
 
     Args:
         root: The folder.

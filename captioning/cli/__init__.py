@@ -1,5 +1,4 @@
-"""Each command is a function in the module of its name, `prepare` five; `validate`, `test` and `predict` share
-``score``.
+"""Each command is a function in the module of its name, `prepare` five; ``score`` has `validate`, `test`, `predict`.
 
 This module imports nothing that is slow, because help is answered from it at once.
 """

@@ -83,11 +83,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     Tensors are read on first use, so that the optimizer's state, two thirds of the file, stays on the disk. Raises
     InputError if the file is missing, damaged, or another project's.
     """
-    if (path / "config.json").is_file() or str(path) == "pretrained" or str(path).startswith("hf:"):
-        raise InputError(f"{path}: is an exported captioner, not a checkpoint; give a .ckpt file, or fit --init_from")
-    if path.is_dir():
-        best = RunFolder(path).checkpoint("best")
-        raise InputError(f"{path}: is a folder; give {best if best.is_file() else 'a .ckpt file in it'}")
+    if path.is_dir() or str(path) == "pretrained" or str(path).startswith("hf:"):
+        best, other = RunFolder(path).checkpoint("best"), "a .ckpt file (fit --init_from takes exported folders, too)"
+        raise InputError(f"{path}: is a folder; give {best if best.is_file() else other}")
     refuse_lfs_pointer(path)
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)

@@ -92,10 +92,7 @@ examples:
 
 
 def suggest_path(path: str | Path) -> str:
-    """Return ``; did you mean X?`` with the file of the same folder whose name is nearest, "" if none is near.
-
-    For an address, the advice is to download it.
-    """
+    """Return ``; did you mean X?`` with the nearest name in the folder, advice for an address, "" for other paths."""
     if "://" in str(path):
         return "; download it and give the file"
     path = Path(path)

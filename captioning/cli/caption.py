@@ -92,12 +92,10 @@ def caption(
         captioning caption holiday/ --explorer holiday.html
         captioning caption holiday/ --model best.ckpt --overlay attention/ --json captions.jsonl
     """
-    for option, given in {"details": details, "heads": heads, "style": style != "color"}.items():
-        if given and overlay is None:
-            raise InputError(f"--{option}: needs --overlay, where it is drawn")
-    for option in ("beam_size", "length_normalization"):
-        if sample and option in search:
-            raise InputError(f"--{option}: has no effect with --sample")
+    drawn = {"details": details, "heads": heads, "style": style != "color"} if overlay is None else {}
+    searched = {"beam_size", "length_normalization"} & search.keys() if sample else set()
+    for option in sorted(searched) + [name for name, given in drawn.items() if given]:
+        raise InputError(f"--{option}: has no effect {'without --overlay' if option in drawn else 'with --sample'}")
     models = model or ["pretrained"]
     single = len(images) == 1 and images[0] != "-" and not os.path.isdir(images[0])
     failed: list[Any] = []
@@ -122,8 +120,7 @@ def caption(
     from captioning.views.explorer import ExplorerData, explorer_page
 
     captioner, names = load(models, device), list(map(model_name, models))
-    method: dict[str, Any] = {"method": "sample"} if sample else {}
-    options = dataclasses.replace(captioner.options, **search, **method)
+    options = dataclasses.replace(captioner.options, **search, method="sample" if sample else "beam")
     labels = names if len({*names}) == len(names) else models
     title = printable(" + ".join(names))
     shown: list[ExplorerData] = []

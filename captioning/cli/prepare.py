@@ -70,10 +70,8 @@ def coco(*, root: Path = Path("data/coco"), year: Literal[2014, 2017] | None = N
     names = [f"{kind}_{split}{chosen}.json" for kind in ("captions", "instances") for split in ("train", "val")]
     has_annotations = all((root / "annotations" / name).is_file() for name in names)
     wanted = [] if has_annotations else [COCO[chosen, "annotations"]]
-    for split in ("train", "val"):
-        count = sum(1 for _ in (root / f"{split}{chosen}").glob("*.jpg"))
-        if count < COCO[chosen, split].images:
-            wanted.append(COCO[chosen, split])
+    counts = {split: len([*(root / f"{split}{chosen}").glob("*.jpg")]) for split in ("train", "val")}
+    wanted += [COCO[chosen, split] for split, count in counts.items() if count < COCO[chosen, split].images]
     _get(wanted, _wanted, root)
     if karpathy:
         _get_split_file("coco", root)

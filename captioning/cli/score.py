@@ -105,7 +105,8 @@ def score(
     target = check_device(device)
     captioner = load([path, *(ensemble or ())], target)
     settings = [read_config(file, "--config") for file in config or ([run.config] if run else [])]
-    _refuse_unknown_data(config or (), settings)
+    if config:  # training has checked a run's file
+        _refuse_unknown_data(config, settings)
     data, search = _data_and_search(path, captioner.settings, settings, overrides)
     seeds = [1, *(file["seed_everything"] for file in settings if type(file.get("seed_everything")) is int)]
     seed = seeds[-1] if seed_everything is None else seed_everything
@@ -138,9 +139,7 @@ def score(
 
 
 def _refuse_unknown_data(files: Sequence[Path], settings: Sequence[Mapping[str, Any]]) -> None:
-    """Raise InputError if a file of --config has an unknown option of the data. Training has checked a run's file."""
-    if not files:
-        return
+    """Raise InputError if a file of --config has an unknown option of the data."""
     from captioning.training.datamodule import CaptionDataModule
 
     known = inspect.signature(CaptionDataModule).parameters

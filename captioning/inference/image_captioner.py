@@ -133,8 +133,7 @@ class ImageCaptioner(Generic[Model]):
             for number, batch in enumerate(batches):
                 readable = []
                 for source, views in batch:
-                    error = views.exception()
-                    if on_error is not None and isinstance(error, InputError):
+                    if on_error is not None and isinstance(error := views.exception(), InputError):
                         on_error(source, error)
                     else:
                         readable.append((source, views.result()))  # raises other errors
@@ -168,8 +167,7 @@ class ImageCaptioner(Generic[Model]):
             batch = [(source, views_of(source, self.model.preprocessings)) for source in sources]
             ids = [self.vocabulary.encode(words) for words in texts]
             for words, (caption,) in zip(texts, self._decoded(batch, options, number, ids), strict=True):
-                text = self.vocabulary.tokenizer.join(words)
-                results.append(dataclasses.replace(caption, words=list(words), text=text))
+                results.append(dataclasses.replace(caption, words=[*words], text=self.vocabulary.tokenizer.join(words)))
         return results
 
     def with_members(self, caption: Caption, names: Sequence[str]) -> Caption:

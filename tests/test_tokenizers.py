@@ -79,7 +79,8 @@ def test_a_module_that_the_user_imported_may_define_one():
 def test_captions_are_scored_with_a_tokenizer_that_does_not_describe_itself(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("said.json").write_text('[{"image_id": 1, "caption": "abab"}, {"image_id": 2, "caption": "cd"}]')
-    Path("true.json").write_text('[{"image_id": 1, "caption": "abcd"}, {"image_id": 2, "caption": "cd"}]')
+    true = [{"id": 1, "image_id": 1, "caption": "abcd"}, {"id": 2, "image_id": 2, "caption": "cd"}]
+    Path("true.json").write_text(json.dumps({"images": [{"id": 1}, {"id": 2}], "annotations": true}))
     options = ["--captions", "said.json", "--references", "true.json", "--tokenizer", "Syllables"]
     command("evaluate", *options)
     assert "Tokens: split by a tokenizer of one's own." in capsys.readouterr().out

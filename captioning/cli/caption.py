@@ -92,10 +92,11 @@ def caption(
         captioning caption holiday/ --explorer holiday.html
         captioning caption holiday/ --model best.ckpt --overlay attention/ --json captions.jsonl
     """
-    drawn = {"details": details, "heads": heads, "style": style != "color"} if overlay is None else {}
-    searched = {"beam_size", "length_normalization"} & search.keys() if sample else set()
-    for option in sorted(searched) + [name for name, given in drawn.items() if given]:
-        raise InputError(f"--{option}: has no effect {'without --overlay' if option in drawn else 'with --sample'}")
+    drawn = [name for name, given in {"details": details, "heads": heads, "style": style != "color"}.items() if given]
+    if overlay is None and drawn:
+        raise InputError(f"--{drawn[0]}: has no effect without --overlay")
+    if sample and (searched := {"beam_size", "length_normalization"} & search.keys()):
+        raise InputError(f"--{min(searched)}: has no effect with --sample")
     models = model or ["pretrained"]
     single = len(images) == 1 and images[0] != "-" and not os.path.isdir(images[0])
     failed: list[Any] = []

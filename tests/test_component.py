@@ -46,13 +46,16 @@ def test_names_of_version_02_are_read_under_those_of_today():
     assert torch.equal(decoder.feature_norm.running_mean, torch.ones(4))
 
 
-def test_a_class_of_the_users_keeps_an_argument_that_has_an_old_name_of_ours():
+def test_a_class_of_the_users_keeps_arguments_and_modules_that_have_old_names_of_ours():
     class Mine(Component):
         def __init__(self, inference: str, centres: int = 3):
             super().__init__()
+            self.standardize = torch.nn.Linear(2, 2)
 
     config = {"class_path": Mine.__qualname__, "init_args": {"inference": "argmax", "centres": 5}}
-    assert Mine.from_config(config).to_config()["init_args"] == config["init_args"]
+    mine = Mine.from_config(config)
+    assert mine.to_config()["init_args"] == config["init_args"]
+    mine.load_state_dict(mine.state_dict())
 
 
 @pytest.mark.parametrize(

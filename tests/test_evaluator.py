@@ -82,6 +82,9 @@ def test_a_split_is_scored_on_its_captions_and_its_references(split):
     assert scores["nll"] == pytest.approx(nll / words, rel=1e-5)
     judged = [hit for image in images for hit in image.reference_hits]
     assert len(judged) > IMAGES
+    for row, image in enumerate(images):
+        _, (alone,) = split.evaluator(split.batch(row)).finish()
+        assert [(h.step, h.noun) for h in image.reference_hits] == [(h.step, h.noun) for h in alone.reference_hits]
     assert scores["reference_pointing_accuracy"] == pytest.approx(100 * sum(h.hit for h in judged) / len(judged))
     assert "bound" not in scores
 

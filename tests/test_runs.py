@@ -21,6 +21,7 @@ from captioning.evaluation.records import NounHit
         ("mine/v1.2", "v1.2"),
         ("hf:me/cats", "cats"),
         ("a/checkpoints/b.ckpt", "a"),
+        (".", Path.cwd().name),
     ],
 )
 def test_a_model_has_the_name_of_its_run_or_else_of_its_file_or_folder(model, name):

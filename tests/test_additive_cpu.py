@@ -9,7 +9,6 @@ import sys
 
 import pytest
 import torch
-from helpers import quick_if
 
 from captioning.kernels import additive_cpu
 from captioning.kernels.additive_cpu import library
@@ -180,7 +179,7 @@ torch.testing.assert_close(*gradients)
 
 
 @needs_compiler
-@pytest.mark.parametrize("limit", ["OMP_THREAD_LIMIT=1", quick_if(False, "OMP_DYNAMIC=true")])
+@pytest.mark.parametrize("limit", ["OMP_THREAD_LIMIT=1", pytest.param("OMP_DYNAMIC=true", marks=pytest.mark.slow)])
 def test_fewer_threads_than_asked_for_do_all_of_the_work(limit):
     name, value = limit.split("=")
     environment = {key: setting for key, setting in os.environ.items() if key != "OMP_NUM_THREADS"} | {name: value}

@@ -9,7 +9,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from helpers import quick_if
 from torch import Tensor, nn
 
 from captioning.cells import CellGrid
@@ -61,8 +60,18 @@ def test_cells_lie_where_the_weights_look(rows, columns, offset):
 @pytest.mark.parametrize(
     ("make", "offset", "within"),
     [
-        quick_if(False, lambda: TorchvisionEncoder("vgg11", "features.14", weights=None, image_size=64), 4, 0),
-        quick_if(False, lambda: TorchvisionEncoder("vit_b_32", "encoder.ln", weights=None, image_size=96), 16, 0),
+        pytest.param(
+            lambda: TorchvisionEncoder("vgg11", "features.14", weights=None, image_size=64),
+            4,
+            0,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            lambda: TorchvisionEncoder("vit_b_32", "encoder.ln", weights=None, image_size=96),
+            16,
+            0,
+            marks=pytest.mark.slow,
+        ),
         (lambda: TimmEncoder("convnext_atto", 1, weights=None, image_size=64), 4, 0),
         (lambda: TorchvisionEncoder("resnet18", "layer2", weights=None, image_size=64), 0.5, 1),
         (lambda: OwnEncoder(nn.Conv2d(3, 4, 7, 8, padding=3), nn.ReLU(), nn.Conv2d(4, 5, 3, padding=1)), 0.5, 2),

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from helpers import quick_if
 from helpers_training import Signal, assert_equal, last_checkpoint, make_data, make_module, make_shapes, make_trainer
 from pytorch_lightning.callbacks import EMAWeightAveraging, GradientAccumulationScheduler
 from pytorch_lightning.utilities.exceptions import SIGTERMException
@@ -105,9 +104,9 @@ def heard() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("step", "workers", "number"),
     [
-        quick_if(False, 3, 0, signal.SIGTERM),
+        pytest.param(3, 0, signal.SIGTERM, marks=pytest.mark.slow),
         (10, 2, signal.SIGTERM),
-        quick_if(False, 10, 0, signal.SIGHUP),
+        pytest.param(10, 0, signal.SIGHUP, marks=pytest.mark.slow),
         (STEPS, 0, signal.SIGINT),
     ],
 )
@@ -199,12 +198,14 @@ def accumulated(shapes, tmp_path_factory) -> tuple[Path, CaptioningModule, Diary
 @pytest.mark.parametrize(
     ("cut", "options", "rest", "step"),
     [
-        quick_if(False, [], {"max_steps": 4}, {}, 4, id="max_steps"),
+        pytest.param([], {"max_steps": 4}, {}, 4, id="max_steps", marks=pytest.mark.slow),
         pytest.param([], {"max_steps": 4}, {"max_steps": 6}, 4, id="more max_steps"),
-        quick_if(False, [], {"max_steps": 3}, {"max_steps": 6}, 3, id="max_steps at an epoch's end"),
+        pytest.param(
+            [], {"max_steps": 3}, {"max_steps": 6}, 3, id="max_steps at an epoch's end", marks=pytest.mark.slow
+        ),
         pytest.param([TimeIsUp(11)], {}, {}, 5, id="max_time"),
         pytest.param([], {"patience": 1}, {}, 5, id="early stopping"),
-        quick_if(False, [Signal(5)], {"error": SIGTERMException}, {}, 5, id="SIGTERM"),
+        pytest.param([Signal(5)], {"error": SIGTERMException}, {}, 5, id="SIGTERM", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_ended_inside_an_epoch_or_a_step_goes_on_there(

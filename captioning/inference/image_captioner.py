@@ -133,7 +133,8 @@ class ImageCaptioner(Generic[Model]):
             for number, batch in enumerate(batches):
                 readable = []
                 for source, views in batch:
-                    if on_error is not None and isinstance(error := views.exception(), InputError):
+                    error = views.exception()
+                    if on_error is not None and isinstance(error, InputError):
                         on_error(source, error)
                     else:
                         readable.append((source, views.result()))  # raises other errors

@@ -11,6 +11,7 @@ from helpers import save_image
 from helpers_runs import WORDS, save_checkpoint
 
 from captioning.attention import HardAttention
+from captioning.decoding import DecodingOptions
 from captioning.errors import InputError
 from captioning.inference import ImageCaptioner, load
 from captioning.inference.caption import Caption
@@ -89,6 +90,7 @@ def test_no_repeat_ngram_of_zero_allows_what_the_models_own_options_forbid(capti
     plain = [caption.text for caption in captioners["soft"].caption(images)]
     assert [caption.text for caption in strict.caption(images)] != plain
     assert [caption.text for caption in strict.caption(images, no_repeat_ngram=0)] == plain
+    assert all(DecodingOptions(no_repeat_ngram=n).constraints(None).no_repeat_ngram is None for n in (None, 0))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from helpers_runs import WORDS, save_checkpoint
 
 from captioning.inference import load
 
-pytestmark = pytest.mark.xdist_group("app")  # which is started once, in one process
+pytestmark = pytest.mark.xdist_group("browser")  # the app and the browser are started once, in one process
 
 ROOT = Path(__file__).resolve().parent.parent
 

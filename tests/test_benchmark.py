@@ -108,6 +108,7 @@ def test_a_report_holds_every_ratio_by_name():
     assert report.table().row_count == 3
 
 
+@pytest.mark.slow
 def test_the_benchmark_writes_every_subject(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     file = tmp_path / "benchmark.json"

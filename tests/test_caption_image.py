@@ -104,6 +104,7 @@ def test_the_style_of_an_overlay_can_be_the_papers(capsys, checkpoint, folder, t
     assert color.shape == paper.shape and (color != paper).any()
 
 
+@pytest.mark.slow
 def test_an_overlay_of_two_models_has_a_row_for_each_of_the_same_words(capsys, folder, tmp_path):
     soft, hard = (
         save_checkpoint(tmp_path / f"{name}.ckpt", attention=attention, search={"max_length": 4})

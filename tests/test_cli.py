@@ -133,6 +133,7 @@ def test_files_that_a_configuration_names_are_beside_it_and_what_was_used_is_rec
         assert provenance["used"] == {"precision": "32-true", "num_workers": 0}
 
 
+@pytest.mark.slow
 def test_runs_that_start_together_have_folders_of_their_own(workdir, capsys):
     first = Fit(["--config", "tiny.yaml", "--seed_everything", "7"])
     command("fit", "--config", "tiny.yaml")
@@ -173,6 +174,7 @@ def test_a_resumed_run_says_where_it_goes_on_or_that_nothing_is_left(workdir, ca
     assert fit(*resume) == ["nothing is left to train: step 6 is the last by --trainer.max_epochs 3"]
 
 
+@pytest.mark.slow
 def test_a_run_whose_patience_is_at_its_end_goes_on_with_more_of_it(workdir, capsys):
     patience, options = (
         "--early_stopping.patience",
@@ -187,6 +189,7 @@ def test_a_run_whose_patience_is_at_its_end_goes_on_with_more_of_it(workdir, cap
     assert step_of(LAST) == 6
 
 
+@pytest.mark.slow
 def test_the_home_folder_is_the_same_for_all_that_write_into_a_run(workdir, monkeypatch):
     monkeypatch.setenv("HOME", str(workdir / "home"))
     Path("home").mkdir()
@@ -213,7 +216,7 @@ def test_the_home_folder_is_the_same_for_all_that_write_into_a_run(workdir, monk
     ("place", "folder"),
     [
         ([], "runs/tiny-2"),
-        (["--name", "tiny-4"], "runs/tiny-4"),
+        pytest.param(["--name", "tiny-4"], "runs/tiny-4", marks=pytest.mark.slow),
         (["--name", "tiny"], "runs/tiny-3"),  # another trained run is not written over
         (["--runs", "elsewhere"], "elsewhere/tiny-2"),
     ],
@@ -234,6 +237,7 @@ def test_a_checkpoint_that_lies_in_no_run_goes_on_in_a_new_folder(trained):
     assert cli.plan.folder.path == Path("runs/tiny-2") and step_of(LAST) == 2
 
 
+@pytest.mark.slow
 def test_a_run_that_was_moved_goes_on_where_it_is_and_keeps_its_best_checkpoint(workdir):
     earliest = ["--checkpoint.monitor", "epoch", "--checkpoint.mode", "min"]  # so that no later epoch is better
     command("fit", "--config", "tiny.yaml", *earliest)
@@ -269,6 +273,7 @@ def test_a_refused_resume_leaves_the_run_as_it_was(trained, change, message):
     assert {path: path.read_bytes() for path in files} == files
 
 
+@pytest.mark.slow
 def test_last_checkpoint_is_of_the_last_epoch_also_without_a_validation_after_it(workdir):
     command("fit", "--config", "tiny.yaml", "--trainer.max_epochs", "3", "--trainer.check_val_every_n_epoch", "2")
     assert (step_of(LAST), step_of(BEST)) == (6, 4)
@@ -280,6 +285,7 @@ def test_checkpoint_keeps_the_full_config_as_plain_data(workdir):
     assert settings["data"]["batch_size"] == 7 and settings["seed_everything"] == 1
 
 
+@pytest.mark.slow
 def test_seed_decides_the_result(workdir):
     def final(name: str, seed: int) -> torch.Tensor:
         command("fit", "--config", "tiny.yaml", "--name", name, "--seed_everything", str(seed))
@@ -294,6 +300,7 @@ def weights(checkpoint: str) -> dict[str, torch.Tensor]:
     return torch.load(checkpoint, weights_only=True)["state_dict"]
 
 
+@pytest.mark.slow
 def test_a_second_stage_begins_with_the_weights_of_the_first_and_resumes_without_it(trained):
     objective = {"class_path": "captioning.objective.SelfCriticalTraining", "init_args": {"samples": 3, "bleu4": 0.5}}
     second = {
@@ -317,6 +324,7 @@ def test_a_second_stage_begins_with_the_weights_of_the_first_and_resumes_without
     assert kept["ckpt_path"] is None and kept["init_from"] == BEST and step_of(last) == 4
 
 
+@pytest.mark.slow
 def test_the_best_is_the_best_by_the_metric_that_the_last_file_monitors(workdir):
     monitored = {}
     for metric in ("nll", "cider_d"):
@@ -336,6 +344,7 @@ def test_the_best_is_the_best_by_the_metric_that_the_last_file_monitors(workdir)
         fit([*again, "--checkpoint.mode", "max"])
 
 
+@pytest.mark.slow
 def test_while_bleu_is_zero_the_lowest_nll_is_the_best_and_training_goes_on(workdir):
     two_words = ["--model.search.max_length", "2", "--early_stopping.patience", "2"]  # no 4-gram
     learns = ["--model.optimizer", "torch.optim.Adam", "--model.optimizer.lr", "0.02"]
@@ -343,6 +352,7 @@ def test_while_bleu_is_zero_the_lowest_nll_is_the_best_and_training_goes_on(work
     assert step_of(BEST) > 2 and step_of(LAST) == 8  # otherwise the first is kept, and the third epoch is the last
 
 
+@pytest.mark.slow
 def test_an_epoch_whose_captions_name_no_object_is_not_the_best_and_does_not_end_training(workdir):
     watched = [f"--{part}.monitor=val/pointing_accuracy" for part in ("checkpoint", "early_stopping")]
     few_words = ["--data.vocabulary.max_words", "1"]  # "a"
@@ -390,6 +400,7 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) ->
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
 )
@@ -421,6 +432,7 @@ def test_a_run_logs_to_wandb_offline_without_an_account_or_a_question(workdir):
     assert "wandb sync 'runs/my run'/wandb/offline-run-*" in Path("log").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_in_wandb_is_named_as_the_user_says_and_not_as_the_run_whose_config_it_has(workdir):
     def name_and_id(*words: str) -> tuple[str, str]:
         arguments = Fit(["--config", *words, "--name", "tiny"]).config.trainer.logger[0].init_args
@@ -473,6 +485,7 @@ def test_the_screen_of_a_run_has_no_line_in_vain_and_each_epochs_line_its_own_me
     assert lines == [("1", logged[0]), ("2", logged[1])]
 
 
+@pytest.mark.slow
 def test_a_progress_bar_that_a_config_lists_can_be_turned_off(workdir):
     bar = {"class_path": "pytorch_lightning.callbacks.TQDMProgressBar"}
     Path("bar.yaml").write_text(yaml.safe_dump({"trainer": {"enable_progress_bar": True, "callbacks": [bar]}}))

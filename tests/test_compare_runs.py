@@ -101,6 +101,7 @@ def test_what_the_page_cannot_show_is_said(tested_pair, tmp_path, capsys):
     assert "The page shows no images: " in capsys.readouterr().out and "gone" in page
 
 
+@pytest.mark.slow
 def test_a_run_on_other_data_is_left_out_of_the_page(tested_pair, capsys):
     other = tested_pair[0].parent / "a_third"
     shutil.copytree(tested_pair[1], other)
@@ -113,6 +114,7 @@ def test_a_run_on_other_data_is_left_out_of_the_page(tested_pair, capsys):
     assert [run["run"] for run in image["runs"]] == ["hard", "soft"]
 
 
+@pytest.mark.slow
 def test_an_image_is_not_shown_for_another_one_that_has_its_number_now(tested_pair):
     """As after a line was added to the captions of a folder."""
     for folder in tested_pair:
@@ -219,6 +221,7 @@ def test_an_untested_run_is_named_with_its_command_and_tested_if_that_is_asked_f
     assert "has no captions" not in printed.out
 
 
+@pytest.mark.slow
 def test_a_run_that_was_trained_on_after_its_test_is_left_out_or_tested_again(tested_pair, commands, capsys):
     best, metrics = tested_pair[0] / "checkpoints/best.ckpt", tested_pair[0] / "test_metrics.json"
     content = json.loads(metrics.read_text())
@@ -237,6 +240,7 @@ def test_a_run_that_was_trained_on_after_its_test_is_left_out_or_tested_again(te
     assert [words[-1] for words in commands] == [str(best), str(tested_pair[1] / "checkpoints/best.ckpt")]
 
 
+@pytest.mark.slow
 def test_json_alone_is_printed_also_if_runs_are_tested_first(tested_pair, commands, capfd):
     compare_command(*map(str, tested_pair), resamples=9, images=0, test=True, json=Path("-"))
     printed = capfd.readouterr()

@@ -10,7 +10,7 @@ from captioning.comparison.compare import compare_runs
 from captioning.comparison.page import comparison_page
 from captioning.views.explorer import explorer_fragment
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 pytest.importorskip("playwright.sync_api")
 
 CURVES = {

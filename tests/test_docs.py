@@ -101,6 +101,7 @@ def site(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_site_is_built_without_a_warning_and_fetches_nothing_from_elsewhere(site):
     pages = sorted(site.rglob("*.html"))
     assert len(pages) >= len(PAGES)
@@ -122,6 +123,7 @@ def test_the_site_is_built_without_a_warning_and_fetches_nothing_from_elsewhere(
     assert "AdditiveScore" in attention and "HardAttention" in attention
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_the_site_is_searched_and_its_tables_are_sorted_when_it_is_opened_from_disk(site, browser):
     problems: list[str] = []

@@ -99,6 +99,7 @@ def test_demo_trains_scores_captions_and_draws_then_goes_on_where_it_is(demo, ca
     assert again["bleu1"] == entry["bleu1"] and again["seconds"] == entry["seconds"]  # nothing was trained again
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_tested_on_another_split_and_the_metrics_say_where_they_come_from(demo, capsys):
     options = ["--split", "val", "--model.search.beam_size", 2, "--results", demo / "val"]
     command("test", "--ckpt_path", demo / "soft/checkpoints/best.ckpt", *options)

@@ -239,6 +239,7 @@ def test_a_wrong_reward_is_noticed(wrong, weights):
         assert_agrees(estimated_gradients(captioner, LeaveOneOut(2), **weights), exact_gradient(captioner))
 
 
+@pytest.mark.slow
 def test_a_wrong_entropy_weight_is_noticed():
     captioner = make_captioner()
     gradients = estimated_gradients(captioner, LeaveOneOut(2), entropy_weight=0.3)

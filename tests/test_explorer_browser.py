@@ -15,7 +15,7 @@ from captioning.cells import CellGrid
 from captioning.views.explorer import ExplorerData, explorer_fragment, explorer_image, explorer_page, explorer_run
 from captioning.views.maps import smooth_alphas
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 playwright = pytest.importorskip("playwright.sync_api")
 
 GRID, CELLS = (3, 4), 12

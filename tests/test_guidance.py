@@ -152,7 +152,7 @@ def test_the_gradient_of_the_terms_is_that_of_finite_differences_with_the_eviden
         assert float(weight.grad[position]) == pytest.approx((around[0] - around[1]) / 2e-6, rel=1e-5)
 
 
-@pytest.mark.parametrize("attention", [SoftAttention, HardAttention])
+@pytest.mark.parametrize("attention", [SoftAttention, pytest.param(HardAttention, marks=pytest.mark.slow)])
 def test_regions_teach_attention_to_look_at_them(attention):
     captioner, batch = make_captioner(attention(AdditiveScore(4))).train(), with_regions(make_batch())
     objective = Likelihood(attention_penalty=0.0, guidance=[RegionGuidance(1.0)]).bind(captioner.decoder)

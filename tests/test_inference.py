@@ -94,6 +94,7 @@ def shown(caption) -> tuple[int, ...]:
     return tuple(pixels[len(pixels) // 2, pixels.shape[1] // 2, :3].tolist())
 
 
+@pytest.mark.slow
 def test_a_figure_shows_the_photo_that_was_captioned_after_a_change_of_the_working_directory(
     captioner, tmp_path, monkeypatch
 ):
@@ -118,6 +119,7 @@ def test_a_figure_of_a_file_that_is_another_one_now_shows_what_the_model_saw(cap
     assert "photo.png: is no longer the image that was captioned" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_figure_shows_the_pixels_that_were_captioned_though_the_caller_drew_on_them(captioner):
     photo, array = Image.new("RGB", (30, 20), "red"), np.full((20, 30, 3), (255, 0, 0), dtype=np.uint8)
     captions = [captioner.caption(photo), captioner.caption(array)]
@@ -126,6 +128,7 @@ def test_a_figure_shows_the_pixels_that_were_captioned_though_the_caller_drew_on
     assert [shown(caption) for caption in captions] == [(255, 0, 0)] * 2
 
 
+@pytest.mark.slow
 def test_frames_of_one_buffer_and_of_one_file_are_captioned_as_they_come(captioner, tmp_path):
     colors = [(255, 0, 0), (0, 255, 0), (0, 0, 255)]
     buffer = np.empty((20, 30, 3), dtype=np.uint8)

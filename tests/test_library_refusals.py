@@ -66,6 +66,7 @@ def test_a_fault_keeps_its_traceback(workdir):
         command(*FIT, "--import", "own", "--trainer.callbacks", "own.Faulty")
 
 
+@pytest.mark.slow
 def test_one_callback_is_a_list_of_one_and_a_logger_needs_no_folder(workdir):
     command(*FIT, "--trainer.callbacks", "LearningRateMonitor", "--trainer.logger", "CSVLogger")
     (file,) = Path("runs/tiny").rglob("metrics.csv")
@@ -102,6 +103,7 @@ def test_without_a_login_training_and_its_test_log_offline(nobody, capsys):
     assert len(list(Path("runs/tiny/wandb").glob("offline-run-*"))) == 2
 
 
+@pytest.mark.slow
 def test_a_test_prints_its_metrics_before_wandb_refuses(nobody, monkeypatch, capsys):
     command(*FIT, "--trainer.logger", "true")
     wandb.teardown()
@@ -113,6 +115,7 @@ def test_a_test_prints_its_metrics_before_wandb_refuses(nobody, monkeypatch, cap
     assert "BLEU-4" in printed.out and printed.err.rstrip().endswith("--no_logger tests without it")
 
 
+@pytest.mark.slow
 def test_a_run_without_a_monitor_keeps_its_newest_checkpoint_and_resumes(workdir):
     command(*FIT, "--checkpoint.monitor", "null")
     command("fit", "--ckpt_path", "runs/tiny/checkpoints/last.ckpt", "--trainer.max_epochs", "2")

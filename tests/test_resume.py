@@ -105,7 +105,7 @@ def heard() -> Iterator[None]:
     ("step", "workers", "number"),
     [
         pytest.param(3, 0, signal.SIGTERM, marks=pytest.mark.slow),
-        (10, 2, signal.SIGTERM),
+        pytest.param(10, 2, signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param(10, 0, signal.SIGHUP, marks=pytest.mark.slow),
         (STEPS, 0, signal.SIGINT),
     ],
@@ -121,6 +121,7 @@ def test_a_run_that_is_asked_to_stop_finishes_its_step_and_resumes_equal(
     assert_equal(whole[0].state_dict(), resumed.state_dict())
 
 
+@pytest.mark.slow
 def test_a_validation_in_progress_is_finished_and_not_repeated(shapes, tmp_path, whole):
     class Ask(pl.Callback):
         def on_validation_start(self, trainer, module) -> None:
@@ -138,7 +139,7 @@ def test_a_validation_in_progress_is_finished_and_not_repeated(shapes, tmp_path,
     [
         ("on_train_batch_start", 10, {"save_on_exception": False}, STEPS),  # as after SIGKILL: the epoch is repeated
         ("on_train_batch_start", 10, {"every_n_train_steps": 4, "save_on_exception": False}, 8),
-        ("on_train_epoch_start", STEPS, {}, STEPS),
+        pytest.param("on_train_epoch_start", STEPS, {}, STEPS, marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_run_goes_on_from_its_last_checkpoint(shapes, tmp_path, whole, hook, step, last, goes_on_at):
@@ -149,6 +150,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(shapes, tmp_path, whole, 
     assert_equal(whole[0].state_dict(), resumed.state_dict())
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_before_its_first_batch_keeps_its_place(shapes, tmp_path, whole):
     fit(shapes, tmp_path, Signal(10), error=SIGTERMException)
     fit(shapes, tmp_path, Crash("on_train_start", 10), error=KeyError, resume=True)
@@ -199,12 +201,12 @@ def accumulated(shapes, tmp_path_factory) -> tuple[Path, CaptioningModule, Diary
     ("cut", "options", "rest", "step"),
     [
         pytest.param([], {"max_steps": 4}, {}, 4, id="max_steps", marks=pytest.mark.slow),
-        pytest.param([], {"max_steps": 4}, {"max_steps": 6}, 4, id="more max_steps"),
+        pytest.param([], {"max_steps": 4}, {"max_steps": 6}, 4, id="more max_steps", marks=pytest.mark.slow),
         pytest.param(
             [], {"max_steps": 3}, {"max_steps": 6}, 3, id="max_steps at an epoch's end", marks=pytest.mark.slow
         ),
         pytest.param([TimeIsUp(11)], {}, {}, 5, id="max_time"),
-        pytest.param([], {"patience": 1}, {}, 5, id="early stopping"),
+        pytest.param([], {"patience": 1}, {}, 5, id="early stopping", marks=pytest.mark.slow),
         pytest.param([Signal(5)], {"error": SIGTERMException}, {}, 5, id="SIGTERM", marks=pytest.mark.slow),
     ],
 )
@@ -235,7 +237,7 @@ class CrashInside(pl.Callback):
             raise KeyError("a crash")
 
 
-@pytest.mark.parametrize("batch", [4, 12])
+@pytest.mark.parametrize("batch", [4, pytest.param(12, marks=pytest.mark.slow)])
 def test_a_crash_inside_a_step_of_several_batches_loses_none_of_their_gradients(shapes, tmp_path, batch):
     def run(folder: str, *callbacks: pl.Callback, **options: Any) -> CaptioningModule:
         # With dropout, but without statistics, which see the batches twice.
@@ -248,6 +250,7 @@ def test_a_crash_inside_a_step_of_several_batches_loses_none_of_their_gradients(
     assert_equal(dict(whole.named_parameters()), dict(resumed.named_parameters()))
 
 
+@pytest.mark.slow
 def test_the_encoder_stays_frozen_where_a_run_resumes_inside_an_epoch(shapes, tmp_path):
     fit(shapes, tmp_path, Unfreeze(2), Signal(10), error=SIGTERMException)
     before = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
@@ -273,6 +276,7 @@ def test_averaged_weights_are_validated_saved_and_captioned_with(shapes, tmp_pat
     assert torch.equal(loaded["decoder.output.L_o.weight"], checkpoint["state_dict"][name])
 
 
+@pytest.mark.slow
 def test_averaging_does_not_disturb_training_and_resumes_equal(shapes, tmp_path, whole):
     expected, diary = fit(shapes, tmp_path, ema())
     of_batches = [entry for entry in whole[1].entries if isinstance(entry, tuple)]
@@ -299,6 +303,7 @@ def test_settings_that_differ_from_the_checkpoints_are_said(shapes, tmp_path, ca
     assert "from the checkpoint's: trainer.max_epochs: 2, was 1; model.lr: 0.2, was 0.1\n" in caplog.text
 
 
+@pytest.mark.slow
 def test_an_epoch_that_began_with_other_batches_is_not_gone_on_with(shapes, tmp_path):
     def run(batch_size: int, epochs: int, steps: int, **resume: Any) -> None:
         module = make_module(settings={"data": {"batch_size": batch_size}})
@@ -314,7 +319,7 @@ def test_an_epoch_that_began_with_other_batches_is_not_gone_on_with(shapes, tmp_
     run(16, 2, -1, **resume)  # an epoch of its own
 
 
-@pytest.mark.parametrize("schedule", [WarmupCosine, CosineAnnealingLR])
+@pytest.mark.parametrize("schedule", [WarmupCosine, pytest.param(CosineAnnealingLR, marks=pytest.mark.slow)])
 def test_a_run_that_gets_more_epochs_has_the_schedule_of_a_longer_run_or_says_that_it_has_not(
     shapes, tmp_path, caplog, schedule
 ):

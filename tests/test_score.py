@@ -98,6 +98,7 @@ def test_several_models_are_tested_as_an_ensemble(workdir, capsys):
     assert both["nll"] < sum(alone) / 2  # Jensen: the mean of probabilities beats the mean of logarithms
 
 
+@pytest.mark.slow
 def test_a_context_mode_reaches_the_models_of_an_ensemble_that_have_it(workdir, capsys):
     argmax = ["--context_mode", "argmax"]
     command("test", "--ckpt_path", CHECKPOINT, "--ensemble", OTHER, *argmax, *VAL)

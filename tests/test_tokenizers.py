@@ -121,6 +121,7 @@ def trained(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_chinese_from_photos_to_scores(trained, monkeypatch):
     monkeypatch.chdir(trained)
     captioner = load(BEST)

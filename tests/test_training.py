@@ -71,7 +71,7 @@ def test_checkpoint_of_another_vocabulary_is_refused(shapes, tmp_path):
 @pytest.mark.parametrize(
     ("options", "steps"),
     [
-        ({"max_epochs": 3}, 21),
+        pytest.param({"max_epochs": 3}, 21, marks=pytest.mark.slow),
         ({"max_epochs": 3, "accumulate_grad_batches": 2}, 12),
         ({"max_epochs": 3, "limit_train_batches": 5}, 15),
         ({"max_epochs": -1, "max_steps": 4}, 4),
@@ -115,6 +115,7 @@ def test_overfits_a_handful_of_images(shapes, tmp_path):
     assert float(trainer.callback_metrics["train/nll"]) < 0.5  # log V is about 3.5
 
 
+@pytest.mark.slow
 def test_unfreeze_waits_for_its_epoch(shapes, tmp_path):
     module, data = make_module(), make_data(shapes)
     before = [p.detach().clone() for p in module.encoder.parameters()]

@@ -67,7 +67,10 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
 
     def to_config(self) -> dict[str, Any]:
         """Return ``{"class_path": str, "init_args": {...}}`` of plain data, the shape the YAML files use."""
-        init_args = {name: _plain(value) for name, value in self._init_args.items()}
+        try:
+            init_args = {name: _plain(value) for name, value in self._init_args.items()}
+        except TypeError as error:
+            raise InputError(f"{type(self).__name__}: {error}") from error
         return {"class_path": public_path(type(self)), "init_args": init_args}
 
     @classmethod
@@ -130,7 +133,7 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(f"a component's arguments must be plain data or components, got {type(value).__name__}")
+    raise TypeError(f"its arguments must be plain data or components, got {type(value).__name__}")
 
 
 def _revive(value: Any) -> Any:

@@ -39,8 +39,8 @@ def extra() -> None:
 def checkpoint(tmp_path_factory) -> Path:
     """An exported folder with a card."""
     file = save_checkpoint(tmp_path_factory.mktemp("run") / "best.ckpt", search={"max_length": 6})
-    load(file).export(file.parent / "model", "# A model\n\n## Limits\n\n- It knows\n  noise.\n- It cannot read.\n")
-    return file.parent / "model"
+    load(file).export(file.parent / "v1.2", "# A model\n\n## Limits\n\n- It knows\n  noise.\n- It cannot read.\n")
+    return file.parent / "v1.2"
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +99,7 @@ def test_a_photograph_is_captioned_and_explored_and_another_takes_its_place(page
         explorer.locator("h2", has_text=photo.name).wait_for()
         caption = captioner.caption(str(photo))
         assert explorer.locator("h1").inner_text() == caption.text
+        assert "v1.2" in explorer.locator("body").inner_text()
         assert explorer.locator(".word .text").all_inner_texts() == caption.words
         assert explorer.locator(".hypothesis").count() == 1 + len(caption.alternatives)
         before = explorer.locator(".word[aria-current]").get_attribute("data-step")

@@ -242,6 +242,7 @@ def test_sampling_repeats_itself_with_a_seed(capsys, checkpoint, folder):
             "--overlay empty: would replace empty, which is",
         ),
         (["x.png", "--json", "./x.png"], "--json x.png: would replace x.png, which is an input"),
+        (["x.png", "notes", "--json", "o.json"], "--json o.json: must end in .jsonl"),
     ],
 )
 def test_a_wrong_command_line_is_named_before_any_work(capsys, tmp_path, monkeypatch, arguments, message):

@@ -89,6 +89,11 @@ def test_a_split_is_scored_on_its_captions_and_its_references(split):
     assert "bound" not in scores
 
 
+def test_without_references_there_are_captions_and_no_metrics(split):
+    metrics, images = split.evaluator(split.batch(0, 1), references=False).finish()
+    assert metrics == {} and [image.image_id for image in images] == [*split.index.image_ids[:2]]
+
+
 def test_a_model_is_evaluated_on_a_data_set_in_one_call(split, source):
     search = BeamOptions(beam_size=2, max_length=9)
     metrics, images = evaluate(split.captioner, split.vocabulary, source, search, split="val", batch_size=2).finish()

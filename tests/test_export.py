@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+import yaml
 from helpers import save_image
 from helpers_faults import command, refused
 from helpers_runs import edit_checkpoint, make_captions, save_checkpoint
@@ -90,6 +91,11 @@ def test_the_card_leaves_out_the_metrics_of_weights_that_were_trained_on_since(r
     edit_checkpoint(best, lambda saved: next(iter(saved["state_dict"].values())).add_(1))
     assert "It was not tested" in (export(run) / "README.md").read_text()
     assert f"the card has no metrics; first captioning test --ckpt_path {best}\n" in capsys.readouterr().err
+
+
+def test_the_head_of_the_card_is_yaml_whatever_the_license_is_called(run):
+    head = (export(run, "--license", "CC BY: 4.0") / "README.md").read_text().split("---")[1]
+    assert yaml.safe_load(head)["license"] == "CC BY: 4.0"
 
 
 def test_notes_replace_the_sections_of_the_card_that_they_have_and_add_the_others(run, tmp_path):

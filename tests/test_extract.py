@@ -50,6 +50,10 @@ def test_features_of_the_configured_splits_are_written_and_the_next_command_is_s
     assert "other.ckpt: its encoder is not the config's" in line
 
 
+def test_the_first_images_alone_are_extracted_to_try_something_out():
+    assert extracted("--data.limit_images", 1) == {"train": 1, "val": 1}
+
+
 def test_the_value_of_an_option_of_the_configuration_may_have_spaces():
     Path("shapes").rename("my shapes")
     command("extract", "--config", "config.yaml", "--data.source.root=my shapes", "--output", "out", "--num_workers", 0)
@@ -63,6 +67,7 @@ def test_the_value_of_an_option_of_the_configuration_may_have_spaces():
         (["--flipped", "--split", "val"], "--flipped: only training images are mirrored"),
         (["--init_from", "gone.ckpt"], "--init_from gone.ckpt: no such file"),
         (["--data.batch_size", "3"], "--data.batch_size: no such option; captioning fit has it"),
+        (["--data.limit_images", "0"], "limit_images must be at least 1, got 0"),
         (["--data.source", "os.system"], "os.system is not imported; name its module with --import"),
     ],
 )

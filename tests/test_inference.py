@@ -229,6 +229,24 @@ def test_captions_to_decode_are_lists_of_words_one_for_each_image(captioner, ima
         captioner.score_captions(images[:2], captions)
 
 
+def test_a_captioner_can_be_sent_to_another_process(captioner, images, tmp_path):
+    hard = load(save_checkpoint(tmp_path / "hard.ckpt", attention=HardAttention))
+    for sent in (captioner, hard):
+        assert pickle.loads(pickle.dumps(sent)).caption(images[0]).words == sent.caption(images[0]).words
+
+
+def test_an_ensembles_caption_of_pixels_has_a_row_for_each_member(checkpoint, images):
+    ensemble = load([checkpoint, checkpoint])
+    with Image.open(images[0]) as image:
+        caption = ensemble.caption(image)
+    assert [*ensemble.with_members(caption, ["a", "b"]).beside] == ["b"]
+
+
+def test_images_to_stream_are_several(captioner, images):
+    with pytest.raises(InputError, match="images: give a list, also of one image"):
+        next(captioner.stream(images[0]))
+
+
 def test_images_to_score_are_a_list(captioner, images):
     with pytest.raises(InputError, match="images: give a list, also of one image"):
         captioner.score_captions(str(images[0]), [["a"]])

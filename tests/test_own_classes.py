@@ -15,6 +15,7 @@ from captioning.data.shapes import ShapesSource
 
 OWN = """
 import dataclasses
+from pathlib import Path
 
 from torch import nn
 
@@ -44,6 +45,11 @@ class Column(Plain):
 
     def forward(self, query, projected):
         return super().forward(query, projected).unsqueeze(-1)
+
+
+class Located(Column):
+    def __init__(self, file: Path = Path("x")) -> None:
+        super().__init__()
 
 
 class Silent(Column):
@@ -106,6 +112,7 @@ ATTENTION = "model.decoder.init_args.attention"
     ("place", "name", "line"),
     [
         (SCORE, "Plain", "Plain: its __init__ must begin with super().__init__()"),
+        (SCORE, "Located", "Located: its arguments must be plain data or components, got PosixPath"),
         (SCORE, "Column", "Column: logits (B, R, L) must have the shape (10, 1, 36), got (10, 1, 36, 1)"),
         (SCORE, "Silent", "Silent: logits (B, R, L) must have the shape (10, 1, 36), got NoneType"),
         (ATTENTION, "Bare", "Bare: its __init__ must begin with super().__init__()"),

@@ -68,7 +68,7 @@ class StochasticAttention(Attention):
         # The number of batches begun is a buffer, for resumed runs, and an int, to spare a device synchronization.
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
         self._batches = 0
-        self.register_load_state_dict_post_hook(lambda module, _: setattr(module, "_batches", int(module.batches)))
+        self.register_load_state_dict_post_hook(_read_batches)
 
     def begin_batch(self) -> None:
         if self.ramp and self.training_batches is None:
@@ -216,6 +216,10 @@ class GumbelAttention(StochasticAttention):
         gumbel = -torch.empty_like(alphas).exponential_().log()
         relaxed = torch.softmax((log_alphas + gumbel) / self.temperature, dim=-1)  # (B, R, L)
         return self.draws_and_expectations(alphas, log_alphas, relaxed.argmax(dim=-1), memory, relaxed)
+
+
+def _read_batches(attention: HardAttention, _: object) -> None:
+    attention._batches = int(attention.batches)
 
 
 def draw(alphas: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from captioning.files import read_json
 from captioning.model.captioner import Captioner
 from captioning.run_folder import RunFolder, is_current
@@ -50,7 +52,7 @@ def card(
         license=license or "Of the weights: not stated; ask whoever gave you this folder",
     )
     head = "---\nlibrary_name: captioning\npipeline_tag: image-to-text\ntags: [image-captioning, visual-attention]\n"
-    head += f"license: {license}\n---" if license else "---"
+    head += f"{yaml.safe_dump({'license': license})}---" if license else "---"
     return "\n\n".join([head, *(_sections(text) | _sections(notes)).values()]) + "\n"
 
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from captioning.cli import model_name
 from captioning.errors import InputError, printable
 from captioning.files import read_json
 
@@ -62,7 +63,7 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
     from captioning.checkpoint.load import PRETRAINED_FOLDER
     from captioning.inference import load
 
-    captioner, name = load(model), Path(model).stem
+    captioner, name = load(model), model_name(model)
     folder = PRETRAINED_FOLDER.parent / "examples"
     examples = [example for example in read_json(folder / "examples.json") if example["app"]]
     sources = " · ".join(f"[{example['file']}: {example['credit']}]({example['source']})" for example in examples)

@@ -56,8 +56,10 @@ def extract(
     from captioning.inference import load
     from captioning.tokenizers import Tokenizer
 
-    kinds = {"model.encoder": Encoder, "data.source": CaptionSource, "data.vocabulary.tokenizer": Tokenizer | None}
-    encoder, source, tokenizer = build(kinds, [read_config(path) for path in config], overrides)
+    kinds = {"model.encoder": Encoder, "data.source": CaptionSource}
+    kinds |= {"data.vocabulary.tokenizer": Tokenizer | None, "data.limit_images": int | None}
+    encoder, source, tokenizer, limit = build(kinds, [read_config(path) for path in config], overrides)
+    check_whole(1, limit_images=limit)
     source.tokenizer = tokenizer or source.tokenizer  # an image without a word in its captions is left out
     if init_from:
         try:
@@ -70,7 +72,7 @@ def extract(
     target = check_device(device)
     extract_features(
         encoder.to(target).eval(),
-        {name: source.index(name) for name in splits},
+        {name: source.index(name).take(limit) for name in splits},
         output,
         device=target,
         batch_size=batch_size,

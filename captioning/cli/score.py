@@ -70,7 +70,7 @@ def score(
             drawn location.
         ensemble: Further models; the word probabilities of all models are averaged.
         results: Folder of the files; by default the run's folder, or a subfolder for another context mode, an ensemble
-            or other data.
+            or the data of --config.
         name: Run whose best or last is scored.
         runs: Folder of all runs.
         bound_samples: Draws per caption that estimate the bounds of stochastic attention; 0 for none.

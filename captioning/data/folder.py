@@ -27,7 +27,7 @@ _FOREIGN_FILES = ("metadata.jsonl", "metadata.csv", "flickr8k.token.txt", "resul
 """Names of files that need not be given; another data set's file is read only where none of ours exists."""
 
 _SPLIT_OF = {split: split for split in SPLITS} | {"valid": "val", "validation": "val", "dev": "val"}
-"""Splits by folder name."""
+"""Splits by name of a folder, or in the column."""
 
 _UNPUBLISHED = "2258277193_586949ec62.jpg.1"
 """An image that Flickr8k's captions describe and its archive lacks."""
@@ -37,8 +37,8 @@ class FolderSource(CaptionSource):
     """Images anywhere below a folder, and a file with one caption per line.
 
     The file is JSON lines (``{"image": "cats/1.jpg", "caption": "A cat asleep."}``) or CSV with a header. Its columns
-    are ``image`` (relative to ``root``), ``caption`` and optionally ``split`` (train, val or test); others are ignored.
-    Lines of one image need not be adjacent. Images are numbered in the order of first appearance.
+    are ``image`` (relative to ``root``), ``caption`` and ``split`` (train, val or test), which may be empty or missing;
+    others are ignored. Lines of one image need not be adjacent. Images are numbered in the order of first appearance.
 
     Without a ``split`` column, an image in a folder ``train``, ``validation`` (or ``val``) or ``test`` belongs to that
     split. The splits without a folder are drawn by a hash of the image's name: about one image in ten for validation,
@@ -82,16 +82,17 @@ class FolderSource(CaptionSource):
         rows = [(file, *row) for file in self.files for row in self._named_rows(file)]
         first_folders = ((name, os.path.normpath(name).partition(os.sep)[0].lower()) for *_, name, _ in rows)
         folder_split = {name: _SPLIT_OF.get(folder, "") for name, folder in first_folders}
+        written = {real(name): row.split for *_, name, row in rows if row.split}
         splits_with_folder, assigned = {*folder_split.values()}, set[str]()
         for captions, line, name, row in rows:
             image = first_name.setdefault(real(name), name)
             by_folder = folder_split[name]
             by_hash = hashed_split(row.image)
-            if row.split or by_folder not in ("", "train"):
+            if real(name) in written or by_folder not in ("", "train"):
                 assigned.add(image)
             elif by_hash not in splits_with_folder:
                 by_folder = by_hash
-            row_split = row.split or split_of.get(image) or by_folder or "train"
+            row_split = row.split or split_of.get(image) or written.get(real(name)) or by_folder or "train"
             if (above := split_of.setdefault(image, row_split)) != row_split:
                 both = f"is in the {row_split} split here, in {above} above"
                 raise InputError(f"{captions}: line {line}: {row.image} {both}")
@@ -156,7 +157,7 @@ def _hash(image: str) -> int:
 class _Row(msgspec.Struct):
     image: Annotated[str, msgspec.Meta(min_length=1)]
     caption: str
-    split: Split | msgspec.UnsetType = msgspec.UNSET
+    split: Split | None = None
 
 
 def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
@@ -177,7 +178,7 @@ def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     row = msgspec.json.decode(line, type=dict[str, Any])
-                    yield number, msgspec.convert(dict(zip(_renamed_columns([*row]), row.values(), strict=True)), _Row)
+                    yield number, _converted(dict(zip(_renamed_columns([*row]), row.values(), strict=True)))
             return
         if token or bars:  # quotes belong to the captions in Flickr's files
             form |= {"delimiter": "\t" if token else "|", "quoting": csv.QUOTE_NONE}
@@ -191,11 +192,17 @@ def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
             if cells:
                 row = dict(zip(columns, cells, strict=False))
                 row["image"] = row["image"].partition("#")[0] if token else row["image"]
-                yield number, msgspec.convert(row, _Row)
+                yield number, _converted(row)
             number = table.line_num + 1
     except (csv.Error, ValueError, msgspec.MsgspecError) as error:
         quote = "a quote that opens here is not closed: " if isinstance(error, csv.Error) else ""
         raise InputError(f"{path}: line {number}: {quote}{one_line(error)}; a line has {line_of}") from error
+
+
+def _converted(row: dict[str, Any]) -> _Row:
+    """Return a row whose split may be empty, or named as a folder may be. Raises MsgspecError."""
+    split = row.pop("split", None)
+    return msgspec.convert(row | ({"split": _SPLIT_OF.get(str(split).lower(), split)} if split else {}), _Row)
 
 
 def _renamed_columns(names: Sequence[str]) -> list[str]:

@@ -209,8 +209,7 @@ class SplitData:
         self, source: CaptionSource, split: str, *, limit_images: int | None = None, features: str | None = None
     ) -> None:
         self.source, self.split, self.features = source, split, features
-        index = source.index(split)
-        self.index = index if limit_images is None else index.take(limit_images)
+        self.index = source.index(split).take(limit_images)
         if features is None:
             self.index.check_images()
         self._regions: RegionsInView | None = None

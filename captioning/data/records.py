@@ -131,9 +131,10 @@ class CaptionIndex:
     def references(self, i: int) -> list[str]:
         return self.captions[self.first_caption[i] : self.first_caption[i + 1]]
 
-    def take(self, limit: int) -> CaptionIndex:
-        """Return the first ``limit`` images with their captions, or all images if there are fewer."""
-        ids, paths, first = self.image_ids[:limit], self.paths[:limit], self.first_caption[: limit + 1]
+    def take(self, limit: int | None) -> CaptionIndex:
+        """Return the first ``limit`` images with their captions, or all images if there are fewer or it is None."""
+        ids, paths = self.image_ids[:limit], self.paths[:limit]
+        first = self.first_caption[: len(ids) + 1]
         return CaptionIndex(self.root, ids, paths, self.captions[: first[-1]], first, self.origin)
 
     def check_images(self) -> None:

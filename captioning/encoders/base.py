@@ -86,7 +86,7 @@ class Encoder(Component):
         self.annotation_dim: int = D
         self._cells: tuple[Any, CellGrid] | None = None
         self._weights, self._unloaded = weights, weights is not None
-        self.register_load_state_dict_post_hook(lambda module, _: setattr(module, "_unloaded", False))
+        self.register_load_state_dict_post_hook(_mark_loaded)
         self.set_trainable(trainable_from is not None)
 
     def load_published_weights(self) -> Self:
@@ -266,6 +266,10 @@ class Encoder(Component):
 def timm_name(name: str) -> str:
     """Return a tensor's name in timm's whole network. Feature extraction adds a prefix, or joins two names by "_"."""
     return re.sub(r"^([a-z_]*[a-z])_(\d+)\.", r"\1.\2.", name.removeprefix("model."))
+
+
+def _mark_loaded(encoder: Encoder, _: object) -> None:
+    encoder._unloaded = False
 
 
 def _load_weights(network: nn.Module, weights: Weights) -> None:

@@ -61,13 +61,14 @@ class Evaluator:
         return [self.images[row] for row in sorted(self.images)]
 
     def finish(self, *, java: bool = False) -> tuple[dict[str, float], list[CaptionedImage]]:
-        """Return the metrics, {} without images, and the images in the order of the split.
+        """Return the metrics, {} without images or references, and the images in the order of the split.
 
         The metrics are ``caption_metrics``, log-probabilities of the references in nats per word, and
         ``grounding_metrics``. ``java`` computes METEOR, which knows only English, where it is available.
         """
-        if not (images := self.records):
-            return {}, []
+        images = self.records
+        if not (images and self.references):
+            return {}, images
         metrics = caption_metrics([image.words for image in images], [i.reference_words for i in images], java=java)
         totals: dict[str, float] = defaultdict(float)
         for row in sorted(self.sums):

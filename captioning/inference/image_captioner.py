@@ -120,6 +120,8 @@ class ImageCaptioner(Generic[Model]):
                 the error is raised.
         """
         check_whole(1, batch_size=batch_size)
+        if is_single(images):
+            raise InputError("images: give a list, also of one image")
         sources, steps = iter(images), self.model.preprocessings
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes without the GIL
 
@@ -175,7 +177,7 @@ class ImageCaptioner(Generic[Model]):
         """Return the caption with a figure row for each named member of the ensemble; of one model, unchanged."""
         members = [ImageCaptioner(model, self.vocabulary, self.settings) for model in self.members]
         named = dict(zip(names, members, strict=True))
-        return caption if len(members) == 1 else same_words(named, str(caption.path), caption.words)
+        return caption if len(members) == 1 else same_words(named, caption.path or caption.seen(), caption.words)
 
     def _decoded(
         self,

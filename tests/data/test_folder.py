@@ -63,6 +63,24 @@ def test_csv_as_a_spreadsheet_writes_it_says_the_same_as_json_lines(tmp_path):
         assert (one.captions, one.paths) == (other.captions, other.paths)
 
 
+def test_a_split_may_be_empty_or_absent_and_have_the_name_of_a_folder(tmp_path):
+    names = [f"{i}.jpg" for i in range(4)]
+    splits = ["", "validation", "Train", ""]
+    text = "".join(f"{name},a dog,{split}\n" for name, split in zip(names, splits, strict=True))
+    rows = [
+        {"image": name, "caption": "a dog", "split": split or None} for name, split in zip(names, splits, strict=True)
+    ]
+    for source in (csv(tmp_path, f"image,caption,split\n{text}"), jsonl(tmp_path, rows)):
+        assert "1.jpg" in source.index("val").paths and "2.jpg" in source.index("train").paths
+
+
+def test_one_caption_with_a_split_is_enough_for_its_image(tmp_path):
+    name = next(f"{i}.jpg" for i in range(100) if hashed_split(f"{i}.jpg") == "train")
+    rows = [{"image": name, "caption": "a dog"}, {"image": name, "caption": "a cat", "split": "val"}]
+    for ordered in (rows, rows[::-1]):
+        assert len(jsonl(tmp_path, ordered).index("val").captions) == 2
+
+
 def test_without_a_column_the_split_follows_from_the_name_alone(tmp_path):
     names = [f"{i:04d}.jpg" for i in range(1000)]
     source = jsonl(tmp_path, [{"image": name, "caption": "a"} for name in names])
@@ -242,8 +260,8 @@ def test_a_split_without_a_folder_takes_one_in_ten_of_the_training_images(tmp_pa
         ),
         ({"Flickr8k.token.txt": "1.jpg#0\ta\n1.jpg#1 a\n"}, "line 2: Object missing required field `caption`"),
         (
-            {"captions.csv": "image,caption,split\na.png,a dog,valid\n"},
-            "'valid' - at `$.split`.*(train, val or test)",
+            {"captions.csv": "image,caption,split\na.png,a dog,trian\n"},
+            "'trian' - at `$.split`.*(train, val or test)",
         ),
         ({"captions.csv": "image,caption,split\na,a dog,train\na,a,val\n"}, "a is in the val split here, in train abo"),
         ({"captions.csv": "image,caption,split\na.png,a dog,val\n"}, "none of 1 images is in the train split; write"),

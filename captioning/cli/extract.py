@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from captioning.cli import announce
 from captioning.errors import InputError, check_whole, one_line
@@ -56,7 +57,7 @@ def extract(
     from captioning.inference import load
     from captioning.tokenizers import Tokenizer
 
-    kinds = {"model.encoder": Encoder, "data.source": CaptionSource}
+    kinds: dict[str, Any] = {"model.encoder": Encoder, "data.source": CaptionSource}
     kinds |= {"data.vocabulary.tokenizer": Tokenizer | None, "data.limit_images": int | None}
     encoder, source, tokenizer, limit = build(kinds, [read_config(path) for path in config], overrides)
     check_whole(1, limit_images=limit)

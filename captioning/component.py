@@ -46,7 +46,12 @@ class _RecordsInitArgs(ABCMeta):
             raise InputError(f"{cls.__name__}: its __init__ must begin with super().__init__()")
         bound = inspect.signature(cls.__init__).bind(component, *args, **kwargs)  # type: ignore[misc]
         bound.apply_defaults()
-        component._init_args = dict(list(bound.arguments.items())[1:])
+        component._init_args = arguments = dict(list(bound.arguments.items())[1:])
+        for parameter in bound.signature.parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                arguments |= arguments.pop(parameter.name)
+            elif parameter.kind is parameter.VAR_POSITIONAL and arguments.pop(parameter.name):
+                raise InputError(f"{cls.__name__}: give its arguments by name, so that a checkpoint can hold them")
         return component
 
 

@@ -19,7 +19,7 @@ FUNCTION_WORDS = (
     "a an the this that these those some another each both and or but as while with without of to from for by at in on "
     "into onto over under up down out off through across along around behind between near next beside against above "
     "after before during is are was were be being been has have had do does it its they them their he his him she her "
-    "who which what where there very other another one"
+    "who which what where there very other one"
 ).split()
 """English words that name nothing in a photo."""
 
@@ -109,7 +109,7 @@ class Vocabulary:
     @classmethod
     def load(cls, path: str | Path, tokenizer: Tokenizer = PennTreebank()) -> Vocabulary:  # noqa: B008 - no state
         """Read the file of ``save``. Raises InputError if it is missing or is not a vocabulary."""
-        content = read_json(Path(path))
+        content = read_json(Path(path).expanduser())
         words = content.get("words") if isinstance(content, dict) else None
         if not isinstance(words, list):
             raise InputError(f'{path}: not a vocabulary file, expected {{"words": [...]}}')

@@ -46,6 +46,23 @@ def test_names_of_version_02_are_read_under_those_of_today():
     assert torch.equal(decoder.feature_norm.running_mean, torch.ones(4))
 
 
+def test_arguments_that_a_class_passes_on_are_stored_one_by_one():
+    class Passes(AdditiveScore):
+        def __init__(self, **options):
+            super().__init__(**options)
+
+    class Listed(Component):
+        def __init__(self, *sizes):
+            super().__init__()
+
+    config = Passes(attention_dim=3).to_config()
+    assert config["init_args"] == {"attention_dim": 3}
+    assert Score.from_config(config | {"class_path": Passes.__qualname__}).attention_dim == 3
+    assert Listed().to_config()["init_args"] == {}
+    with pytest.raises(InputError, match="Listed: give its arguments by name"):
+        Listed(3)
+
+
 def test_a_class_of_the_users_keeps_arguments_and_modules_that_have_old_names_of_ours():
     class Mine(Component):
         def __init__(self, inference: str, centres: int = 3):

@@ -229,6 +229,16 @@ def test_captions_to_decode_are_lists_of_words_one_for_each_image(captioner, ima
         captioner.score_captions(images[:2], captions)
 
 
+def test_a_tilde_is_the_home_folder_for_figures_and_exports(captioner, images, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    save_image(tmp_path / "photo.png")
+    assert captioner.caption("~/photo.png").photo() is not None
+    captioner.export("~/exported")
+    assert (tmp_path / "exported/SHA256SUMS").is_file()
+    captioner.vocabulary.save("~/words.json")
+    assert type(captioner.vocabulary).load("~/words.json").words == captioner.vocabulary.words
+
+
 def test_a_captioner_can_be_sent_to_another_process(captioner, images, tmp_path):
     hard = load(save_checkpoint(tmp_path / "hard.ckpt", attention=HardAttention))
     for sent in (captioner, hard):

@@ -61,7 +61,7 @@ def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.de
     Args:
         path: A .ckpt file, a folder that `captioning export` wrote, such a folder's name on the Hugging Face hub
             ("hf:owner/name" or "hf:owner/name@revision"), or "pretrained", the captioner installed with the package.
-        device: "cpu", "cuda", "cuda:1" ..
+        device: "auto", "cpu", "cuda", "cuda:1" ..
 
     Raises:
         InputError: The file is missing, damaged, of another project or of a newer version of this one; the device does

@@ -291,7 +291,7 @@ class Fit(LightningCLI):
     def _print_end(self) -> None:
         best = self.best
         if best.best_model_score is not None:
-            few = few_images_warning(len(self.datamodule.index("val")))
+            few = few_images_warning(len(self.datamodule.index("val"))) if "bleu" in str(best.monitor) else ""
             print(f"best checkpoint: {best.best_model_path} ({best.monitor} {float(best.best_model_score):.2f}{few})")
         elif not best.best_model_path and best.save_top_k:
             steps = f"in {self.trainer.global_step} steps of training"

@@ -135,7 +135,7 @@ class Caption:
         return explorer_image(printable(Path(self.path or "").name), self.seen(), [self.for_explorer(run)])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but the pixels as plain data for JSON, with attention rounded to 6 digits.
+        """Return the caption as plain data for JSON, without pixels and heads, with attention rounded to 6 digits.
 
         "cells" has the center of the first location and the distance between neighbors, [y, x] in pixels of the view.
         "evidence" is null for a decoder without it. "chosen" has the location that hard attention chose at each word,

@@ -38,7 +38,7 @@ def load(path: _Place | Sequence[_Place] = PRETRAINED, device: str | torch.devic
         path: A checkpoint, an exported folder, a name on the hub, or "pretrained", the captioner that is installed with
             the package. Several paths make an ensemble, whose word probabilities are averaged at every step. The first
             model gives views, settings and default options.
-        device: "cpu", "cuda", "cuda:1" ...
+        device: "auto", "cpu", "cuda", "cuda:1" ...
     """
     first, *others = read_models([path] if isinstance(path, (str, os.PathLike)) else path, device)
     model = Ensemble([first.captioner, *(other.captioner for other in others)]) if others else first.captioner
@@ -74,7 +74,7 @@ class ImageCaptioner(Generic[Model]):
         """Write a folder that ``load`` reads, with a card in Markdown; see ``write_export``."""
         if not isinstance(self.model, Captioner):
             raise InputError("an ensemble is not exported as one; export its members")
-        write_export(Path(folder), self.model, self.vocabulary, self.settings, card, dtype=dtype)
+        write_export(Path(folder).expanduser(), self.model, self.vocabulary, self.settings, card, dtype=dtype)
 
     @overload
     def caption(self, images: ImageSource, **options: Any) -> Caption: ...
@@ -86,9 +86,8 @@ class ImageCaptioner(Generic[Model]):
         """Return the caption of an image, or the captions of several in their order. ``captioner(images)`` is the same.
 
         Args:
-            images: One image or several. An image is a path, a PIL image, the bytes of an image file, an open file or
-                upload, an array (height, width, 3) or a tensor (3, height, width), uint8 or floating-point in 0 .. 1.
-                An array or a tensor with four dimensions is a batch.
+            images: One image or several. An image is what ``ImageSource`` lists, such as a path, a PIL image or an array
+                (height, width, 3). An array or a tensor with four dimensions is a batch.
             batch_size: Number of images that go through the model together.
             options: Fields of ``DecodingOptions`` such as ``beam_size=5``. An option that is None or left out is taken
                 from ``self.options``.

@@ -35,7 +35,7 @@ def views_of(
     The function returns None if the file has changed since. Raises InputError if the image cannot be read.
     """
     if isinstance(source, (str, os.PathLike)):
-        path = os.path.abspath(source)  # the working directory may change
+        path = os.path.abspath(os.path.expanduser(source))  # the working directory may change
         views = [preprocessing.view(open_image(source, preprocessing.resize)) for preprocessing in preprocessings]
         return views, functools.partial(_photo_of, path, _state(path), preprocessings[0])
     image = open_image(_without_file(source), 0)

@@ -156,7 +156,7 @@ class CaptionDataModule(pl.LightningDataModule):
         index, min_count = self.index("train"), options.min_count
         captions = (caption.split() for caption in index.captions)
         counted = Vocabulary.build(captions, min_count=min_count, max_words=options.max_words, tokenizer=tokenizer)
-        if not counted.words:
+        if not counted.words and options.extend is None:
             rare = f"no word of the {len(index.captions)} training captions occurs that often; lower it"
             raise InputError(f"data.vocabulary.min_count {min_count}: {rare}")
         if options.extend is None:

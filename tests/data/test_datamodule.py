@@ -52,6 +52,8 @@ def test_vocabulary_comes_from_the_training_split_alone(shapes, encoder):
     assert set(make_data(shapes, encoder).vocabulary.words) == words
     with pytest.raises(InputError, match="min_count 1000: no word of the 30 training captions occurs that often"):
         _ = make_data(shapes, encoder, vocabulary=VocabularyOptions(min_count=1000)).vocabulary
+    few = make_data(shapes, encoder, vocabulary=VocabularyOptions(min_count=1000, extend="pretrained"))
+    assert len(few.vocabulary) > 1000
 
 
 def test_training_shuffles_captions_and_evaluation_keeps_images_in_order(shapes, encoder):

@@ -86,8 +86,8 @@ class ImageCaptioner(Generic[Model]):
         """Return the caption of an image, or the captions of several in their order. ``captioner(images)`` is the same.
 
         Args:
-            images: One image or several. An image is what ``ImageSource`` lists, such as a path or a PIL image. An array
-                or a tensor with four dimensions is a batch.
+            images: One image or several. An image is a path, a PIL image or another ``ImageSource``. An array or a
+                tensor with four dimensions is a batch.
             batch_size: Number of images that go through the model together.
             options: Fields of ``DecodingOptions`` such as ``beam_size=5``. An option that is None or left out is taken
                 from ``self.options``.

@@ -307,6 +307,8 @@ def test_a_folder_holds_every_format_that_is_read_when_named_and_the_others_are_
         for name in names:
             Image.new(mode, (17, 23), 100).save(tmp_path / name)
     names = sorted(str(tmp_path / name) for names in modes.values() for name in names)
+    (tmp_path / ".thumbnails").mkdir()
+    Image.new("RGB", (17, 23)).save(tmp_path / ".thumbnails/a.png")
     for name in ("1.heic", "2.HEIC", "notes.txt", "README", ".hidden"):
         (tmp_path / name).write_bytes(b"\0\0\0\x18ftypheic" + bytes(99))
     lines, err = run(capsys, tmp_path, "--model", checkpoint)

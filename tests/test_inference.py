@@ -248,8 +248,8 @@ def test_a_captioner_can_be_sent_to_another_process(captioner, images, tmp_path)
 def test_an_ensembles_caption_of_pixels_has_a_row_for_each_member(checkpoint, images):
     ensemble = load([checkpoint, checkpoint])
     with Image.open(images[0]) as image:
-        caption = ensemble.caption(image)
-    assert [*ensemble.with_members(caption, ["a", "b"]).beside] == ["b"]
+        rows = ensemble.with_members(ensemble.caption(image), ["a", "b"])
+        assert [*rows.beside] == ["b"] and rows.view.tobytes() == ensemble.caption(image).view.tobytes()
 
 
 def test_images_to_stream_are_several(captioner, images):

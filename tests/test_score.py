@@ -79,11 +79,18 @@ def test_a_checkpoint_is_tested_on_another_data_set_with_its_own_vocabulary(work
     command("test", "--ckpt_path", CHECKPOINT, "--config", "pets.yaml", *VAL)
     assert "val split, 2 images" in capsys.readouterr().out
     assert read("runs/tiny/test_metrics.json") == own
-    captions = json.loads(read("runs/tiny/pets/test_captions.json"))
+    captions = json.loads(read("runs/tiny/pets/val/test_captions.json"))
     assert [caption["references"] for caption in captions] == [texts for _, _, texts in PICTURES]
     assert sum(len(caption["reference_hits"]) for caption in captions) == 4  # of dog, dogs, puppy; not of the hot dog
     known = set(load(CHECKPOINT).vocabulary.words)
     assert all(set(caption["caption"].split()) <= known for caption in captions)
+
+
+def test_another_split_and_fewer_images_do_not_replace_the_test_of_a_run(workdir):
+    command("test", "--ckpt_path", CHECKPOINT)
+    own = read("runs/tiny/test_metrics.json")
+    command("test", "--ckpt_path", CHECKPOINT, "--split", "val", "--data.limit_images", 1)
+    assert read("runs/tiny/test_metrics.json") == own and Path("runs/tiny/val/1_images/test_metrics.json").is_file()
 
 
 def test_several_models_are_tested_as_an_ensemble(workdir, capsys):
@@ -102,7 +109,7 @@ def test_several_models_are_tested_as_an_ensemble(workdir, capsys):
 def test_a_context_mode_reaches_the_models_of_an_ensemble_that_have_it(workdir, capsys):
     argmax = ["--context_mode", "argmax"]
     command("test", "--ckpt_path", CHECKPOINT, "--ensemble", OTHER, *argmax, *VAL)
-    (caption,) = json.loads(read("runs/tiny/argmax/ensemble/test_captions.json"))
+    (caption,) = json.loads(read("runs/tiny/argmax/ensemble_other/val/test_captions.json"))
     (image,) = sorted(Path("shapes").rglob("val*/*.png"))[:1]
     mode: dict[str, Any] = {"beam_size": 1, "context_mode": "argmax"}
     assert caption["log_prob"] == pytest.approx(load([CHECKPOINT, OTHER]).caption(image, **mode).log_prob)

@@ -173,7 +173,7 @@ def _paths(images: Sequence[str]) -> Iterator[str]:
 def _images_below(folder: str) -> list[str]:
     """Return the images below a folder in order, and print what else is there. Raises InputError if there is none.
 
-    Links are followed, except links to a folder above. A file without a suffix is an image if it begins like one.
+    Hidden folders and links to a folder above are left out. A file without a suffix is an image if it begins like one.
     """
     from captioning.data.images import HEIC, has_header, suffixes
 
@@ -185,7 +185,7 @@ def _images_below(folder: str) -> list[str]:
 
     for place, folders, files in os.walk(folder, onerror=count_unreadable, followlinks=True):
         real = {name: os.path.realpath(os.path.join(place, name)) for name in folders}
-        folders[:] = [name for name in folders if real[name] not in above[place]]
+        folders[:] = [name for name in folders if name[0] != "." and real[name] not in above[place]]
         above |= {os.path.join(place, name): {*above[place], real[name]} for name in folders}
         for path in (Path(place, name) for name in files if name[0] != "."):
             suffix = path.suffix.lower()

@@ -69,8 +69,8 @@ def score(
         context_mode: Context of hard attention: the expectation over all locations, the most probable location, or a
             drawn location.
         ensemble: Further models; the word probabilities of all models are averaged.
-        results: Folder of the files; by default the run's folder, or a subfolder for another context mode, an ensemble
-            or the data of --config.
+        results: Folder of the files; by default the run's folder, or a subfolder for another context mode, an ensemble,
+            the data of --config, another split or --data.limit_images.
         name: Run whose best or last is scored.
         runs: Folder of all runs.
         bound_samples: Draws per caption that estimate the bounds of stochastic attention; 0 for none.
@@ -111,15 +111,18 @@ def score(
     seeds = [1, *(file["seed_everything"] for file in settings if type(file.get("seed_everything")) is int)]
     seed = seeds[-1] if seed_everything is None else seed_everything
 
+    stage = "val" if task == "validate" else "test"
     own_mode = captioner.members[0].decoder.attention.context_mode
     variants = [] if context_mode in (None, own_mode) else [str(context_mode)]
-    variants += ["ensemble"] if ensemble else []
+    variants += ["_".join(["ensemble", *map(model_name, ensemble)])] if ensemble else []
     variants += [file.stem for file in config or ()][-1:]
+    variants += [split] if split not in (None, stage) else []
+    limited = any(word.startswith("--data.limit_images") for word in overrides)
+    variants += [f"{data['limit_images']}_images"] if limited else []
     home = run.path if run else runs / "scored" / model_name(path)
     folder = results or home.joinpath(*variants)
     logged = run if task == "test" and run is not None and folder == run.path and not no_logger else None
 
-    stage = "val" if task == "validate" else "test"
     options = data | {"split": split or stage, "seed": seed, "keep": 0 if logged is None else 4}
     options |= {"references": False} if task == "predict" else {"bound_samples": bound_samples}
     machine = {"device": target.type, "precision": precision or best_precision(target.type)}

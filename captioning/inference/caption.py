@@ -84,13 +84,13 @@ class Caption:
         """(height, width) of the grid; its height x width = L locations are numbered row by row."""
         return self.cells.grid_size
 
-    def _whole(self) -> Photo:
+    def whole(self) -> Photo:
         """Return the whole image with the box that the model saw; without the image, the view."""
         return (self.photo and self.photo()) or (self.view, (0.0, 0.0, 1.0, 1.0))
 
     def seen(self) -> Image.Image:
         """Return the part of the image that the model saw, undistorted; without the image, the view."""
-        photo, box = self._whole()
+        photo, box = self.whole()
         left, top, right, bottom = map(round, np.multiply(box, photo.size * 2).tolist())
         return photo.crop((left, top, right, bottom))
 
@@ -109,7 +109,7 @@ class Caption:
         if heads and self.beside:
             raise InputError("heads: several models are drawn as one row each; leave it out")
         captions = {self.model: self, **self.beside}
-        photos = {name: caption._whole() for name, caption in captions.items()}
+        photos = {name: caption.whole() for name, caption in captions.items()}
         attention = {n: ModelAttention(caption.trace, caption.cells, photos[n][1]) for n, caption in captions.items()}
         options: dict[str, Any] = {"style": style, "text": self.text, "heads": heads, "details": details}
         return attention_figure(photos[self.model][0], self.words, attention, **options)

@@ -176,7 +176,7 @@ class ImageCaptioner(Generic[Model]):
         """Return the caption with a figure row for each named member of the ensemble; of one model, unchanged."""
         members = [ImageCaptioner(model, self.vocabulary, self.settings) for model in self.members]
         named = dict(zip(names, members, strict=True))
-        return caption if len(members) == 1 else same_words(named, caption.path or caption.seen(), caption.words)
+        return caption if len(members) == 1 else same_words(named, caption.path or caption.whole()[0], caption.words)
 
     def _decoded(
         self,

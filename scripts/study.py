@@ -2,10 +2,10 @@
 """Train and score every variant of a study, each with several seeds, and make the study's tables.
 
 A study is a YAML file such as those in configs/studies. The scores of all runs are written to
-docs/measurements/STUDY.json. After Ctrl-C, run the same command again to continue. What was
-trained further since its score is scored again. With --report,
-nothing is trained: the command makes the tables between <!-- study NAME --> and <!-- end --> in a
-page from the scores and captions of the runs.
+docs/measurements/STUDY.json. After Ctrl-C, run the same command again to continue. A run
+that was trained after its score is scored again. With --report, nothing is trained: the command
+makes the tables between <!-- study NAME --> and <!-- end --> in a page from the scores and captions
+of the runs.
 
 examples:
   python scripts/study.py configs/studies/lite2.yaml --jobs 2

@@ -1,4 +1,4 @@
-"""Each command is a function in the module of its name, `prepare` five; ``score`` has `validate`, `test`, `predict`.
+"""A command is a function in the module of its name, `prepare` five; `validate`, `test` and `predict` are in ``score``.
 
 This module imports nothing that is slow, because help is answered from it at once.
 """

@@ -240,7 +240,7 @@ class Fit(LightningCLI):
             chosen = [callback for callback in chosen if not isinstance(callback, callbacks.ProgressBar)]
         last = callbacks.ModelCheckpoint(**vars(self.config.last))
         chosen += [self.best, last, ResumableStopping(**vars(self.config.early_stopping))]
-        # Restoring the state of a resumed run may fail, which leaves its configuration as it was.
+        # If restoring a resumed run fails, its configuration stays as it was.
         chosen.append(callbacks.LambdaCallback(on_fit_start=self._write_config))
         return pl.Trainer(**options | {"callbacks": chosen})
 
@@ -294,8 +294,8 @@ class Fit(LightningCLI):
             few = few_images_warning(len(self.datamodule.index("val"))) if "bleu" in str(best.monitor) else ""
             print(f"best checkpoint: {best.best_model_path} ({best.monitor} {float(best.best_model_score):.2f}{few})")
         elif not best.best_model_path and best.save_top_k:
-            steps = f"in {self.trainer.global_step} steps of training"
-            print(f"no best checkpoint: none was due while there was a value of {best.monitor}, {steps}")
+            steps = f"training ended after {self.trainer.global_step} steps"
+            print(f"no best checkpoint: {steps}, before a checkpoint with {best.monitor} was due")
         if advice := upload_advice(self.plan.folder.path):
             print(advice)
 

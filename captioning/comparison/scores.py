@@ -49,7 +49,7 @@ class Measure(NamedTuple):
     keys: tuple[str, ...]  # names in files; ``TITLES`` has the names in tables
     counts: dict[str, Floats]  # by run, (images, C)
     values: Statistic  # from counts summed over images, (.., C), to percent, (.., S), or (..) of a single metric
-    baseline: bool = False  # whether it is the score of attention that ignores the caption; it is not tested
+    baseline: bool = False  # whether attention ignores the caption; not tested
     unit: str = ""  # name of the second count, beside a score
 
 

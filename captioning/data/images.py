@@ -108,7 +108,7 @@ def upright_size(image: Image.Image) -> tuple[int, int]:
 def upright_masks(masks: Sequence[np.ndarray], path: Path) -> list[np.ndarray]:
     """Return masks (height, width) bool of the upright image, from masks of the image as the file stores it.
 
-    A mask of another shape was drawn on the upright image and stays. Without the file, all masks stay.
+    A mask of another shape is upright already and stays unchanged, as does every mask without the file.
     """
     with suppress(OSError), Image.open(path, formats=formats()) as image:
         stored = image.size[::-1]

@@ -62,7 +62,7 @@ def named_regions(words: Sequence[str], objects: Sequence[ObjectCells]) -> list[
     """Return the regions of the objects that a caption names, in caption order.
 
     Among several objects of one name, the objects that share most adjectives with the noun phrase form one region. A
-    noun that names no object with a pixel in view has no region.
+    noun whose objects are out of view has no region.
     """
     regions: list[Region] = []
     elsewhere, longest = long_names()

@@ -13,8 +13,8 @@ image at a time, so that any metric of summed counts has them, corpus BLEU inclu
 
 The critical value is the mean of Student's t critical values for each source's degrees of freedom, weighted by their
 fractions of the variance (Cochran 1964, Biometrics 20). Satterthwaite's single number of degrees of freedom gives up to
-12 % of false positives in place of 5 % where a variance of few seeds is small by chance. An interval is no narrower
-than the interval over images alone.
+12 % false positives, not 5 %, if few seeds agree by chance. An interval is no narrower than the interval over images
+alone.
 
 If run s of the second variant started from run s of the first, the differences of the pairs have one S^2.
 docs/statistics.md has the simulated coverage. An exact permutation test cannot replace this rule: three seeds against

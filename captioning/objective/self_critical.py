@@ -1,9 +1,9 @@
 """Self-critical sequence training (Rennie et al. 2017): a second stage that raises a metric of its own captions.
 
 The objective is E_w[r(w)], the expected reward of a caption w ~ p(w | a). Captions are sampled word by word from the
-model as it is evaluated: without dropout, with fixed statistics, contexts as ``Attention.context_mode`` says, and
-lengths as the search limits them. Words may be repeated, also where the search forbids it. The gradient (REINFORCE) is
-the mean over sampled captions of
+model in evaluation: without dropout, with fixed statistics, the contexts of ``Attention.context_mode`` and the search's
+limits of length. Words may repeat even if the search forbids it. The gradient (REINFORCE) is the mean over sampled
+captions of
 
     (r(w) - b) * d log p(w | a)
 

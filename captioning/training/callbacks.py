@@ -138,8 +138,8 @@ class BestCheckpoint(callbacks.ModelCheckpoint):
 class ResumableStopping(callbacks.EarlyStopping):
     """Lightning's callback, for runs that end inside an epoch and are resumed.
 
-    The validation that ``max_time`` causes does not count, and the last validation counts once. A resumed run uses the
-    patience in its settings. If that patience is used up, it stops before the first batch.
+    The validation at ``max_time`` does not count; the last one counts once. A resumed run uses the patience in its
+    settings. If that patience is used up, it stops before the first batch.
     """
 
     @property

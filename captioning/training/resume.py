@@ -61,7 +61,7 @@ def unfinished_batches(trainer: pl.Trainer) -> int:
 def start_new_epoch(trainer: pl.Trainer) -> None:
     """Let a run that was saved at the end of an epoch begin the next epoch. Call this at the start of training.
 
-    If ``max_steps`` ended the run there, Lightning would take the next epoch for the one that ended.
+    If ``max_steps`` ended the run there, Lightning would end the next epoch after one batch.
     """
     loop: Any = trainer.fit_loop
     epochs = loop.epoch_progress.current

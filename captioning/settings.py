@@ -13,7 +13,7 @@ from captioning.errors import InputError, one_line, warn_once
 
 Split = Literal["train", "val", "test"]
 
-LOCATION_SETTINGS = (
+STORAGE_SETTINGS = (
     "name runs results config ckpt_path trainer.default_root_dir trainer.logger checkpoint.dirpath last.dirpath"
 ).split()
 """Settings that say where a run is stored and logged."""

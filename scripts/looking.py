@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from captioning.comparison.scores import grounding_measures
+from captioning.comparison.scores import grounding_families
 from captioning.data import KarpathySource
 from captioning.errors import exits_on_input_error
 from captioning.evaluation.evaluator import evaluate
@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def looking(records: Any) -> dict[str, Any]:
     """Return the metrics of attention at nouns and phrases with intervals, and how far pointing is above the center."""
-    measures = {measure.keys[0]: measure.counts[""] for measure in grounding_measures({"": records})}
+    measures = {family.keys[0]: family.counts[""] for family in grounding_families({"": records})}
     facts: dict[str, Any] = {}
     for name, counts in measures.items():
         value, low, high = (round(float(number), 2) for number in intervals(counts, percentage))

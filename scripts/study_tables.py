@@ -78,7 +78,7 @@ def write_report(study: Study, file: Path, runs: Path, page: Path, provenance: M
             {"variant": test.variant, "reference": test.reference, "paired": test.paired}
             | {"variant_seeds": seeds[test.variant], "reference_seeds": seeds[test.reference]}
             | vars(test.difference.interval)
-            | {"p_value": test.difference.p_value, "corrected_p_value": test.difference.corrected}
+            | {"p_value": test.difference.p_value, "corrected_p_value": test.difference.corrected_p_value}
             for test in tests
         ]
         entry = {"metric": METRIC, "rule": RULE, "tests": plain, **provenance}

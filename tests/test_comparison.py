@@ -16,7 +16,7 @@ from helpers_runs import captioned_image, make_captions, run_of
 
 from captioning.comparison.compare import compare_runs
 from captioning.comparison.page import comparison_page
-from captioning.comparison.result import ONE_SEED, Cell, Comparison, finding
+from captioning.comparison.result import ONE_SEED, Comparison, TableCell, finding
 from captioning.errors import InputError
 from captioning.metrics.resampling import Difference, Interval, holm
 from captioning.metrics.table import caption_metrics
@@ -24,12 +24,12 @@ from captioning.metrics.table import caption_metrics
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def cells(comparison: Comparison, title: str, row: str) -> list[Cell]:
+def cells(comparison: Comparison, title: str, row: str) -> list[TableCell]:
     (table,) = [table for table in comparison.tables if table.title.startswith(title)]
     return next(found.cells for found in table.rows if found.name == row)
 
 
-def numbers(cell: Cell) -> list[float]:
+def numbers(cell: TableCell) -> list[float]:
     return [float(text) for text in re.findall(r"-?\d+\.\d+", f"{cell.text} {cell.detail} {cell.change}")]
 
 
@@ -94,10 +94,11 @@ def test_p_values_are_corrected_for_all_tests_of_a_table():
     metrics = ("bleu1", "bleu2", "bleu3", "bleu4", "rouge_l", "cider_d")
     for measures in (metrics, ("pointing_accuracy", "attention_correctness")):
         tests = [found.tests[name][measure] for name in "bc" for measure in measures]
-        assert [test.corrected for test in tests] == [test.corrected for test in holm(tests)]
-        assert len({test.p_value for test in tests}) > 1 and all(test.corrected >= test.p_value for test in tests)
+        p_values, corrected = zip(*((test.p_value, test.corrected_p_value) for test in tests), strict=True)
+        assert [*corrected] == [test.corrected_p_value for test in holm(tests)]
+        assert len({*p_values}) > 1 and all(new >= old for old, new in zip(p_values, corrected, strict=True))
     shown = cells(found, "Captions", "BLEU-1")[2].change
-    assert f"p = {found.tests['c']['bleu1'].corrected:.3f}" in shown
+    assert f"p = {found.tests['c']['bleu1'].corrected_p_value:.3f}" in shown
     assert all("(Holm)" in table.note for table in found.tables[:2]) and found.notices == []
     (notice,) = compare_runs([run_of(name, make_captions(8, hits=False)) for name in "ab"], resamples=79).notices
     assert notice.startswith("79 resamples are too few for 6 tests") and notice.endswith("at least 120.")

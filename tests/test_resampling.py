@@ -93,16 +93,16 @@ def test_every_resample_has_as_many_images_and_the_same_for_all_systems():
 
 
 def difference_of(p_value: float, low: float = 0.5, high: float = 1.5) -> Difference:
-    return Difference(Interval((low + high) / 2, low, high), p_value, corrected=p_value)
+    return Difference(Interval((low + high) / 2, low, high), p_value, corrected_p_value=p_value)
 
 
 def test_holms_correction_of_a_case_computed_by_hand():
     """Ascending: 4 x 0.005, 3 x 0.01, then 2 x 0.03 = 0.06 and 1 x 0.04, which may not fall below the one before."""
     tests = holm([difference_of(0.01), difference_of(0.04), difference_of(0.03), difference_of(0.005)])
-    assert [test.corrected for test in tests] == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert [test.corrected_p_value for test in tests] == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert [test.p_value for test in tests] == [0.01, 0.04, 0.03, 0.005]
     assert [test.clear for test in tests] == [True, False, False, True]
-    assert [test.corrected for test in holm([difference_of(0.7), difference_of(0.6)])] == [1, 1]
+    assert [test.corrected_p_value for test in holm([difference_of(0.7), difference_of(0.6)])] == [1, 1]
     assert holm([difference_of(0.04)]) == [difference_of(0.04)] and holm([]) == []
 
 
@@ -118,7 +118,7 @@ def test_a_system_does_not_differ_from_itself_and_draws_come_from_the_seed_alone
     references, system, better = corpus(images=13)
     first, second = bleu_counts(system, references), bleu_counts(better, references)
     for difference in differences(first, first, bleu_from_counts, resamples=50):
-        assert difference == Difference(Interval(0, 0, 0), 1, corrected=1)
+        assert difference == Difference(Interval(0, 0, 0), 1, corrected_p_value=1)
     one, again, other = (differences(first, second, bleu4, resamples=60, seed=seed) for seed in (4, 4, 5))
     assert one == again != other
 

@@ -344,7 +344,7 @@ def test_differences_are_tested_over_images_and_seeds_and_written_to_a_file(meas
     for test, difference in zip(content["tests"], expected, strict=True):
         assert test["value"] == pytest.approx(difference.interval.value)
         assert (test["low"], test["high"]) == pytest.approx((difference.interval.low, difference.interval.high))
-        assert test["corrected_p_value"] == pytest.approx(difference.corrected)
+        assert test["corrected_p_value"] == pytest.approx(difference.corrected_p_value)
         assert test["variant_seeds"] == test["reference_seeds"] == [1, 2, 3]
     assert content["command"].endswith("--report results.md") and content["machine"]
     rows = table(Path("results.md").read_text(), "val, ")

@@ -119,7 +119,7 @@ class NTMAttention(SoftAttention):
 
     def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> tuple[AttentionOutput, State]:
         R = len(query) // len(memory.annotations)
-        M, *head_states = state or self._first_state(memory, len(query))  # M (N, L, D)
+        M, *head_states = self._first_state(memory, len(query)) if state is None else state  # M (N, L, D)
         annotations = M.to(memory.annotations.dtype)
         mask = None if memory.mask is None else repeat_rows(memory.mask, R)  # (N, L): every row is an image of its own
         keys, write_keys = (score.project(annotations) for score in (self.score, self.write_head.score))

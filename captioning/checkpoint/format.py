@@ -55,7 +55,7 @@ def rebuild(content: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[Cap
     vocabulary = Vocabulary(content["vocabulary"], tokenizer_from(content["tokenizer"]))
     encoder: Encoder = Encoder.from_config(content["encoder"])
     encoder.preprocessing = Preprocessing(**content["preprocessing"])
-    decoder: Decoder = Decoder.from_config(without(content["decoder"], _counts_batches))
+    decoder: Decoder = Decoder.from_config(filtered(content["decoder"], _counts_batches))
     captioner = Captioner(encoder, decoder, vocabulary_size=len(vocabulary))
     prefix = "captioner."
     weights = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
@@ -65,11 +65,11 @@ def rebuild(content: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[Cap
     return captioner, vocabulary
 
 
-def without(config: Any, leaves_out: Callable[[str, Any], bool]) -> Any:
-    """Return a model's description without the arguments for which ``leaves_out(name, value)`` is true."""
+def filtered(config: Any, is_left_out: Callable[[str, Any], bool]) -> Any:
+    """Return a model's description without the arguments for which ``is_left_out(name, value)`` is true."""
     if not isinstance(config, dict):
         return config
-    return {name: without(value, leaves_out) for name, value in config.items() if not leaves_out(name, value)}
+    return {name: filtered(value, is_left_out) for name, value in config.items() if not is_left_out(name, value)}
 
 
 def _counts_batches(name: str, value: Any) -> bool:

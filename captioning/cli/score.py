@@ -111,19 +111,19 @@ def score(
     seeds = [1, *(file["seed_everything"] for file in settings if type(file.get("seed_everything")) is int)]
     seed = seeds[-1] if seed_everything is None else seed_everything
 
-    stage = "val" if task == "validate" else "test"
+    prefix = "val" if task == "validate" else "test"
     own_mode = captioner.members[0].decoder.attention.context_mode
     variants = [] if context_mode in (None, own_mode) else [str(context_mode)]
     variants += ["_".join(["ensemble", *map(model_name, ensemble)])] if ensemble else []
     variants += [file.stem for file in config or ()][-1:]
-    variants += [split] if split not in (None, stage) else []
+    variants += [split] if split not in (None, prefix) else []
     limited = any(word.startswith("--data.limit_images") for word in overrides)
     variants += [f"{data['limit_images']}_images"] if limited else []
     home = run.path if run else runs / "scored" / model_name(path)
     folder = results or home.joinpath(*variants)
     logged = run if task == "test" and run is not None and folder == run.path and not no_logger else None
 
-    options = data | {"split": split or stage, "seed": seed, "keep": 0 if logged is None else 4}
+    options = data | {"split": split or prefix, "seed": seed, "keep": 0 if logged is None else 4}
     options |= {"references": False} if task == "predict" else {"bound_samples": bound_samples}
     machine = {"device": target.type, "precision": precision or best_precision(target.type)}
     with autocast(**machine), captioner.model.in_context_mode(context_mode):
@@ -138,7 +138,7 @@ def score(
     origin = provenance(command=shlex.join(sys.argv), seed=seed)
     origin["used"] = machine | {"num_workers": data["num_workers"]}
     origin["settings"] = captioner.settings | {"data": settings[-1].get("data") if settings else None}
-    _report(folder, stage, evaluator, conditions, origin, logged)
+    _report(folder, prefix, evaluator, conditions, origin, logged)
 
 
 def _refuse_unknown_data(files: Sequence[Path], settings: Sequence[Mapping[str, Any]]) -> None:
@@ -175,7 +175,7 @@ def _data_and_search(
 
 def _report(
     folder: Path,
-    stage: str,
+    prefix: str,
     evaluator: Evaluator,
     conditions: dict[str, Any],
     origin: dict[str, Any],
@@ -195,7 +195,7 @@ def _report(
     pointed = any(image.hits or image.reference_hits for image in images)
     cells = vars(evaluator.captioner.encoder.cells) if pointed else None
     origins = {"search": search, "tokens": tokenizer.description, "cells": cells, "provenance": origin}
-    write_evaluation(folder, stage, metrics, images, **origins)
+    write_evaluation(folder, prefix, metrics, images, **origins)
     _print_metrics(metrics, evaluator, conditions)
     print(f"written to {folder}", flush=True)
     if logged is not None:

@@ -11,9 +11,9 @@ from captioning.comparison.result import Comparison, Disagreement, Table, by_nam
 from captioning.comparison.runs import Run
 from captioning.comparison.scores import (
     Captions,
-    Measure,
-    caption_measures,
-    grounding_measures,
+    FamilyCounts,
+    caption_families,
+    grounding_families,
     score_runs,
     score_variants,
     with_scores,
@@ -55,9 +55,9 @@ def compare_runs(
     captioned = {run.name: run.captions for run in runs if run.captions}
     common, different = _common_images(captioned)
     scored = {name: [captions[i] for i in common or sorted(captions)] for name, captions in captioned.items()}
-    captions = caption_measures(scored, java=not any(run.search.get("tokenizer") for run in runs))
-    nouns = grounding_measures(scored)
-    if captions and not any(metric in measure.keys for measure in captions):
+    captions = caption_families(scored, java=not any(run.search.get("tokenizer") for run in runs))
+    nouns = grounding_families(scored)
+    if captions and not any(metric in family.keys for family in captions):
         raise InputError(f"metric: {TITLES[metric]} cannot be computed here; it needs Java and English captions")
     variants = variants_of([run for run in runs if run.captions])
     # A run is compared with the first over images alone if the variant of either has one seed.
@@ -66,9 +66,9 @@ def compare_runs(
     on = f"{len(common)} images" if common else "each run's own images"
     note = _CAPTIONS.format(_CHANGE if compared else "", resamples, few_images_warning(len(common)))
     single = [
-        score_runs(Table(title, names, [], text), measures, compared, resamples=resamples, seed=seed)
-        for title, text, measures in ((f"Captions of {on}", note, captions), ("Grounding", _GROUNDING, nouns))
-        if measures
+        score_runs(Table(title, names, [], text), families, compared, resamples=resamples, seed=seed)
+        for title, text, families in ((f"Captions of {on}", note, captions), ("Grounding", _GROUNDING, nouns))
+        if families
     ]
     variants = [with_scores(variant, [*captions, *nouns], runs, len(common)) for variant in variants]
     variants = variants if max(seeds.values(), default=0) > 1 else []
@@ -139,13 +139,13 @@ def _common_images(captioned: Mapping[str, Captions]) -> tuple[list[int], list[s
 
 
 def _disagreements(
-    captioned: Mapping[str, Captions], measures: Sequence[Measure], common: Sequence[int], metric: str
+    captioned: Mapping[str, Captions], families: Sequence[FamilyCounts], common: Sequence[int], metric: str
 ) -> list[Disagreement]:
     """Return the common images whose captions differ, largest difference of scores first."""
-    (measure,) = [measure for measure in measures if metric in measure.keys]
+    (counted,) = [family for family in families if metric in family.keys]
     (family,) = [family for family in FAMILIES if metric in family.names]
     column = family.names.index(metric)
-    scores = np.stack([family.image_values(measure.counts[run])[:, column] for run in captioned])  # (runs, images)
+    scores = np.stack([family.image_values(counted.counts[run])[:, column] for run in captioned])  # (runs, images)
     spread = np.round(np.ptp(scores, axis=0), 9)
     disagreements = []
     for i in np.argsort(-spread, kind="stable").tolist():

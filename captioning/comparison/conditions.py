@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from captioning.comparison.result import Cell, Row, Table, Variant
+from captioning.comparison.result import Row, Table, TableCell, Variant
 from captioning.comparison.runs import Curve, Run
 from captioning.metrics.table import TITLES
-from captioning.settings import LOCATION_SETTINGS, attention_kind, flatten
+from captioning.settings import STORAGE_SETTINGS, attention_kind, flatten
 
 _SEARCH = {
     "Split of the test": "split",
@@ -19,7 +19,7 @@ _SEARCH = {
     "Beam size in the test": "beam_size",
 }
 # Settings that make no variant: storage and logging, the tested split (a row of its own), leftovers of old versions.
-_NOT_COMPARED = (*LOCATION_SETTINGS, "data.test_split", "data.feature_shares")
+_NOT_COMPARED = (*STORAGE_SETTINGS, "data.test_split", "data.feature_shares")
 _SEEDS = ("seed_everything", "data.seed")
 
 
@@ -35,15 +35,15 @@ def condition_tables(runs: Sequence[Run], metric: str) -> list[Table]:
     """Return the table of speed, size and decoding, unless it is empty, and the table of settings that differ."""
     modes, names = sorted({mode for run in runs for mode in run.contexts}), [run.name for run in runs]
     values = {
-        "Training, captions per second": [Cell.plain(run.captions_per_second, "{:,.0f}") for run in runs],
-        "Parameters, decoder": [Cell.plain(run.parameters.get("decoder"), "{:,.0f}") for run in runs],
-        "Parameters, encoder": [Cell.plain(run.parameters.get("encoder"), "{:,.0f}") for run in runs],
+        "Training, captions per second": [TableCell.plain(run.captions_per_second, "{:,.0f}") for run in runs],
+        "Parameters, decoder": [TableCell.plain(run.parameters.get("decoder"), "{:,.0f}") for run in runs],
+        "Parameters, encoder": [TableCell.plain(run.parameters.get("encoder"), "{:,.0f}") for run in runs],
         "Attention": [_attention(run) for run in runs],
     }
     for mode in modes:
         scores = [run.contexts.get(mode, {}).get(metric) for run in runs]
-        values[f"{TITLES[metric]}, {mode} context"] = [Cell.plain(score, "{:.2f}") for score in scores]
-    values |= {title: [Cell.plain(run.search.get(key)) for run in runs] for title, key in _SEARCH.items()}
+        values[f"{TITLES[metric]}, {mode} context"] = [TableCell.plain(score, "{:.2f}") for score in scores]
+    values |= {title: [TableCell.plain(run.search.get(key)) for run in runs] for title, key in _SEARCH.items()}
     rows = [Row(title, cells) for title, cells in values.items() if any(cell.text for cell in cells)]
     note = (
         "Captions per second: the median of what training logged, per process. Context: the expectation over "
@@ -53,11 +53,11 @@ def condition_tables(runs: Sequence[Run], metric: str) -> list[Table]:
     return [*tables, _settings_table(runs, names)]
 
 
-def _attention(run: Run) -> Cell:
+def _attention(run: Run) -> TableCell:
     settings = flatten(run.settings)
     names = [settings.get(f"model.decoder.{key}") for key in ("attention", "attention.score", "output")]
     drew = ["drew no location in training"] if run.never_drew else []
-    return Cell(attention_kind(run.settings), detail=", ".join([*filter(None, names), *drew]))
+    return TableCell(attention_kind(run.settings), detail=", ".join([*filter(None, names), *drew]))
 
 
 def settings_of(run: Run) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _settings_table(runs: Sequence[Run], names: list[str]) -> Table:
         values = [run_settings.get(key) for run_settings in settings.values()]
         if any(value != values[0] for value in values):
             shown = [settings.get(run.name, {}).get(key, "") for run in runs]
-            rows.append(Row(key, [Cell(str(v).lower() if v is None or isinstance(v, bool) else str(v)) for v in shown]))
+            rows.append(Row(key, [TableCell(str(v).lower() if v in (None, True, False) else str(v)) for v in shown]))
     missing = [run.name for run in runs if run.name not in settings]
     note = f"The settings of {', '.join(missing)} are not known." if missing else ""
     return Table("Settings that differ", names, rows, note)

@@ -17,7 +17,7 @@ ONE_SEED = "one seed each, so nothing follows about the method"
 """The end of every verdict over runs of one seed each: other seeds could order the methods differently."""
 
 
-class Cell(NamedTuple):
+class TableCell(NamedTuple):
     """One cell of a table: a number as text, with details."""
 
     text: str = ""  # "" if it is missing
@@ -27,14 +27,14 @@ class Cell(NamedTuple):
     value: float | None = None  # the number itself; None for a text
 
     @classmethod
-    def plain(cls, value: Any, shape: str = "{}") -> Cell:
+    def plain(cls, value: Any, shape: str = "{}") -> TableCell:
         """Return a cell without details, an empty one for None and nan."""
         if value is None or value != value:
             return cls()
         return cls(shape.format(value), value=float(value) if isinstance(value, (int, float)) else None)
 
     @classmethod
-    def measured(cls, value: float, detail: str, test: Difference | None) -> Cell:
+    def measured(cls, value: float, detail: str, test: Difference | None) -> TableCell:
         change, clear = ("", False) if test is None else (change_text(test), test.clear)
         return cls(f"{value:.2f}", detail, change, clear, value)
 
@@ -42,7 +42,7 @@ class Cell(NamedTuple):
 def change_text(test: Difference) -> str:
     """Return a difference with its interval and p-value."""
     value, low, high = (f"{number:+.2f}" for number in vars(test.interval).values())
-    return f"{'equal' if value in ('+0.00', '-0.00') else value} ({low} to {high}), {p_text(test.corrected)}"
+    return f"{'equal' if value in ('+0.00', '-0.00') else value} ({low} to {high}), {p_text(test.corrected_p_value)}"
 
 
 def p_text(value: float) -> str:
@@ -53,7 +53,7 @@ class Row(NamedTuple):
     """One line of a table. A baseline belongs to the row before it."""
 
     name: str
-    cells: list[Cell]
+    cells: list[TableCell]
     baseline: bool = False
 
 
@@ -126,7 +126,7 @@ class Comparison:
     tables: list[Table] = field(default_factory=list)  # the most important first
     scores: dict[str, dict[str, Interval]] = field(default_factory=dict)  # by run and measure
     tests: dict[str, dict[str, Difference]] = field(default_factory=dict)
-    """By run and measure, the difference from the first run, corrected for the tests of its table."""
+    """By run and metric, the difference from the first run, corrected for the tests of its table."""
     variants: list[Variant] = field(default_factory=list)  # with captions; empty if every run is a variant of its own
     variant_tests: dict[str, dict[str, Difference]] = field(default_factory=dict)
     """As ``tests``, by variant: the difference of the means over seeds, tested over images and seeds."""
@@ -178,14 +178,14 @@ def by_name(*parts: Mapping[tuple[str, str], Any]) -> dict[str, dict[str, Any]]:
 
 def _plain(tests: Mapping[str, Difference]) -> dict[str, dict[str, float]]:
     return {
-        name: {**vars(test.interval), "p_value": test.p_value, "corrected_p_value": test.corrected}
+        name: {**vars(test.interval), "p_value": test.p_value, "corrected_p_value": test.corrected_p_value}
         for name, test in tests.items()
     }
 
 
 def _difference(test: Difference) -> str:
     change = test.interval
-    return f"({change.value:+.1f}, {change.low:+.1f} to {change.high:+.1f}, {p_text(test.corrected)})"
+    return f"({change.value:+.1f}, {change.low:+.1f} to {change.high:+.1f}, {p_text(test.corrected_p_value)})"
 
 
 def _on_run(result: Comparison, name: str, test: Difference) -> str:

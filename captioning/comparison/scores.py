@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from captioning.comparison.result import ONE_SEED, Cell, Row, Table, Variant
+from captioning.comparison.result import ONE_SEED, Row, Table, TableCell, Variant
 from captioning.comparison.runs import Run
 from captioning.evaluation.records import CaptionedImage
 from captioning.metrics.bleu import bleu_metrics
@@ -43,7 +43,7 @@ Key = tuple[str, str]  # the names of a run or a variant, and of a metric
 Captions = Mapping[int, CaptionedImage]
 
 
-class Measure(NamedTuple):
+class FamilyCounts(NamedTuple):
     """S metrics that are functions of the same C counts."""
 
     keys: tuple[str, ...]  # names in files; ``TITLES`` has the names in tables
@@ -53,19 +53,19 @@ class Measure(NamedTuple):
     unit: str = ""  # name of the second count, beside a score
 
 
-def caption_measures(scored: Mapping[str, Sequence[CaptionedImage]], *, java: bool) -> list[Measure]:
-    """Return the measures of captions, with METEOR if ``java`` and available; ``scored`` has the images by run."""
-    measures: dict[tuple[str, ...], Measure] = {}
+def caption_families(scored: Mapping[str, Sequence[CaptionedImage]], *, java: bool) -> list[FamilyCounts]:
+    """Return the metrics of captions, with METEOR if ``java`` and available; ``scored`` has the images by run."""
+    families: dict[tuple[str, ...], FamilyCounts] = {}
     for run, images in Progress("scoring captions", over=scored.items(), unit=" runs"):
         hypotheses, references = [image.words for image in images], [image.reference_words for image in images]
         for family, counted in family_counts(hypotheses, references, java=java):
-            measures.setdefault(family.names, Measure(family.names, {}, family.values)).counts[run] = counted
-    return list(measures.values())
+            families.setdefault(family.names, FamilyCounts(family.names, {}, family.values)).counts[run] = counted
+    return list(families.values())
 
 
-def grounding_measures(scored: Mapping[str, Sequence[CaptionedImage]]) -> list[Measure]:
-    """Return measures of attention at the nouns of captions and of references."""
-    measures = []
+def grounding_families(scored: Mapping[str, Sequence[CaptionedImage]]) -> list[FamilyCounts]:
+    """Return the metrics of attention at the nouns of captions and of references."""
+    families = []
     for name, metric in sorted(NOUN_METRICS.items(), key=lambda item: item[0].startswith("reference_")):
         counts = {}
         for run, images in scored.items():
@@ -73,8 +73,8 @@ def grounding_measures(scored: Mapping[str, Sequence[CaptionedImage]]) -> list[M
             if any(judged):  # (images, 2): the sum over an image's nouns, and their number
                 counts[run] = np.array([[sum(values), len(values)] for values in judged], dtype=np.float64)
         if counts:
-            measures.append(Measure((name,), counts, percentage, baseline=metric.better is None, unit="nouns"))
-    return measures
+            families.append(FamilyCounts((name,), counts, percentage, baseline=metric.better is None, unit="nouns"))
+    return families
 
 
 class Scored(NamedTuple):
@@ -87,28 +87,28 @@ class Scored(NamedTuple):
 
 
 def score_runs(
-    table: Table, measures: Sequence[Measure], compared: Sequence[str], *, resamples: int, seed: int
+    table: Table, families: Sequence[FamilyCounts], compared: Sequence[str], *, resamples: int, seed: int
 ) -> Scored:
     """Fill a table without rows with the scores of its runs, and test the compared runs against the first one."""
     scores: dict[Key, Interval] = {}
     tests: dict[Key, Difference] = {}
-    for measure in Progress(f"{table.title}: intervals", over=measures, unit=" metrics"):
-        first = measure.counts.get(table.columns[0])
-        for run, counts in () if measure.baseline else measure.counts.items():
-            ends = intervals(counts, measure.values, resamples=resamples, seed=seed).reshape(3, -1).T.tolist()
-            scores |= {(run, key): Interval(*three) for key, three in zip(measure.keys, ends, strict=True)}
+    for family in Progress(f"{table.title}: intervals", over=families, unit=" metrics"):
+        first = family.counts.get(table.columns[0])
+        for run, counts in () if family.baseline else family.counts.items():
+            ends = intervals(counts, family.values, resamples=resamples, seed=seed).reshape(3, -1).T.tolist()
+            scores |= {(run, key): Interval(*three) for key, three in zip(family.keys, ends, strict=True)}
             if run in compared and first is not None:
-                changes = differences(first, counts, measure.values, resamples=resamples, seed=seed)
-                tests |= {(run, key): change for key, change in zip(measure.keys, changes, strict=True)}
+                changes = differences(first, counts, family.values, resamples=resamples, seed=seed)
+                tests |= {(run, key): change for key, change in zip(family.keys, changes, strict=True)}
     tests = _corrected(tests)
     rows = [
-        Row(TITLES[key], [_cell(measure, (run, key), scores, tests) for run in table.columns], measure.baseline)
-        for measure in measures
-        for key in measure.keys
+        Row(TITLES[key], [_cell(family, (run, key), scores, tests) for run in table.columns], family.baseline)
+        for family in families
+        for key in family.keys
     ]
-    if "bleu4" in measures[0].keys:
-        ratios = {run: bleu_metrics(counts.sum(axis=0))["length_ratio"] for run, counts in measures[0].counts.items()}
-        rows.append(Row(TITLES["length_ratio"], [Cell.plain(ratios.get(run), "{:.3f}") for run in table.columns]))
+    if "bleu4" in families[0].keys:
+        ratios = {run: bleu_metrics(counts.sum(axis=0))["length_ratio"] for run, counts in families[0].counts.items()}
+        rows.append(Row(TITLES["length_ratio"], [TableCell.plain(ratios.get(run), "{:.3f}") for run in table.columns]))
     note = f"{_CORRECTED} The tests are over images; {ONE_SEED}." if tests else ""
     too_few = (
         f"{resamples} resamples are too few for {len(tests)} tests: no corrected p-value can be below "
@@ -118,21 +118,21 @@ def score_runs(
     return Scored(table._replace(rows=rows, note=table.note + note), tests, notices, scores)
 
 
-def _cell(measure: Measure, key: Key, scores: Mapping[Key, Interval], tests: Mapping[Key, Difference]) -> Cell:
-    counts = measure.counts.get(key[0])
+def _cell(family: FamilyCounts, key: Key, scores: Mapping[Key, Interval], tests: Mapping[Key, Difference]) -> TableCell:
+    counts = family.counts.get(key[0])
     if counts is None:
-        return Cell()
-    if measure.baseline:
-        return Cell.plain(float(measure.values(counts.sum(axis=0))), "{:.1f}")
-    score, nouns = scores[key], f", {int(counts[:, 1].sum())} {measure.unit}" if measure.unit else ""
-    return Cell.measured(score.value, f"{score.low:.1f} to {score.high:.1f}{nouns}", tests.get(key))
+        return TableCell()
+    if family.baseline:
+        return TableCell.plain(float(family.values(counts.sum(axis=0))), "{:.1f}")
+    score, nouns = scores[key], f", {int(counts[:, 1].sum())} {family.unit}" if family.unit else ""
+    return TableCell.measured(score.value, f"{score.low:.1f} to {score.high:.1f}{nouns}", tests.get(key))
 
 
-def score_variants(variants: Sequence[Variant], measures: Sequence[Measure], *, with_tests: bool) -> Scored:
+def score_variants(variants: Sequence[Variant], families: Sequence[FamilyCounts], *, with_tests: bool) -> Scored:
     """Return the means and deviations of variants ``with_scores``, and tests over images and seeds ``with_tests``."""
-    measures = [measure for measure in measures if not measure.baseline]
-    tests = _variant_tests(variants, measures) if with_tests else {}
-    titles = {key: TITLES[key] for measure in measures for key in measure.keys}
+    families = [family for family in families if not family.baseline]
+    tests = _variant_tests(variants, families) if with_tests else {}
+    titles = {key: TITLES[key] for family in families for key in family.keys}
     of_tests = [key for key in _NEEDS_MODEL if any(key in variant.scores for variant in variants)]
     titles |= {key: f"{TITLES[key]}, {METRICS[key].unit}" for key in of_tests}
     rows = [
@@ -146,18 +146,18 @@ def score_variants(variants: Sequence[Variant], measures: Sequence[Measure], *, 
     return Scored(table, tests, [notice] if single else [], {})
 
 
-def _variant_tests(variants: Sequence[Variant], measures: Sequence[Measure]) -> dict[Key, Difference]:
+def _variant_tests(variants: Sequence[Variant], families: Sequence[FamilyCounts]) -> dict[Key, Difference]:
     """Return corrected tests of variants against the first one; both need several seeds and all counts."""
     tests: dict[Key, Difference] = {}
     several_seeds = [variant for variant in variants if len(variant.runs) > 1]
-    for measure in measures:
-        complete = [variant for variant in several_seeds if measure.counts.keys() >= {*variant.runs}]
-        counts = {variant.name: np.stack([measure.counts[run] for run in variant.runs]) for variant in complete}
+    for family in families:
+        complete = [variant for variant in several_seeds if family.counts.keys() >= {*variant.runs}]
+        counts = {variant.name: np.stack([family.counts[run] for run in variant.runs]) for variant in complete}
         if (first := counts.pop(variants[0].name, None)) is None:
             continue
         for name, variant_counts in counts.items():
-            changes = seed_differences(first, variant_counts, measure.values)
-            tests |= {(name, key): change for key, change in zip(measure.keys, changes, strict=True)}
+            changes = seed_differences(first, variant_counts, family.values)
+            tests |= {(name, key): change for key, change in zip(family.keys, changes, strict=True)}
     return _corrected(tests)
 
 
@@ -165,13 +165,13 @@ def _corrected(tests: Mapping[Key, Difference]) -> dict[Key, Difference]:
     return dict(zip(tests, holm(list(tests.values())), strict=True))
 
 
-def with_scores(variant: Variant, measures: Sequence[Measure], runs: Sequence[Run], images: int) -> Variant:
+def with_scores(variant: Variant, families: Sequence[FamilyCounts], runs: Sequence[Run], images: int) -> Variant:
     """Return a variant with the scores of its runs; their tests have ``images`` in common."""
     members, scores = [run for run in runs if run.name in variant.runs], dict[str, list[float]]()
-    for measure in measures:
-        if not measure.baseline and measure.counts.keys() >= set(variant.runs):
-            values = [np.atleast_1d(measure.values(measure.counts[run].sum(axis=0))) for run in variant.runs]
-            scores |= dict(zip(measure.keys, np.stack(values, axis=1).tolist(), strict=True))
+    for family in families:
+        if not family.baseline and family.counts.keys() >= set(variant.runs):
+            values = [np.atleast_1d(family.values(family.counts[run].sum(axis=0))) for run in variant.runs]
+            scores |= dict(zip(family.keys, np.stack(values, axis=1).tolist(), strict=True))
     # The scores of a run's test are over all of its images.
     if not images or all(len(run.captions or ()) == images for run in members):
         of_tests = [key for key in _NEEDS_MODEL if all(key in run.scores for run in members)]
@@ -179,9 +179,9 @@ def with_scores(variant: Variant, measures: Sequence[Measure], runs: Sequence[Ru
     return dataclasses.replace(variant, scores=scores)
 
 
-def _variant_cell(variant: Variant, key: str, test: Difference | None) -> Cell:
+def _variant_cell(variant: Variant, key: str, test: Difference | None) -> TableCell:
     if key not in variant.scores:
-        return Cell()
+        return TableCell()
     deviation = variant.deviation(key)
     detail = "" if deviation is None else f"deviation {deviation:.2f} of {len(variant.runs)} seeds"
-    return Cell.measured(variant.mean(key), detail, test)
+    return TableCell.measured(variant.mean(key), detail, test)

@@ -19,7 +19,7 @@ class CaptionBatch:
     lengths: Tensor  # (N,) int64, decoding steps per caption: its n words and its <end>, so n + 1
     image_index: Tensor  # (N,) int64, the image (0 .. B - 1) that each caption describes
     image_ids: Tensor  # (B,) int64, the data set's ids
-    rows: Tensor  # (B,) int64, positions in the split's ``CaptionIndex``
+    index_rows: Tensor  # (B,) int64, positions in the split's ``CaptionIndex``
     images: Tensor | None = None  # (B, 3, height, width) float, normalized for the encoder; None with annotations
     annotations: Tensor | None = None  # (B, L, D) float or half, cached encoder output; None with images
     annotation_mask: Tensor | None = None  # (B, L) bool, True where a location exists; None if all exist

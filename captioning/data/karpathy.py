@@ -76,9 +76,9 @@ class KarpathySource(CaptionSource):
         paths = _paths(index)
         rows = range(min(len(index), 100))  # enough to notice wrong files; reading all takes long
         captions = [entities.sentences(index.image_path(row), index.references(row)) for row in rows]
-        found = [bool(sentence) for sentences in captions for sentence in sentences]
-        if not all(found):
-            counted = f"{found.count(False)} of {len(found)} captions"
+        has_sentence = [bool(sentence) for sentences in captions for sentence in sentences]
+        if not all(has_sentence):
+            counted = f"{has_sentence.count(False)} of {len(has_sentence)} captions"
             warn_once(f"{entities.folder}: has no sentence for {counted} (of {len(rows)} images of the {split} split)")
         return lambda image_id, captions: entities.phrases(paths[image_id], captions)
 

@@ -182,10 +182,10 @@ class CaptionDataset(Dataset[CaptionBatch]):
         assert self.regions is not None
         # Cached features have two views: cache their regions.
         regions_of = self.regions.phrases_of_view if self.features is None else self.regions.phrases
-        in_view = [regions_of(row, view_of) for row, view_of in zip(batch.rows.tolist(), views, strict=True)]
+        in_view = [regions_of(row, view_of) for row, view_of in zip(batch.index_rows.tolist(), views, strict=True)]
         covered, steps = [], []
         for position, (caption, image) in enumerate(zip(captions.tolist(), batch.image_index.tolist(), strict=True)):
-            for region in in_view[image][caption - self.index.first_caption[batch.rows[image]]]:
+            for region in in_view[image][caption - self.index.first_caption[batch.index_rows[image]]]:
                 if region.covered.mean() <= LARGEST_REGION:
                     steps += [(position, step) for step in range(region.start, region.end)]
                     covered += [region.covered.ravel()] * (region.end - region.start)

@@ -112,24 +112,24 @@ class CaptionIndex:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def image_path(self, i: int) -> Path:
-        return self.root / self.paths[i]
+    def image_path(self, row: int) -> Path:
+        return self.root / self.paths[row]
 
-    def image(self, i: int, preprocessing: Preprocessing) -> Image:
-        """Return image row ``i`` as this preprocessing reads it.
+    def image(self, row: int, preprocessing: Preprocessing) -> Image:
+        """Return image ``row`` as this preprocessing reads it.
 
         Raises InputError if the file cannot be read; the message also names all other files that are no images.
         """
         try:
-            return preprocessing.load(self.image_path(i))
+            return preprocessing.load(self.image_path(row))
         except InputError as error:
-            paths = [self.image_path(row) for row in range(len(self)) if row != i]
+            paths = [self.image_path(other) for other in range(len(self)) if other != row]
             if others := [path for path in paths if not has_header(path)]:
                 raise InputError(f"{error}. {len(others):,} more cannot be read: {_first_names(others)}") from error
             raise
 
-    def references(self, i: int) -> list[str]:
-        return self.captions[self.first_caption[i] : self.first_caption[i + 1]]
+    def references(self, row: int) -> list[str]:
+        return self.captions[self.first_caption[row] : self.first_caption[row + 1]]
 
     def take(self, limit: int | None) -> CaptionIndex:
         """Return the first ``limit`` images with their captions, or all images if there are fewer or it is None."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from captioning.decoding.constraints import Constraints
 from captioning.decoding.options import BeamOptions, DecodingOptions
-from captioning.decoding.search import search
+from captioning.decoding.search import Slots, search
 from captioning.decoding.step import Hypothesis, StepFunction
 from captioning.errors import InputError
 from captioning.trace import State
@@ -65,9 +65,9 @@ def beam_search(
     K = beam_size
     slots = torch.arange(K, device=state[0].device)
 
-    def choose(log_probs: Tensor, total: Tensor, left: Tensor, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def choose(log_probs: Tensor, total: Tensor, open_slots: Tensor, images: Tensor) -> Slots:
         total, parent, word, log_prob = _best(log_probs, total, K)
-        return total.masked_fill(slots >= left, float("-inf")), parent, word, log_prob
+        return total.masked_fill(slots >= open_slots, float("-inf")), parent, word, log_prob
 
     limits: dict[str, Any] = {"max_length": max_length, "constraints": constraints}
     hypotheses = search(step, state, choose, K=K, length_normalization=length_normalization, **limits)
@@ -76,7 +76,7 @@ def beam_search(
     return [sorted(image, key=lambda caption: (not caption.finished, -caption.log_prob)) for image in hypotheses]
 
 
-def _best(log_probs: Tensor, total: Tensor, K: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _best(log_probs: Tensor, total: Tensor, K: int) -> Slots:
     """Return the K best continuations of each image: total, parent, word and log_prob, (B, K) each.
 
     ``log_probs`` (B, R, V) are for the next word of every beam, ``total`` (B, R) for the beams.
@@ -127,7 +127,7 @@ def sample(
     device, B = state[0].device, step.images
     R = len(state[0]) // B
 
-    def choose(log_probs: Tensor, total: Tensor, left: Tensor, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def choose(log_probs: Tensor, total: Tensor, open_slots: Tensor, images: Tensor) -> Slots:
         uniform = torch.rand(B, R, 1, dtype=torch.float64, device=device)[images]
         word = sample_words(_likely(log_probs.flatten(0, 1) / temperature, top_k, top_p), uniform.flatten(0, 1))
         log_prob = log_probs.gather(2, word.view(-1, R, 1)).squeeze(2)

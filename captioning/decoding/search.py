@@ -14,8 +14,9 @@ from captioning.decoding.step import Hypothesis, StepFunction
 from captioning.trace import AttentionTrace, State, map_fields
 from captioning.vocabulary import END, START
 
-Choose = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor, Tensor]]
-"""``choose(log_probs, total, left, images)`` fills the K slots of B images with the continuations of R beams.
+Slots = tuple[Tensor, Tensor, Tensor, Tensor]
+Choose = Callable[[Tensor, Tensor, Tensor, Tensor], Slots]
+"""``choose(log_probs, total, open_slots, images)`` fills the K slots of B images with the continuations of R beams.
 
 Arguments: log-probabilities of the next word (B, R, V) and of the beams (B, R), -inf for no beam; how many hypotheses
 may still leave the slots (B, 1); numbers of the images (B,). Results, (B, K) each: log-probability of the hypothesis in
@@ -40,7 +41,7 @@ def search(
     B, device = step.images, state[0].device
     R = len(state[0]) // B
     images = torch.arange(B, device=device)
-    left = torch.full((B, 1), K, device=device)
+    open_slots = torch.full((B, 1), K, device=device)
     total = torch.zeros(B, R, device=device)
     tokens = torch.full((B * R,), START, device=device)
     # Words, log-probabilities and numbers of traces of all hypotheses in the slots: (B, R, t) each.
@@ -49,7 +50,7 @@ def search(
     for t in range(max_length):
         out = step(tokens, state)
         log_probs = constraints.mask(out.log_probs, history[0].flatten(0, 1))
-        total, parent, word, log_prob = choose(log_probs.unflatten(0, (B, R)), total, left, images)
+        total, parent, word, log_prob = choose(log_probs.unflatten(0, (B, R)), total, open_slots, images)
         rows = parent + torch.arange(0, B * R, R, device=device).unsqueeze(1)  # (B, K)
         entries = word, log_prob, trace_count + rows
         history = [
@@ -67,12 +68,12 @@ def search(
         remaining = int(searched.sum())
         if not remaining:
             break
-        left = left - ended.sum(dim=1, keepdim=True)
+        open_slots = open_slots - ended.sum(dim=1, keepdim=True)
         total, words = total.masked_fill(~growing, float("-inf")), word.masked_fill(~growing, END)
         if remaining <= B // 2:
             unfinished, B = searched.nonzero().squeeze(1), remaining
             step, history = step.select(unfinished), [x[unfinished] for x in history]
-            images, left, total, words, rows = (x[unfinished] for x in (images, left, total, words, rows))
+            images, open_slots, total, words, rows = (x[unfinished] for x in (images, open_slots, total, words, rows))
         tokens, R = words.flatten(), K
         state = tuple(tensor.index_select(0, rows.flatten()) for tensor in out.state)
     return _hypotheses(complete, traces, length_normalization)

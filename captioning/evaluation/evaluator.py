@@ -18,7 +18,7 @@ from captioning.data.sampler import image_batches
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.errors import InputError, check_whole
 from captioning.evaluation.grounding import grounding_metrics, noun_hits
-from captioning.evaluation.records import CaptionedImage, NounHit
+from captioning.evaluation.records import CaptionedImage, JudgedNoun
 from captioning.metrics.table import caption_metrics
 from captioning.model.captioner import Captioner, CaptionModel
 from captioning.model.ensemble import Ensemble
@@ -80,7 +80,7 @@ class Evaluator:
 
     def update(self, batch: CaptionBatch) -> None:
         """Evaluate a batch of images, each with all its captions."""
-        rows, device = batch.rows.tolist(), batch.captions.device
+        rows, device = batch.index_rows.tolist(), batch.captions.device
         stream = np.random.SeedSequence((self.seed, rows[0])).generate_state(1, np.uint64)
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.inference_mode():
             torch.manual_seed(int(stream[0]))
@@ -112,21 +112,21 @@ class Evaluator:
             if row < self.keep:
                 self.kept[row] = best
 
-    def _reference_hits(self, batch: CaptionBatch, memory: Any) -> list[dict[str, list[NounHit]]]:
+    def _reference_hits(self, batch: CaptionBatch, memory: Any) -> list[dict[str, list[JudgedNoun]]]:
         """Teacher-force the references, and return the hits of attention at their phrases for each image."""
         with self.captioner.in_context_mode("expected"):
             output = self.captioner.teacher_force(batch, memory)
         nll = float(step_nll(output.logits, output.targets).sum())
-        sums = self.sums[int(batch.rows[0])] = {"words": len(output.targets), "nll": nll}
+        sums = self.sums[int(batch.index_rows[0])] = {"words": len(output.targets), "nll": nll}
         model = self.captioner
         if self.bound_samples and isinstance(model, Captioner) and "sample" in model.decoder.attention.context_modes:
             sums["bound"], sums["iwae_bound"] = likelihood_bounds(model, batch, memory, self.bound_samples)
         traces = {"reference_hits": output.trace.alphas, "reference_evidence_hits": output.trace.evidence}
         weights = {name: trace.float().cpu().numpy() for name, trace in traces.items() if trace is not None}
-        rows, cells = batch.rows.tolist(), self.captioner.encoder.cells
+        rows, cells = batch.index_rows.tolist(), self.captioner.encoder.cells
         split = self.regions
         pairs = [pair for row in rows for pair in zip(split.index.references(row), split.phrases(row), strict=True)]
-        hits: list[dict[str, list[NounHit]]] = [{name: [] for name in weights} for _ in rows]
+        hits: list[dict[str, list[JudgedNoun]]] = [{name: [] for name in weights} for _ in rows]
         for caption, (image, (reference, regions)) in enumerate(zip(batch.image_index.tolist(), pairs, strict=True)):
             for name, caption_weights in weights.items():
                 hits[image][name] += noun_hits(reference.split(), caption_weights[caption], regions, cells)
@@ -180,5 +180,5 @@ def evaluate(
     with Progress(f"{split} split", len(data.index)) as bar:
         for batch in batch_loader(dataset, batches, num_workers=num_workers):
             evaluator.update(batch.to(device))
-            bar.update(len(batch.rows))
+            bar.update(len(batch.index_rows))
     return evaluator

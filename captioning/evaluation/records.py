@@ -19,7 +19,7 @@ _EXPECTED = "what `captioning test` writes"
 
 
 @dataclass(frozen=True)
-class NounHit:
+class JudgedNoun:
     """Attention at a noun that names an object in view, judged by where the object is."""
 
     step: int  # position of the noun's last word in the caption
@@ -44,10 +44,10 @@ class CaptionedImage:
     finished: bool | None = None  # False if the maximum length cut the caption off
     references: list[str]
     written: str | None = None  # the caption as the tokenizer writes it, if that differs
-    hits: list[NounHit] = field(default_factory=list)  # one for every noun of the caption that names an object
-    reference_hits: list[NounHit] = field(default_factory=list)
-    evidence_hits: list[NounHit] = field(default_factory=list)  # hits of the evidence instead of the alphas
-    reference_evidence_hits: list[NounHit] = field(default_factory=list)
+    hits: list[JudgedNoun] = field(default_factory=list)  # one for every noun of the caption that names an object
+    reference_hits: list[JudgedNoun] = field(default_factory=list)
+    evidence_hits: list[JudgedNoun] = field(default_factory=list)  # hits of the evidence instead of the alphas
+    reference_evidence_hits: list[JudgedNoun] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -63,20 +63,20 @@ class CaptionedImage:
 
 
 def write_evaluation(
-    folder: Path, stage: str, metrics: Mapping[str, float], images: Sequence[CaptionedImage], **facts: Any
+    folder: Path, prefix: str, metrics: Mapping[str, float], images: Sequence[CaptionedImage], **facts: Any
 ) -> None:
     """Write STAGE_metrics.json, STAGE_captions.json and STAGE_results.json, the COCO server's file.
 
     Args:
-        stage: "val" or "test".
+        prefix: "val" or "test".
         facts: Further entries of the metrics' file, if not empty: "search", the decoding options; "tokens", the
             words that are compared; "cells", the grid that pointing was judged on; "provenance" of model and metrics.
     """
-    content = {f"{stage}/{name}": value for name, value in metrics.items()}
-    write_json(folder / f"{stage}_metrics.json", content | {name: fact for name, fact in facts.items() if fact})
+    content = {f"{prefix}/{name}": value for name, value in metrics.items()}
+    write_json(folder / f"{prefix}_metrics.json", content | {name: fact for name, fact in facts.items() if fact})
     entries = [{name: v for name, v in dataclasses.asdict(image).items() if v is not None} for image in images]
-    write_json(folder / f"{stage}_captions.json", entries)
-    write_results(folder / f"{stage}_results.json", images)
+    write_json(folder / f"{prefix}_captions.json", entries)
+    write_results(folder / f"{prefix}_results.json", images)
 
 
 def write_predictions(folder: Path, images: Sequence[CaptionedImage]) -> tuple[Path, Path]:

@@ -28,7 +28,7 @@ from captioning.vocabulary import Vocabulary
 Model = TypeVar("Model", bound=CaptionModel, covariant=True)
 _BATCH_SIZE = 16
 _Place = str | os.PathLike[str]
-_Views = tuple[list[Image.Image], Callable[[], Photo | None]]  # an image's views and its photo, from ``views_of``
+_Loaded = tuple[list[Image.Image], Callable[[], Photo | None]]  # an image's views and its photo, from ``views_of``
 
 
 def load(path: _Place | Sequence[_Place] = PRETRAINED, device: str | torch.device = "cpu") -> ImageCaptioner[Any]:
@@ -124,7 +124,7 @@ class ImageCaptioner(Generic[Model]):
         sources, steps = iter(images), self.model.preprocessings
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes without the GIL
 
-            def read() -> list[tuple[ImageSource, Future[_Views]]]:
+            def read() -> list[tuple[ImageSource, Future[_Loaded]]]:
                 batch = itertools.islice(sources, batch_size)
                 return [(source, pool.submit(views_of, snapshot(source), steps)) for source in batch]
 
@@ -180,7 +180,7 @@ class ImageCaptioner(Generic[Model]):
 
     def _decoded(
         self,
-        images: Sequence[tuple[ImageSource, _Views]],
+        images: Sequence[tuple[ImageSource, _Loaded]],
         options: DecodingOptions,
         number: int,
         forced: list[list[int]] | None = None,

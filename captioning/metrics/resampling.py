@@ -38,7 +38,7 @@ class Difference:
 
     interval: Interval
     p_value: float
-    corrected: float  # the p-value after ``holm``; a test made alone needs no correction
+    corrected_p_value: float  # after ``holm``; a test made alone needs no correction
 
     @property
     def excludes_zero(self) -> bool:
@@ -46,7 +46,7 @@ class Difference:
 
     @property
     def significant(self) -> bool:
-        return self.corrected < SIGNIFICANCE_LEVEL
+        return self.corrected_p_value < SIGNIFICANCE_LEVEL
 
     @property
     def clear(self) -> bool:
@@ -96,7 +96,7 @@ def differences(
     as_large = (np.abs(chance) >= np.abs(observed) - 1e-9).sum(axis=0)  # sums in another order differ by rounding
     p_values = (as_large + 1) / (exchanges + 1)
     columns = (values.tolist() for values in (observed, low, high, p_values))
-    return [Difference(Interval(*ends), p_value, corrected=p_value) for *ends, p_value in zip(*columns, strict=True)]
+    return [Difference(Interval(*ends), p_value, p_value) for *ends, p_value in zip(*columns, strict=True)]
 
 
 def holm(tests: Sequence[Difference]) -> list[Difference]:
@@ -108,7 +108,7 @@ def holm(tests: Sequence[Difference]) -> list[Difference]:
     for rank, i in enumerate(sorted(range(len(tests)), key=lambda i: tests[i].p_value)):
         largest = max(largest, min(1.0, (len(tests) - rank) * tests[i].p_value))
         corrected[i] = largest
-    return [replace(test, corrected=corrected[i]) for i, test in enumerate(tests)]
+    return [replace(test, corrected_p_value=corrected[i]) for i, test in enumerate(tests)]
 
 
 def percentage(counts: Floats) -> Floats:

@@ -43,10 +43,10 @@ def seed_differences(
         paired: Each run of ``second`` started from the run of ``first`` with the same index.
     """
     before, after = (np.asarray(counts, dtype=np.float64) for counts in (first, second))
-    found = SeedDifferences(before, after, statistic, paired=paired)
-    columns = (column.tolist() for column in (found.values, found.half_width(SIGNIFICANCE_LEVEL), found.p_values()))
+    change = SeedDifferences(before, after, statistic, paired=paired)
+    columns = (column.tolist() for column in (change.values, change.half_width(SIGNIFICANCE_LEVEL), change.p_values()))
     return [
-        Difference(Interval(value, value - width, value + width), p_value, corrected=p_value)
+        Difference(Interval(value, value - width, value + width), p_value, p_value)
         for value, width, p_value in zip(*columns, strict=True)
     ]
 

@@ -69,7 +69,7 @@ class Ensemble(CaptionModel):
                 return encoder(batch.images)
             if self.load_images is None:
                 raise ValueError("members with different encoders need a function that loads images")
-            return encoder(self.load_images(batch.rows, encoder.preprocessing).to(batch.captions.device))
+            return encoder(self.load_images(batch.index_rows, encoder.preprocessing).to(batch.captions.device))
 
         return self._encode(annotations_of, batch.annotation_mask)
 

@@ -112,7 +112,7 @@ class SelfCriticalTraining(Objective):
         captioner.eval()
         try:
             memory = captioner.encode_batch(batch)
-            captions, rewards, baseline = self.sample(captioner, memory, batch.rows.tolist())  # N, (N,), (N,)
+            captions, rewards, baseline = self.sample(captioner, memory, batch.index_rows.tolist())  # N, (N,), (N,)
             with _dropout(captioner.decoder) if self.dropout else nullcontext():
                 log_probs, output = self.log_probs(captioner, batch, memory, captions)  # (N,)
         finally:
@@ -154,7 +154,7 @@ class SelfCriticalTraining(Objective):
         self, captioner: Captioner, batch: CaptionBatch, memory: Memory, captions: Sequence[Hypothesis]
     ) -> tuple[Tensor, DecoderOutput]:
         """Return log p(w | a) of N sampled captions (N,) in nats, and the decoder's output for them."""
-        device, B = memory.annotations.device, len(batch.rows)
+        device, B = memory.annotations.device, len(batch.index_rows)
         ids, lengths = pad_captions([caption.ids for caption in captions])
         lengths = lengths - torch.tensor([not caption.finished for caption in captions]).long()  # cut off: no <end>
         image_index = repeat_rows(torch.arange(B, device=device), len(captions) // B)  # (N,)

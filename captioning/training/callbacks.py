@@ -203,7 +203,7 @@ class Unfreeze(Callback):
     on_train_start = on_train_epoch_start  # a run resumed inside an epoch skips the start of the epoch
 
 
-_LONGEST_WAIT = 5  # seconds for a batch, after a request to end
+_GRACE_SECONDS = 5  # for a batch, after a request to end
 
 
 class StopOnRequest(Callback):
@@ -248,10 +248,10 @@ class StopOnRequest(Callback):
     def _end_waiting(self, *_: Any) -> None:
         """End training if it has waited for a batch too long; otherwise check again in a second."""
         since = BatchLoader.waits_since
-        if since is None or time.monotonic() - since < _LONGEST_WAIT:
+        if since is None or time.monotonic() - since < _GRACE_SECONDS:
             signal.alarm(1)
         else:
-            print(f"\nno batch came for {_LONGEST_WAIT} seconds; ending now", file=sys.stderr, flush=True)
+            print(f"\nno batch came for {_GRACE_SECONDS} seconds; ending now", file=sys.stderr, flush=True)
             raise SIGTERMException
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:

@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_info
 
 from captioning.errors import InputError
-from captioning.settings import LOCATION_SETTINGS, flatten
+from captioning.settings import STORAGE_SETTINGS, flatten
 
 _BATCH_SETTINGS = (
     "data.batch_size data.group data.captions_per_image data.limit_images seed_everything "
@@ -98,7 +98,7 @@ def check_settings(checkpoint: Mapping[str, Any], settings: Mapping[str, Any], p
     Raises:
         InputError: Training cannot go on from the checkpoint's state with a setting.
     """
-    without = (*LOCATION_SETTINGS, "init_from")
+    without = (*STORAGE_SETTINGS, "init_from")
     saved, new = flatten(checkpoint.get("captioning", {}).get("settings") or {}, without), flatten(settings, without)
     saved["processes"], new["processes"] = checkpoint.get("processes", processes), processes
     batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]

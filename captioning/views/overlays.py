@@ -74,29 +74,29 @@ def attention_figure(
     """
     check_choice(Style, style=style)
     photo, first = photo.convert("RGB"), next(iter(attention_by_model.values()))
-    rows = [row for item in attention_by_model.items() for row in _strips(*item, photo, heads=heads, details=details)]
+    strips = [x for item in attention_by_model.items() for x in _strips(*item, photo, heads=heads, details=details)]
     ends: dict[str, float] = {}  # upper ends of the scales of attention and evidence
-    for row in rows:
-        spread = [weights.max() for weights, cell in zip(row.weights, row.chosen, strict=True) if cell is None]
-        ends[row.kind] = float(max([ends.get(row.kind, 0.0), *spread]))
+    for strip in strips:
+        spread = [weights.max() for weights, cell in zip(strip.weights, strip.chosen, strict=True) if cell is None]
+        ends[strip.kind] = float(max([ends.get(strip.kind, 0.0), *spread]))
     text = " ".join(words) if text is None else text
-    figure, photo_axes, panels = _empty_figure(text, words, rows, _WORD_WITH_DETAILS if details else _WORD)
+    figure, photo_axes, panels = _empty_figure(text, words, strips, _WORD_WITH_DETAILS if details else _WORD)
     _draw_photo(photo_axes, photo, first.view_box)
     for step, column in enumerate(panels):
         starts_line = step == 0 or column[0].get_position().y0 < panels[step - 1][0].get_position().y0
-        for row, axes in zip(rows, column, strict=True):
-            axes.imshow(row.painted(step, ends[row.kind] or 1.0, style), aspect="auto")
-            axes.set_xlabel(row.notes[step], fontsize=8, color=_GRAY, labelpad=2)
-            if len(rows) > 1 and starts_line:
-                axes.set_ylabel(row.label, fontsize=8, color=_GRAY)
-            if (location := row.chosen[step]) is not None:
-                _outline(axes, row.cells.square(location))
+        for strip, axes in zip(strips, column, strict=True):
+            axes.imshow(strip.painted(step, ends[strip.kind] or 1.0, style), aspect="auto")
+            axes.set_xlabel(strip.notes[step], fontsize=8, color=_GRAY, labelpad=2)
+            if len(strips) > 1 and starts_line:
+                axes.set_ylabel(strip.label, fontsize=8, color=_GRAY)
+            if (location := strip.chosen[step]) is not None:
+                _outline(axes, strip.cells.square(location))
     _draw_scale(figure, ends, style)
     return figure
 
 
 def _empty_figure(
-    text: str, words: Sequence[str], rows: Sequence[_Strip], word_width: float
+    text: str, words: Sequence[str], strips: Sequence[_Strip], word_width: float
 ) -> tuple[Figure, Axes, list[list[Axes]]]:
     """Return a figure with a caption, the axes of the photo, and for each word a column of axes with the word above.
 
@@ -105,16 +105,16 @@ def _empty_figure(
     """
     from matplotlib.figure import Figure
 
-    beside = len(rows) == 1 and len(words) < _COLUMNS
-    photo_columns, photo_lines = 1 if beside else 2, 1 if beside or len(rows) > 1 else 2
+    beside = len(strips) == 1 and len(words) < _COLUMNS
+    photo_columns, photo_lines = 1 if beside else 2, 1 if beside or len(strips) > 1 else 2
     lines = max(photo_lines, -(-(len(words) + photo_columns * photo_lines) // _COLUMNS))
     columns = max(photo_columns, -(-(len(words) + photo_columns * photo_lines) // lines))
-    aspect = rows[0].cells.size[1] / rows[0].cells.size[0]
+    aspect = strips[0].cells.size[1] / strips[0].cells.size[0]
     panel = _PANEL * min(1.0, aspect), _PANEL / max(1.0, aspect)  # width, height
-    notes = max((len(note.splitlines()) for row in rows for note in row.notes), default=0)
+    notes = max((len(note.splitlines()) for strip in strips for note in strip.notes), default=0)
     word_width, below = max(panel[0], word_width), _GAP + _NOTE * notes
     column, row_height = word_width + _GAP, panel[1] + below
-    line = _ABOVE + len(rows) * row_height
+    line = _ABOVE + len(strips) * row_height
     width = max(_FIGURE, 2 * _MARGIN + columns * column)
     caption = textwrap.fill(text, width=int((width - 2 * _MARGIN) / _LETTER))
     left, top = (width - columns * column + _GAP) / 2, _MARGIN + _ABOVE + _LINE * caption.count("\n")
@@ -132,7 +132,7 @@ def _empty_figure(
     panels = []
     for word, (y, x) in zip(words, places, strict=False):
         corner = x * column + (word_width - panel[0]) / 2, y * line
-        panels.append([add_axes(corner[0], corner[1] + row * row_height, *panel) for row in range(len(rows))])
+        panels.append([add_axes(corner[0], corner[1] + row * row_height, *panel) for row in range(len(strips))])
         size = 11 * min(1.0, 10 * word_width / max(1, len(word)))  # 10 letters fit in an inch
         panels[-1][0].set_title(word, fontsize=max(5.0, size), pad=4, parse_math=False)
     return figure, photo, panels
@@ -181,15 +181,15 @@ def _strips(name: str, attention: ModelAttention, photo: Image.Image, *, heads: 
         maps = {f"mean of {count} heads": trace.alphas} | {f"head {k + 1}": trace.heads[:, k] for k in range(count)}
     elif details and trace.evidence is not None:
         maps["evidence"] = trace.evidence
-    rows = []
+    strips = []
     for title, weights in maps.items():
         label = ": ".join(filter(None, (name, title if len(maps) > 1 else "")))
         is_alphas = weights is trace.alphas
         kind = "evidence" if weights is trace.evidence else "attention"
         chosen = [cell if is_alphas else None for cell in trace.chosen()]
         notes = _notes(weights, chosen, trace.betas if is_alphas else None, details)
-        rows.append(_Strip(label, kind, background, cells, weights, chosen, notes))
-    return rows
+        strips.append(_Strip(label, kind, background, cells, weights, chosen, notes))
+    return strips
 
 
 def _notes(weights: NDArray[np.float32], chosen: list[int | None], betas: Any, details: bool) -> list[str]:

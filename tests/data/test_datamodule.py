@@ -59,7 +59,7 @@ def test_vocabulary_comes_from_the_training_split_alone(shapes, encoder):
 def test_training_shuffles_captions_and_evaluation_keeps_images_in_order(shapes, encoder):
     data = make_data(shapes, encoder)
     assert sum(len(batch.captions) for batch in data.train_dataloader()) == 30
-    assert [batch.rows.tolist() for batch in data.val_dataloader()] == [[0, 1], [2]]
+    assert [batch.index_rows.tolist() for batch in data.val_dataloader()] == [[0, 1], [2]]
     assert len(make_data(shapes, encoder, limit_images=2).train_dataloader()) == 2  # 10 captions
 
 
@@ -77,7 +77,7 @@ def test_training_images_vary_as_configured_and_evaluated_ones_do_not(shapes, en
         for augmentation in (Augmentation(), Augmentation(random_crop=True, flip=1.0))
     )
     for before, after in zip(plain.train_dataloader(), varied.train_dataloader(), strict=True):
-        assert torch.equal(before.rows, after.rows) and not torch.equal(before.images, after.images)
+        assert torch.equal(before.index_rows, after.index_rows) and not torch.equal(before.images, after.images)
     for before, after in zip(plain.val_dataloader(), varied.val_dataloader(), strict=True):
         assert torch.equal(before.images, after.images)
 

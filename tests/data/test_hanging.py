@@ -53,7 +53,7 @@ def load(fault: str, **options: float) -> list[CaptionBatch]:
 
 def test_without_a_fault_all_batches_come_in_shared_memory():
     batches = load("none")
-    assert len(batches) == 5 and all(batch.rows.is_shared() for batch in batches)
+    assert len(batches) == 5 and all(batch.index_rows.is_shared() for batch in batches)
 
 
 @pytest.mark.parametrize(

@@ -46,20 +46,20 @@ def texts(vocabulary: Vocabulary, batch: CaptionBatch) -> list[str]:
 def test_every_caption_comes_once_an_epoch_beside_the_image_it_describes(index, vocabulary, group):
     seen = []
     for batch in batches(index, CaptionDataset(index, vocabulary, PREPROCESSING), group=group):
-        assert batch.images.shape == (len(batch.rows), 3, 24, 24)
-        assert len(set(batch.rows.tolist())) == len(batch.rows)  # an image stands once
-        assert torch.equal(batch.image_ids, torch.from_numpy(index.image_ids)[batch.rows])
-        for row, image in zip(batch.rows.tolist(), batch.images, strict=True):
+        assert batch.images.shape == (len(batch.index_rows), 3, 24, 24)
+        assert len(set(batch.index_rows.tolist())) == len(batch.index_rows)  # an image stands once
+        assert torch.equal(batch.image_ids, torch.from_numpy(index.image_ids)[batch.index_rows])
+        for row, image in zip(batch.index_rows.tolist(), batch.images, strict=True):
             assert torch.equal(image, PREPROCESSING(index.image(row, PREPROCESSING)))
         for text, image in zip(texts(vocabulary, batch), batch.image_index.tolist(), strict=True):
-            seen.append((int(batch.rows[image]), text))
+            seen.append((int(batch.index_rows[image]), text))
     assert sorted(seen) == sorted((row, text) for row in range(len(index)) for text in index.references(row))
 
 
 def test_evaluation_batches_hold_every_image_once_with_all_its_captions(index, vocabulary):
     dataset = CaptionDataset(index, vocabulary, PREPROCESSING, by_image=True)
     loaded = list(batch_loader(dataset, image_batches(6, 4)))
-    assert [batch.rows.tolist() for batch in loaded] == [[0, 1, 2, 3], [4, 5]]
+    assert [batch.index_rows.tolist() for batch in loaded] == [[0, 1, 2, 3], [4, 5]]
     assert loaded[1].image_index.tolist() == [0] * 5 + [1] * 5
     assert texts(vocabulary, loaded[1]) == [*index.references(4), *index.references(5)]
     assert loaded[1].lengths.tolist() == [len(text.split()) + 1 for text in texts(vocabulary, loaded[1])]
@@ -96,7 +96,7 @@ def test_cached_features_stand_in_for_the_images(index, vocabulary, sides):
     dataset = CaptionDataset(index, vocabulary, PREPROCESSING, features=sides[0])
     for batch in batches(index, dataset, workers=1):
         assert batch.images is None and batch.annotations.dtype == torch.float16
-        assert torch.equal(batch.annotations, (1 + batch.rows).half().view(-1, 1, 1).expand(-1, 2, 3))
+        assert torch.equal(batch.annotations, (1 + batch.index_rows).half().view(-1, 1, 1).expand(-1, 2, 3))
 
 
 def test_an_image_is_seen_from_one_side_in_an_epoch_and_from_both_in_several(index, vocabulary, sides):

@@ -35,7 +35,7 @@ def evaluate(
     check_output("--json", json, JSON_SUFFIXES, [captions, references])
     announce("evaluate")
     from captioning.evaluation.records import read_references, read_results, with_references
-    from captioning.metrics.resampling import intervals
+    from captioning.metrics.resampling import RESAMPLES, intervals
     from captioning.metrics.table import UNIT, family_counts, few_images_warning
     from captioning.vocabulary import tokenizer_from
 
@@ -53,4 +53,4 @@ def evaluate(
                 print(f"{title:12}{value:8.2f}  {f'{low:.2f} to {high:.2f}':>18}")
                 values[title] = {"value": float(value), "interval": [float(low), float(high)]}
         numbers |= {"values": values, "unit": UNIT, "images": images, "tokens": splitter.description}
-        print(f"{UNIT}. Intervals: bootstrap over images, 1000 resamples.\nTokens: {splitter.description}.")
+        print(f"{UNIT}. Intervals: bootstrap over images, {RESAMPLES} resamples.\nTokens: {splitter.description}.")

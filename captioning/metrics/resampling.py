@@ -17,6 +17,7 @@ Statistic = Callable[[Floats], Floats]
 """Turns counts summed over images (.., C) into a metric (..) or S metrics (.., S)."""
 
 SIGNIFICANCE_LEVEL = 0.05
+RESAMPLES = 1000  # by default
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Difference:
         return self.excludes_zero and self.significant
 
 
-def bootstrap(counts: ArrayLike, statistic: Statistic, *, resamples: int = 1000, seed: int = 0) -> Floats:
+def bootstrap(counts: ArrayLike, statistic: Statistic, *, resamples: int = RESAMPLES, seed: int = 0) -> Floats:
     """Draw the images ``resamples`` times with replacement, and return the metrics of each draw.
 
     The number of images and the seed determine the draws, so metrics of two systems are pairs (Koehn 2004). Counts
@@ -67,14 +68,14 @@ def bootstrap(counts: ArrayLike, statistic: Statistic, *, resamples: int = 1000,
     return statistic(np.stack([random.multinomial(images, even) @ counts for _ in range(resamples)]))
 
 
-def intervals(counts: ArrayLike, statistic: Statistic, *, resamples: int = 1000, seed: int = 0) -> Floats:
+def intervals(counts: ArrayLike, statistic: Statistic, *, resamples: int = RESAMPLES, seed: int = 0) -> Floats:
     """Return for counts (images, C) the metrics and the ends of the middle 95 % of their bootstrap, (3,) or (3, S)."""
     value = statistic(np.asarray(counts, dtype=np.float64).sum(axis=-2))
     return np.stack([value, *_middle(bootstrap(counts, statistic, resamples=resamples, seed=seed))])
 
 
 def differences(
-    first: ArrayLike, second: ArrayLike, statistic: Statistic, *, resamples: int = 1000, seed: int = 0
+    first: ArrayLike, second: ArrayLike, statistic: Statistic, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> list[Difference]:
     """Return ``second``'s metric minus ``first``'s, for each of S metrics of counts (images, C).
 

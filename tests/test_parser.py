@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from helpers import save_image
 
 from captioning.cli import OTHER_COMMANDS
-from captioning.cli.caption import Search, caption
+from captioning.cli.caption import caption
 from captioning.cli.parser import call, parser_of
 from captioning.decoding import DecodingOptions
 from captioning.errors import InputError
@@ -132,8 +133,6 @@ def test_every_command_documents_every_argument_in_a_sentence(name):
     function = FUNCTIONS[name]
     helps = {action.dest: action.help for action in parser_of(function, name)._actions}
     arguments = set(inspect.signature(function).parameters) - {"overrides"}
-    if "search" in arguments:
-        arguments = arguments - {"search"} | Search.__annotations__.keys()
     assert set(helps) - {"help"} == arguments
     assert all(re.match(r"[A-Z].*\.$|auto, |train, ", text) for name, text in helps.items() if name != "help")
     assert len(inspect.getdoc(function).splitlines()[0]) < 110
@@ -141,14 +140,28 @@ def test_every_command_documents_every_argument_in_a_sentence(name):
 
 def test_caption_has_every_option_of_the_search():
     fields = {field.name for field in dataclasses.fields(DecodingOptions)}
-    assert Search.__annotations__.keys() == fields - {"method"}  # --sample
+    options = {name for name in inspect.signature(caption).parameters if name in fields}
+    assert options == fields - {"method"}  # --sample
 
 
-def test_an_option_of_the_search_that_is_on_can_be_turned_off():
-    parser = parser_of(caption, "captioning caption")
-    assert parser.parse_args(["a.jpg", "--no_repeat_content", "false"]).no_repeat_content is False
-    with pytest.raises(InputError, match="argument --no_repeat_content: must be true or false, got 'no'"):
-        parser.parse_args(["a.jpg", "--no_repeat_content", "no"])
+class Recorder:
+    options = DecodingOptions(beam_size=3, no_repeat_content=True)
+
+    def stream(self, paths, options, **_):
+        given.append(options)
+        return iter(())
+
+
+def test_options_of_the_search_replace_those_of_the_training_and_can_turn_one_off(tmp_path, monkeypatch):
+    monkeypatch.setattr("captioning.inference.load", lambda *_: Recorder())
+    image = save_image(tmp_path / "a.png")
+    call("captioning caption", caption, [str(image)])
+    assert given.pop() == Recorder.options
+    words = "--no_repeat_content false --max_length 7 --min_length 0".split()
+    call("captioning caption", caption, [str(image), *words])
+    assert given.pop() == dataclasses.replace(Recorder.options, no_repeat_content=False, max_length=7, min_length=0)
+    call("captioning caption", caption, [str(image), "--no_repeat_content", "true", "--sample"])
+    assert given.pop() == dataclasses.replace(Recorder.options, method="sample")
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

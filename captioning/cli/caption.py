@@ -14,30 +14,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from typing_extensions import TypedDict, Unpack
-
 from captioning.cli import announce, check_output, model_name, print_written, suggest_path
 from captioning.errors import InputError, printable
 from captioning.files import FIGURES, JSON_SUFFIXES, PAGE_SUFFIXES, replacing, write_text
 from captioning.trace import ContextMode
-
-
-class Search(TypedDict, total=False):
-    """The options of the command that are fields of ``captioning.decoding.DecodingOptions``."""
-
-    beam_size: int
-    length_normalization: float
-    max_length: int
-    min_length: int
-    no_repeat_ngram: int
-    no_repeat_content: bool
-    prefix: str
-    samples: int
-    context_mode: ContextMode
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
 
 
 def caption(
@@ -49,10 +29,22 @@ def caption(
     heads: bool = False,
     explorer: Path | None = None,
     json: Path | None = None,
+    beam_size: int | None = None,
+    length_normalization: float | None = None,
+    max_length: int | None = None,
+    min_length: int | None = None,
+    no_repeat_ngram: int | None = None,
+    no_repeat_content: Literal["true", "false"] | None = None,
+    prefix: str | None = None,
+    samples: int | None = None,
+    context_mode: ContextMode | None = None,
     sample: bool = False,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
     device: str = "auto",
     batch_size: int = 16,
-    **search: Unpack[Search],
 ) -> None:
     """Caption images with the pretrained captioner or a model of your own, and draw where it looked.
 
@@ -74,7 +66,7 @@ def caption(
         max_length: Largest number of words.
         min_length: Smallest number of words.
         no_repeat_ngram: Allow no sequence of N words twice, and no word twice in a row; 0 allows both.
-        no_repeat_content: Allow no word twice, except function words such as "a" and "and"; true or false.
+        no_repeat_content: Allow no word twice, except function words such as "a" and "and".
         prefix: Begin every caption with this text, such as "a photo of".
         samples: Print the N best captions or, with --sample, N samples.
         context_mode: Context of hard attention: the expectation over all locations, the most probable location, or a
@@ -92,11 +84,12 @@ def caption(
         captioning caption holiday/ --explorer holiday.html
         captioning caption holiday/ --model best.ckpt --overlay attention/ --json captions.jsonl
     """
+    given = locals() | {"no_repeat_content": no_repeat_content and no_repeat_content == "true"}
     drawn = [name for name, given in {"details": details, "heads": heads, "style": style != "color"}.items() if given]
     if overlay is None and drawn:
         raise InputError(f"--{drawn[0]}: has no effect without --overlay")
-    if sample and (searched := {"beam_size", "length_normalization"} & search.keys()):
-        raise InputError(f"--{min(searched)}: has no effect with --sample")
+    if sample and (searched := [name for name in ("beam_size", "length_normalization") if given[name] is not None]):
+        raise InputError(f"--{searched[0]}: has no effect with --sample")
     models = model or ["pretrained"]
     single = len(images) == 1 and images[0] != "-" and not os.path.isdir(images[0])
     failed: list[Any] = []
@@ -121,6 +114,7 @@ def caption(
     from captioning.views.explorer import ExplorerData, explorer_page
 
     captioner, names = load(models, device), list(map(model_name, models))
+    search = {name: given[name] for name in vars(captioner.options) if given.get(name) is not None}
     options = dataclasses.replace(captioner.options, **search, method="sample" if sample else "beam")
     labels = names if len({*names}) == len(names) else models
     title = printable(" + ".join(names))
@@ -135,7 +129,7 @@ def caption(
                 print(json_text.dumps(content), file=lines, flush=True)
             if lines is not sys.stdout:
                 place = [] if single else [printable(result.path)]
-                for text in [result.text, *(other.text for other in result.alternatives if "samples" in search)]:
+                for text in [result.text, *(other.text for other in result.alternatives if samples is not None)]:
                     print(*place, printable(text), sep="\t", flush=True)
             if explorer is not None:
                 shown.append(result.explored(title))

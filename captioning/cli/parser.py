@@ -96,8 +96,7 @@ def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
     """Return the parser of a command; ``prog`` is the start of its command line, such as "captioning caption".
 
     Arguments before ``*`` are positional, and ``*names`` takes one or more words. A ``bool`` is a flag. A ``list`` is a
-    repeated option (without ``*names``, also one with several values). A ``Literal`` has choices. ``**names`` has the
-    options of a ``TypedDict``; its ``bool`` takes ``true`` or ``false``, because its default is unknown here.
+    repeated option (without ``*names``, also one with several values). A ``Literal`` has choices.
     """
     description, arguments, *examples = re.split(r"\n\n(?:Args|Examples):\n", inspect.getdoc(command) or "")
     lines = textwrap.dedent(examples[0]).splitlines() if examples else []
@@ -107,13 +106,7 @@ def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
     layout = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=29, width=width)
     parser = CommandParser(prog, description=description, epilog=epilog, formatter_class=layout, allow_abbrev=False)
     parser.argument_default = argparse.SUPPRESS  # the function has the defaults
-    kinds, parameters = get_type_hints(command), dict(inspect.signature(command).parameters)
-    fields: dict[str, Any] = {}
-    for parameter in list(parameters.values()):
-        if parameter.kind is parameter.VAR_KEYWORD:
-            fields = get_type_hints(get_args(kinds[parameter.name])[0])
-            parameters |= {name: inspect.Parameter(name, parameter.KEYWORD_ONLY, default=None) for name in fields}
-            kinds |= fields
+    kinds, parameters = get_type_hints(command), inspect.signature(command).parameters
     has_words = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values())
     required, positional = list[str](), list[str]()
     for name, sentence in re.findall(r"^    \*?(\w+): (.+(?:\n {8}.+)*)", arguments, re.MULTILINE):
@@ -125,9 +118,7 @@ def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
             (kind,) = get_args(kind)
             # An option with several values would take the words after it.
             options |= {"action": "extend", "nargs": 1 if has_words else "+"}
-        if name in fields and kind is bool:
-            options |= {"type": _boolean, "metavar": "true|false"}
-        elif kind is bool:
+        if kind is bool:
             options["action"] = "store_true"
         elif get_origin(kind) is Literal:
             options |= {"choices": get_args(kind), "type": type(get_args(kind)[0])}
@@ -147,12 +138,6 @@ def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
             required.append(f"{name} {value}")
     parser.usage = " ".join([prog, *required, *positional, "[options]"])
     return parser
-
-
-def _boolean(word: str) -> bool:
-    if word not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"must be true or false, got {word!r}")
-    return word == "true"
 
 
 def call(prog: str, command: Command | Mapping[str, Command], args: Sequence[str], **fixed: Any) -> None:

@@ -116,11 +116,6 @@ class Decoder(Component):
         """Return the evidence of the words, (N, T, L), in evaluation; None if the logits are no sum over locations."""
         return None
 
-    @property
-    @abstractmethod
-    def summary(self) -> str:
-        """A few words that describe the decoder, such as "LSTM of 512"."""
-
     def attentions(self) -> Iterator[Attention]:
         """Yield every attention over the annotations."""
         yield self.attention

@@ -169,10 +169,6 @@ class AttentionDecoder(Decoder):
     def prepare_search(self, memory: Memory) -> Memory:
         return self.output.prepare_search(memory)
 
-    @property
-    def summary(self) -> str:
-        return f"LSTM of {self.hidden_dim}"
-
 
 class InitialMLP(nn.Module):
     """f_init: the mean annotation through (layers - 1) hidden layers and a tanh output (Sec. 3.1.2)."""

@@ -85,10 +85,6 @@ class TransformerDecoder(Decoder):
         self.tie_embeddings = tie_embeddings
         self.earlier_attentions = nn.ModuleList(copy.deepcopy(attention) for _ in range(layers - 1))
 
-    @property
-    def summary(self) -> str:
-        return f"transformer of {self.layer_count} x {self.dim}"
-
     def attentions(self) -> Iterator[Attention]:
         """Yield the attention of every layer over the annotations."""
         yield from (*self.earlier_attentions, self.attention)  # type: ignore[misc]

@@ -16,7 +16,7 @@ from captioning.attention import AdditiveScore, Attention, SoftAttention
 from captioning.checkpoint.format import describe
 from captioning.comparison.runs import Run
 from captioning.encoders import ConvEncoder, Encoder
-from captioning.evaluation.records import CaptionedImage, JudgedNoun
+from captioning.evaluation.records import CaptionedImage, NounHit
 from captioning.model import AttentionDecoder, Output
 from captioning.model.captioner import Captioner
 from captioning.vocabulary import Vocabulary
@@ -158,7 +158,7 @@ def make_captions(images: int = 20, skill: float = 0.7, *, seed: int = 0, first:
         references = [[people.choice(SAID) for _ in range(7)] for _ in range(2)]
         caption = [word if draw.random() < skill else draw.choice(SAID) for word in references[0]]
         nouns = [
-            JudgedNoun(2, "dog", draw.random() < skill, 0.25, 0.5, correctness=skill / 2, uniform=0.2, centre=0.3)
+            NounHit(2, "dog", draw.random() < skill, 0.25, 0.5, correctness=skill / 2, uniform=0.2, centre=0.3)
             for _ in range(image % 3)
         ]
         texts = [" ".join(words) for words in references]

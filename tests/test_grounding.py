@@ -10,7 +10,7 @@ from captioning.data.records import GroundedObject
 from captioning.data.regions import named_regions, object_cells
 from captioning.evaluation import grounding
 from captioning.evaluation.grounding import center_attention, grounding_metrics
-from captioning.evaluation.records import CaptionedImage, JudgedNoun
+from captioning.evaluation.records import CaptionedImage, NounHit
 
 GRID = (2, 3)  # rows, columns, over 20 x 30 pixels: cells of 10 x 10
 L = 6
@@ -27,7 +27,7 @@ def thing(noun: str, mask: np.ndarray, attributes: str = "", synonyms: str = "")
     return GroundedObject(noun, frozenset(synonyms.split()), frozenset(attributes.split()), mask)
 
 
-def noun_hits(words, alphas, objects, cells=CELLS) -> list[JudgedNoun]:
+def noun_hits(words, alphas, objects, cells=CELLS) -> list[NounHit]:
     return grounding.noun_hits(words, alphas, named_regions(words, object_cells(objects, cells)), cells)
 
 
@@ -116,9 +116,9 @@ def test_the_name_of_a_category_does_not_name_what_a_part_of_it_names(caption, o
 
 def test_scores_are_means_over_nouns_in_percent():
     hits = [
-        JudgedNoun(1, "circle", True, 0.25, 0.5, 0.6, 0.1, 0.2),
-        JudgedNoun(4, "star", False, 0.5, 0.0, 0.0, 0.3, 0.4),
-        JudgedNoun(2, "ring", True, 0.15, 1.0, 0.3, 0.2, 0.0),
+        NounHit(1, "circle", True, 0.25, 0.5, 0.6, 0.1, 0.2),
+        NounHit(4, "star", False, 0.5, 0.0, 0.0, 0.3, 0.4),
+        NounHit(2, "ring", True, 0.15, 1.0, 0.3, 0.2, 0.0),
     ]
     images = [
         CaptionedImage(image_id=i, caption="", references=[], hits=own) for i, own in enumerate((hits[:2], hits[2:]))

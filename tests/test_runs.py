@@ -10,7 +10,7 @@ from helpers_runs import CAPTION, make_run
 from captioning.cli import model_name
 from captioning.comparison.runs import Run, common_folder, find_runs, name_runs, read_run
 from captioning.errors import InputError
-from captioning.evaluation.records import JudgedNoun
+from captioning.evaluation.records import NounHit
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_folder_is_read_with_everything_in_it(tmp_path):
     assert run.scores == {"bleu4": 12.5} and run.search == {"beam_size": 3, "context_mode": "expected"}
     assert run.captions is not None
     assert run.captions[7].references == CAPTION["references"] and run.captions[7].log_prob == -2.5
-    assert run.captions[7].hits == [JudgedNoun(2, "dog", True, 0.25, 0.5, 0.4, 0.2, 0.3)]
+    assert run.captions[7].hits == [NounHit(2, "dog", True, 0.25, 0.5, 0.4, 0.2, 0.3)]
     assert run.captions[7].reference_hits == []
 
 

@@ -18,7 +18,7 @@ from captioning.data.sampler import image_batches
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.errors import InputError, check_whole
 from captioning.evaluation.grounding import grounding_metrics, noun_hits
-from captioning.evaluation.records import CaptionedImage, JudgedNoun
+from captioning.evaluation.records import CaptionedImage, NounHit
 from captioning.metrics.table import caption_metrics
 from captioning.model.captioner import Captioner, CaptionModel
 from captioning.model.ensemble import Ensemble
@@ -112,7 +112,7 @@ class Evaluator:
             if row < self.keep:
                 self.kept[row] = best
 
-    def _reference_hits(self, batch: CaptionBatch, memory: Any) -> list[dict[str, list[JudgedNoun]]]:
+    def _reference_hits(self, batch: CaptionBatch, memory: Any) -> list[dict[str, list[NounHit]]]:
         """Teacher-force the references, and return the hits of attention at their phrases for each image."""
         with self.captioner.in_context_mode("expected"):
             output = self.captioner.teacher_force(batch, memory)
@@ -126,7 +126,7 @@ class Evaluator:
         rows, cells = batch.index_rows.tolist(), self.captioner.encoder.cells
         split = self.regions
         pairs = [pair for row in rows for pair in zip(split.index.references(row), split.phrases(row), strict=True)]
-        hits: list[dict[str, list[JudgedNoun]]] = [{name: [] for name in weights} for _ in rows]
+        hits: list[dict[str, list[NounHit]]] = [{name: [] for name in weights} for _ in rows]
         for caption, (image, (reference, regions)) in enumerate(zip(batch.image_index.tolist(), pairs, strict=True)):
             for name, caption_weights in weights.items():
                 hits[image][name] += noun_hits(reference.split(), caption_weights[caption], regions, cells)

@@ -10,12 +10,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from captioning.cells import CellGrid
 from captioning.data.regions import Region
-from captioning.evaluation.records import CaptionedImage, JudgedNoun
+from captioning.evaluation.records import CaptionedImage, NounHit
 from captioning.metrics.resampling import Floats
 from captioning.metrics.table import NOUN_METRICS
 
 
-def noun_hits(words: Sequence[str], alphas: ArrayLike, regions: Sequence[Region], cells: CellGrid) -> list[JudgedNoun]:
+def noun_hits(words: Sequence[str], alphas: ArrayLike, regions: Sequence[Region], cells: CellGrid) -> list[NounHit]:
     """Judge every noun or phrase of a caption that has a region, in caption order.
 
     A location is a hit if its cell touches the region: the mask dilated by half a cell contains the cell's center.
@@ -39,7 +39,7 @@ def noun_hits(words: Sequence[str], alphas: ArrayLike, regions: Sequence[Region]
         covered, alpha = region.covered, alphas[region.end - 1]
         touched, location = covered > 0, int(alpha.argmax())
         hits.append(
-            JudgedNoun(
+            NounHit(
                 step=region.end - 1,
                 noun=" ".join(words[region.noun : region.end]),
                 hit=bool(touched.flat[location]),

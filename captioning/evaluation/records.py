@@ -19,7 +19,7 @@ _EXPECTED = "what `captioning test` writes"
 
 
 @dataclass(frozen=True)
-class JudgedNoun:
+class NounHit:
     """Attention at a noun that names an object in view, judged by where the object is."""
 
     step: int  # position of the noun's last word in the caption
@@ -44,10 +44,10 @@ class CaptionedImage:
     finished: bool | None = None  # False if the maximum length cut the caption off
     references: list[str]
     written: str | None = None  # the caption as the tokenizer writes it, if that differs
-    hits: list[JudgedNoun] = field(default_factory=list)  # one for every noun of the caption that names an object
-    reference_hits: list[JudgedNoun] = field(default_factory=list)
-    evidence_hits: list[JudgedNoun] = field(default_factory=list)  # hits of the evidence instead of the alphas
-    reference_evidence_hits: list[JudgedNoun] = field(default_factory=list)
+    hits: list[NounHit] = field(default_factory=list)  # one for every noun of the caption that names an object
+    reference_hits: list[NounHit] = field(default_factory=list)
+    evidence_hits: list[NounHit] = field(default_factory=list)  # hits of the evidence instead of the alphas
+    reference_evidence_hits: list[NounHit] = field(default_factory=list)
 
     @property
     def text(self) -> str:

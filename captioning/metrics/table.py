@@ -29,7 +29,7 @@ class Metric(NamedTuple):
     unit: Literal["percent", "nats per word", "ratio"] = "percent"
     better: Literal["max", "min"] | None = "max"  # the highest or the lowest value is the best; None: no direction
     hits: str = ""  # the list of a ``CaptionedImage`` that the metric averages over; "" for other metrics
-    field: str = ""  # the field of a ``JudgedNoun`` in that list
+    field: str = ""  # the field of a ``NounHit`` in that list
     in_validation: bool = True  # False for a metric that is too slow for the validations of training
     needs_model: bool = False  # whether captions alone give no value; a comparison reads it from the run's test
 

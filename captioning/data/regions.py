@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -101,11 +102,9 @@ class RegionsInView:
     split: str
     index: CaptionIndex
     encoder: Encoder
-    _cells: CellGrid | None = None
-    _objects: dict[int, list[ObjectCells]] = field(default_factory=dict)
-    _phrases: dict[tuple[int, ViewOf], list[list[Region]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._cells: CellGrid | None = None
         self._object_lookup = self.source.objects(self.split)
         self._phrase_lookup = self.source.phrases(self.split)
 
@@ -117,9 +116,7 @@ class RegionsInView:
     def objects(self, row: int) -> list[ObjectCells]:
         """Return an image's objects in the view of evaluation."""
         self._follow_cells()
-        if row not in self._objects:
-            self._objects[row] = self._objects_in(row, self.encoder.preprocessing.evaluation_view)
-        return self._objects[row]
+        return self._objects(row, self.encoder.preprocessing.evaluation_view)
 
     def phrases(self, row: int, view_of: ViewOf | None = None) -> list[list[Region]]:
         """Return, for each caption of an image, the regions of its phrases, or of the objects that it names.
@@ -127,10 +124,7 @@ class RegionsInView:
         The view is the evaluation view, or another one that recurs.
         """
         self._follow_cells()
-        key = row, view_of or self.encoder.preprocessing.evaluation_view
-        if key not in self._phrases:
-            self._phrases[key] = self.phrases_of_view(*key)
-        return self._phrases[key]
+        return self._phrases(row, view_of or self.encoder.preprocessing.evaluation_view)
 
     def phrases_of_view(self, row: int, view_of: ViewOf) -> list[list[Region]]:
         """Return ``phrases`` in a view that is used once, such as a random one, without caching."""
@@ -153,7 +147,8 @@ class RegionsInView:
 
     def _follow_cells(self) -> None:
         if self._cells != (cells := self.encoder.cells):
-            self._objects, self._phrases, self._cells = {}, {}, cells
+            self._objects, self._phrases = functools.cache(self._objects_in), functools.cache(self.phrases_of_view)
+            self._cells = cells
 
     def _objects_in(self, row: int, view_of: ViewOf) -> list[ObjectCells]:
         lookup = self._object_lookup

@@ -74,7 +74,8 @@ def read_run(folder: Path) -> Run:
     if layout.config.is_file():
         run.settings = read_config(layout.config)
     points: dict[str, dict[int, float]] = {}
-    for path in sorted(folder.glob("metrics/*/metrics.csv"), key=_version):
+    # A resumed run continues in version_N+1, and version_10 comes after version_9.
+    for path in sorted(folder.glob("metrics/*/metrics.csv"), key=lambda path: (len(path.parent.name), path)):
         for key, step, value in _logged(path):
             points.setdefault(key, {})[step] = value  # the resumed run's value for a step that was logged twice
     run.curves = {key: sorted(curve.items()) for key, curve in points.items()}
@@ -108,12 +109,6 @@ def _logged(path: Path) -> Iterator[tuple[str, int, float]]:
                         yield key, int(float(step)), value
     except (OSError, ValueError, csv.Error) as error:
         raise InputError(f"{path}: cannot be read ({one_line(error)}); mend it or move it away") from error
-
-
-def _version(path: Path) -> int:
-    """Return N of metrics/version_N/metrics.csv; a resumed run continues in version N + 1."""
-    digits = path.parent.name.rpartition("_")[2]
-    return int(digits) if digits.isdigit() else -1
 
 
 def name_runs(runs: Sequence[Run]) -> None:

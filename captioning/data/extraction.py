@@ -13,7 +13,7 @@ import torch
 from captioning.data.features import features_key, read_features_json
 from captioning.data.loading import CaptionDataset, batch_loader
 from captioning.data.records import CaptionIndex
-from captioning.data.transforms import TrainingTransform
+from captioning.data.transforms import Augmentation
 from captioning.errors import InputError
 from captioning.files import write_json
 from captioning.progress import Progress
@@ -53,8 +53,8 @@ def extract_features(
         if missing > free:
             raise InputError(f"--output {output}: needs {missing / 1e9:.2f} GB, {free / 1e9:.2f} GB are free")
         batches = [list(range(first, min(first + batch_size, total))) for first in range(done, total, batch_size)]
-        transform = TrainingTransform(encoder.preprocessing, random_crop=False, flip=1.0) if mirrored else None
-        dataset = CaptionDataset(index, Vocabulary([]), encoder.preprocessing, transform=transform, by_image=True)
+        augmentation = Augmentation(flip=float(mirrored))
+        dataset = CaptionDataset(index, Vocabulary([]), encoder.preprocessing, augmentation=augmentation, by_image=True)
         loader = batch_loader(dataset, batches, num_workers=num_workers)
         with Progress(name, total, done) as progress, torch.inference_mode():
             try:

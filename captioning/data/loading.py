@@ -22,7 +22,7 @@ from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.features import Features, features_key
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.regions import LARGEST_REGION, RegionsInView
-from captioning.data.transforms import Preprocessing, TrainingTransform, ViewOf
+from captioning.data.transforms import Augmentation, Preprocessing, ViewOf
 from captioning.errors import InputError, warn_once
 from captioning.vocabulary import Vocabulary
 
@@ -109,12 +109,11 @@ class CaptionDataset(Dataset[CaptionBatch]):
     """Turns a list of numbers from a sampler into one batch.
 
     Args:
-        transform: Preprocessing with random changes, for training; None for evaluation.
+        augmentation: Random changes, for training; none by default.
         seed: Seed of the random changes. They depend only on the seed, the batch's place in training and the image:
             not on the worker that loads the image, nor on where a run was resumed.
         features: Cached annotations of the index's images, read instead of the images.
         flipped: Cached annotations of the mirrored images, for training.
-        flip: Probability that an epoch takes an image's annotations from ``flipped``, for all its captions.
         by_image: Whether the sampler's numbers are images, each with all its captions, instead of single captions.
         regions: Regions of the captions' phrases, for training that teaches attention by them.
     """
@@ -123,11 +122,10 @@ class CaptionDataset(Dataset[CaptionBatch]):
     vocabulary: InitVar[Vocabulary]
     preprocessing: Preprocessing
     _: KW_ONLY
-    transform: TrainingTransform | None = None
+    augmentation: Augmentation = Augmentation()  # noqa: RUF009 - frozen
     seed: int = 0
     features: Features | None = None
     flipped: Features | None = None
-    flip: float = 0.0
     by_image: bool = False
     regions: RegionsInView | None = None
 
@@ -160,7 +158,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
             if self.flipped is not None:
                 # The sampler seeds its order with (seed, epoch); the 1 keeps the two streams apart.
                 drawn = np.random.default_rng((self.seed, epoch_and_step[0], 1)).random(len(index))
-                mirrored = drawn[rows] < self.flip
+                mirrored = drawn[rows] < self.augmentation.flip
                 annotations[torch.from_numpy(mirrored)] = self.flipped.gather(rows[mirrored])
                 steps = self.preprocessing
                 views = [steps.mirrored_view if flip else steps.evaluation_view for flip in mirrored]
@@ -171,10 +169,10 @@ class CaptionDataset(Dataset[CaptionBatch]):
     def _image(self, row: int, epoch_and_step: tuple[int, int]) -> tuple[Tensor, ViewOf]:
         """Return an image's input (3, height, width) for the batch at ``epoch_and_step``, and its view."""
         image = self.index.image(row, self.preprocessing)
-        if self.transform is None:
+        if self.augmentation == Augmentation():
             return self.preprocessing(image), self.preprocessing.evaluation_view
         stream = np.random.SeedSequence((self.seed, *epoch_and_step, row)).generate_state(1, np.uint64)
-        view = self.transform.draw(image.size, torch.Generator().manual_seed(int(stream[0])))
+        view = self.augmentation.draw(self.preprocessing, image.size, torch.Generator().manual_seed(int(stream[0])))
         return self.preprocessing(image, view), lambda _: view
 
     def _with_regions(self, batch: CaptionBatch, captions: np.ndarray, views: Sequence[ViewOf]) -> CaptionBatch:

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from captioning.data.images import load_image, rgb
-from captioning.errors import InputError, check_choice, check_whole
+from captioning.errors import InputError, check_choice, check_range, check_whole
 
 _FILTERS = {name: Image.Resampling[name.upper()] for name in ("nearest", "bilinear", "bicubic", "lanczos")}
 
@@ -117,21 +117,25 @@ class Preprocessing:
 
 
 @dataclass(frozen=True)
-class TrainingTransform:
-    """``Preprocessing`` with random crops and mirroring.
+class Augmentation:
+    """Random changes of training images.
 
-    Attributes:
-        random_crop: Whether to cut the square from anywhere in the resized image instead of its center.
-        flip: Probability of mirroring. Captions say "left" and "right", which mirroring makes wrong.
+    Args:
+        random_crop: Whether to cut images from anywhere in the resized image instead of from its center.
+        flip: Probability of mirroring an image, whose caption may say "left" or "right". With ``data.features``, the
+            probability that all captions of an image in an epoch read the mirrored features (``captioning extract
+            --flipped``).
     """
 
-    preprocessing: Preprocessing
-    random_crop: bool = True
+    random_crop: bool = False
     flip: float = 0.0
 
-    def draw(self, size: tuple[int, int], random: torch.Generator | None = None) -> View:
+    def __post_init__(self) -> None:
+        check_range(0, 1, **{"data.augmentation.flip": self.flip})
+
+    def draw(self, preprocessing: Preprocessing, size: tuple[int, int], random: torch.Generator | None = None) -> View:
         """Draw a view of an image of ``size`` (width, height) by this generator, or by torch's own."""
-        view, crop = self.preprocessing.evaluation_view(size), self.preprocessing.crop
+        view, crop = preprocessing.evaluation_view(size), preprocessing.crop
         if crop is not None and self.random_crop:
             left, top = (int(torch.randint(side - crop + 1, (), generator=random)) for side in view.size)
             view = view._replace(box=(left, top, left + crop, top + crop))

@@ -17,9 +17,9 @@ from captioning.data.loading import SplitData, batch_loader, default_workers
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.regions import RegionsInView
 from captioning.data.sampler import CaptionBatches, Group, image_batches
-from captioning.data.transforms import TrainingTransform
+from captioning.data.transforms import Augmentation
 from captioning.encoders import Encoder
-from captioning.errors import InputError, check_range, check_whole
+from captioning.errors import InputError, check_whole
 from captioning.tokenizers import PennTreebank, Tokenizer
 from captioning.training.resume import next_batch
 from captioning.vocabulary import Vocabulary
@@ -49,24 +49,6 @@ class VocabularyOptions:
         check_whole(1, min_count=self.min_count, max_words=self.max_words)
         if self.file is not None and self.extend is not None:
             raise InputError("data.vocabulary: file and extend are both given; give one of them")
-
-
-@dataclass(frozen=True)
-class Augmentation:
-    """Random changes of training images.
-
-    Args:
-        random_crop: Whether to cut images from anywhere in the resized image instead of from its center.
-        flip: Probability of mirroring an image, whose caption may say "left" or "right". With ``data.features``, the
-            probability that all captions of an image in an epoch read the mirrored features (``captioning extract
-            --flipped``).
-    """
-
-    random_crop: bool = False
-    flip: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_range(0, 1, **{"data.augmentation.flip": self.flip})
 
 
 class CaptionDataModule(pl.LightningDataModule):
@@ -105,7 +87,7 @@ class CaptionDataModule(pl.LightningDataModule):
         num_workers: int | None = None,
         vocabulary: VocabularyOptions = VocabularyOptions(),
         features: str | None = None,
-        augmentation: Augmentation = Augmentation(),
+        augmentation: Augmentation = Augmentation(),  # noqa: B008 - frozen
         limit_images: int | None = None,
         seed: int = 0,
     ) -> None:
@@ -202,12 +184,9 @@ class CaptionDataModule(pl.LightningDataModule):
             raise InputError("data.augmentation.random_crop: cached features are of one fixed view; unset one")
         if random_crop and self.encoder.preprocessing.crop is None:
             raise InputError("data.augmentation.random_crop: this encoder sees the whole image; leave it out")
-        options: dict[str, Any] = {"seed": self.seed, "flip": flip}
+        options: dict[str, Any] = {"seed": self.seed, "augmentation": self.augmentation}
         if self.features is not None and flip:
             options["flipped"] = self.split_data("train").cached(self.encoder, flipped=True)
-        elif random_crop or flip:
-            transform = TrainingTransform(self.encoder.preprocessing, random_crop=random_crop, flip=flip)
-            options["transform"] = transform
         if self.needs_regions:
             options["regions"] = self.regions("train")
             if not options["regions"].available:

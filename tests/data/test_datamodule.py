@@ -9,9 +9,10 @@ import torch
 
 from captioning.data.extraction import extract_features
 from captioning.data.shapes import ShapesSource
+from captioning.data.transforms import Augmentation
 from captioning.encoders import TorchvisionEncoder
 from captioning.errors import InputError
-from captioning.training.datamodule import Augmentation, CaptionDataModule, VocabularyOptions
+from captioning.training.datamodule import CaptionDataModule, VocabularyOptions
 
 
 @pytest.fixture(scope="module")

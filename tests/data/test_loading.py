@@ -13,7 +13,7 @@ from captioning.data.loading import CaptionDataset, batch_loader
 from captioning.data.records import CaptionIndex
 from captioning.data.sampler import CaptionBatches, image_batches
 from captioning.data.shapes import ShapesSource
-from captioning.data.transforms import Preprocessing, TrainingTransform
+from captioning.data.transforms import Augmentation, Preprocessing
 from captioning.errors import InputError
 from captioning.vocabulary import Vocabulary
 
@@ -69,8 +69,7 @@ def test_evaluation_batches_hold_every_image_once_with_all_its_captions(index, v
 
 def test_what_varies_depends_on_the_seed_and_the_place_in_training_not_on_who_loads_it(index, vocabulary):
     def images(seed: int = 5, **options) -> list[torch.Tensor]:
-        transform = TrainingTransform(PREPROCESSING, flip=0.5)
-        dataset = CaptionDataset(index, vocabulary, PREPROCESSING, transform=transform, seed=seed)
+        dataset = CaptionDataset(index, vocabulary, PREPROCESSING, augmentation=Augmentation(flip=0.5), seed=seed)
         return [batch.images for batch in batches(index, dataset, **options)]
 
     whole = images()
@@ -102,7 +101,13 @@ def test_cached_features_stand_in_for_the_images(index, vocabulary, sides):
 def test_an_image_is_seen_from_one_side_in_an_epoch_and_from_both_in_several(index, vocabulary, sides):
     def seen(epoch: int, flip: float, **options) -> list[set[float]]:
         dataset = CaptionDataset(
-            index, vocabulary, PREPROCESSING, seed=4, features=sides[0], flipped=sides[1], flip=flip
+            index,
+            vocabulary,
+            PREPROCESSING,
+            seed=4,
+            features=sides[0],
+            flipped=sides[1],
+            augmentation=Augmentation(flip=flip),
         )
         loaded = batches(index, dataset, epoch, **options)
         return [set(batch.annotations.flatten().tolist()) for batch in loaded]

@@ -15,7 +15,7 @@ from captioning.cells import CellGrid
 from captioning.data import KarpathySource
 from captioning.data.loading import CaptionDataset
 from captioning.data.regions import RegionsInView
-from captioning.data.transforms import Preprocessing, TrainingTransform
+from captioning.data.transforms import Augmentation, Preprocessing
 from captioning.errors import InputError
 from captioning.vocabulary import Vocabulary
 
@@ -86,9 +86,10 @@ def test_a_region_is_where_the_red_pixels_of_the_input_are(folder, kind, preproc
     index, cells = data.index("train"), CellGrid.regular(GRID, preprocessing.size)
     regions = RegionsInView(data, "train", index, SimpleNamespace(preprocessing=preprocessing, cells=cells))
     vocabulary = Vocabulary.build(caption.split() for caption in index.captions)
-    transform = TrainingTransform(preprocessing, random_crop=crop, flip=flip)
+    augmentation = Augmentation(random_crop=crop, flip=flip)
     for seed in range(4):
-        dataset = CaptionDataset(index, vocabulary, preprocessing, transform=transform, seed=seed, regions=regions)
+        options = {"augmentation": augmentation, "seed": seed, "regions": regions}
+        dataset = CaptionDataset(index, vocabulary, preprocessing, **options)
         batch = dataset[[0, 1]]
         seen = red_cells(batch.images[0].numpy(), GRID)
         phrase = [[0, 0], [0, 1], [0, 2]]  # "a red dog"; the grass is all of the view, and is left out
@@ -110,7 +111,8 @@ def test_regions_of_cached_features_are_mirrored_with_them(folder, flip):
     views = SQUASHED(image), SQUASHED(image, SQUASHED.mirrored_view(image.size))
     seen = [torch.from_numpy(red_cells(view.numpy(), GRID)).float().reshape(1, -1, 1) for view in views]
     plain, mirrored = (SimpleNamespace(gather=lambda rows, red=red: red[rows]) for red in seen)
-    dataset = CaptionDataset(index, vocabulary, SQUASHED, features=plain, flipped=mirrored, flip=flip, regions=regions)
+    options = {"augmentation": Augmentation(flip=flip), "flipped": mirrored, "regions": regions}
+    dataset = CaptionDataset(index, vocabulary, SQUASHED, features=plain, **options)
     batch = dataset[[0]]
     assert not torch.allclose(*seen) and torch.equal(batch.annotations, seen[int(flip)])
     torch.testing.assert_close(batch.regions, batch.annotations[0].T.expand(3, -1), atol=0.13, rtol=0)

@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageOps
 
 from captioning.data.images import load_image, rgb
-from captioning.data.transforms import Preprocessing, TrainingTransform
+from captioning.data.transforms import Augmentation, Preprocessing
 from captioning.errors import InputError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -69,9 +69,9 @@ def test_a_mask_keeps_to_the_object_it_covers(preprocessing, size):
     assert view[moved].min() > 100 and view[~moved].max() < 156
 
 
-def drawn(transform: TrainingTransform, image: Image.Image) -> torch.Tensor:
+def drawn(preprocessing: Preprocessing, image: Image.Image, **changes: float) -> torch.Tensor:
     """The training input (3, height, width) of a view that is drawn."""
-    return transform.preprocessing(image, transform.draw(image.size))
+    return preprocessing(image, Augmentation(**changes).draw(preprocessing, image.size))
 
 
 def test_random_crops_are_windows_of_the_resized_image():
@@ -79,10 +79,9 @@ def test_random_crops_are_windows_of_the_resized_image():
     image = picture(30, 20)
     resized = Preprocessing(20, None, (0, 0, 0), (1, 1, 1)).normalize_all([image])[0]  # (3, 20, 30)
     windows = resized.unfold(1, 14, 1).unfold(2, 14, 1)  # (3, 7, 17, 14, 14)
-    transform = TrainingTransform(preprocessing)
     places = set()
     for _ in range(20):
-        matches = (windows == drawn(transform, image)[:, None, None]).all(dim=(0, 3, 4)).nonzero()
+        matches = (windows == drawn(preprocessing, image, random_crop=True)[:, None, None]).all(dim=(0, 3, 4)).nonzero()
         assert len(matches) == 1
         places.add(tuple(matches[0].tolist()))
     assert len({row for row, _ in places}) > 2 and len({col for _, col in places}) > 4
@@ -91,9 +90,9 @@ def test_random_crops_are_windows_of_the_resized_image():
 def test_training_does_not_mirror_by_default():
     whole, cut = Preprocessing(12, None, MEAN, STD), Preprocessing(12, 8, MEAN, STD)
     image = picture(12, 12)
-    assert all(torch.equal(drawn(TrainingTransform(whole), image), whole(image)) for _ in range(8))
-    assert torch.equal(drawn(TrainingTransform(whole, flip=1.0), image), whole(image).flip(2))
-    assert torch.equal(drawn(TrainingTransform(cut, random_crop=False), image), cut(image))
+    assert all(torch.equal(drawn(whole, image, random_crop=True), whole(image)) for _ in range(8))
+    assert torch.equal(drawn(whole, image, flip=1.0), whole(image).flip(2))
+    assert torch.equal(drawn(cut, image), cut(image))
 
 
 def test_a_preprocessing_survives_json():

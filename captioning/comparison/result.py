@@ -80,14 +80,14 @@ class Variant:
     name: str  # not the name of a run, unless it is the only run of the variant
     runs: list[str]
     seeds: list[str]  # as text; "" for an unknown seed
-    scores: dict[str, list[float]] = field(default_factory=dict)  # by measure, the values of the runs
+    scores: dict[str, list[float]] = field(default_factory=dict)  # by metric, the values of the runs
 
-    def mean(self, measure: str) -> float:
-        return statistics.fmean(self.scores[measure])
+    def mean(self, metric: str) -> float:
+        return statistics.fmean(self.scores[metric])
 
-    def deviation(self, measure: str) -> float | None:
+    def deviation(self, metric: str) -> float | None:
         """Return the standard deviation over seeds (n - 1); None for one seed."""
-        values = self.scores[measure]
+        values = self.scores[metric]
         if not all(map(math.isfinite, values)):
             return math.nan
         return statistics.stdev(values) if len(values) > 1 else None
@@ -124,7 +124,7 @@ class Comparison:
     metric: str  # of verdicts, and of the scores of single images
     notices: list[str] = field(default_factory=list)  # sentences on what limits the comparison
     tables: list[Table] = field(default_factory=list)  # the most important first
-    scores: dict[str, dict[str, Interval]] = field(default_factory=dict)  # by run and measure
+    scores: dict[str, dict[str, Interval]] = field(default_factory=dict)  # by run and metric
     tests: dict[str, dict[str, Difference]] = field(default_factory=dict)
     """By run and metric, the difference from the first run, corrected for the tests of its table."""
     variants: list[Variant] = field(default_factory=list)  # with captions; empty if every run is a variant of its own
@@ -169,10 +169,10 @@ class Comparison:
 
 
 def by_name(*parts: Mapping[tuple[str, str], Any]) -> dict[str, dict[str, Any]]:
-    """Return values by name and measure as a dict for each name."""
+    """Return values by name and metric as a dict for each name."""
     nested: dict[str, dict[str, Any]] = {}
-    for (name, measure), value in itertools.chain.from_iterable(part.items() for part in parts):
-        nested.setdefault(name, {})[measure] = value
+    for (name, metric), value in itertools.chain.from_iterable(part.items() for part in parts):
+        nested.setdefault(name, {})[metric] = value
     return nested
 
 

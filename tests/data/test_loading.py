@@ -100,15 +100,8 @@ def test_cached_features_stand_in_for_the_images(index, vocabulary, sides):
 
 def test_an_image_is_seen_from_one_side_in_an_epoch_and_from_both_in_several(index, vocabulary, sides):
     def seen(epoch: int, flip: float, **options) -> list[set[float]]:
-        dataset = CaptionDataset(
-            index,
-            vocabulary,
-            PREPROCESSING,
-            seed=4,
-            features=sides[0],
-            flipped=sides[1],
-            augmentation=Augmentation(flip=flip),
-        )
+        kept = {"features": sides[0], "flipped": sides[1], "augmentation": Augmentation(flip=flip)}
+        dataset = CaptionDataset(index, vocabulary, PREPROCESSING, seed=4, **kept)
         loaded = batches(index, dataset, epoch, **options)
         return [set(batch.annotations.flatten().tolist()) for batch in loaded]
 

@@ -26,7 +26,7 @@ def extract(
 ) -> None:
     """Compute features (the encoder's annotations) once; training reads them from disk with --data.features.
 
-    The encoder and the data come from a training configuration, whose options of them work here, too, such as
+    Encoder and data come from a training configuration, whose options of them work here, too, such as
     --data.source.root DIR. After an interruption, run the same command again to continue.
 
     Args:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,6 +107,9 @@ class RegionsInView:
         self._cells: CellGrid | None = None
         self._object_lookup = self.source.objects(self.split)
         self._phrase_lookup = self.source.phrases(self.split)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a process that loads images may be sent a copy
+        return type(self), (self.source, self.split, self.index, self.encoder)
 
     @property
     def available(self) -> bool:

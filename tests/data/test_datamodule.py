@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,15 @@ def test_vocabulary_comes_from_the_training_split_alone(shapes, encoder):
         _ = make_data(shapes, encoder, vocabulary=VocabularyOptions(min_count=1000)).vocabulary
     few = make_data(shapes, encoder, vocabulary=VocabularyOptions(min_count=1000, extend="pretrained"))
     assert len(few.vocabulary) > 1000
+
+
+def test_images_and_regions_can_be_loaded_by_processes_that_share_no_memory(shapes):
+    """As on macOS and Windows, and on Linux from Python 3.14 on."""
+    data = make_data(shapes, make_encoder())
+    data.needs_regions = True
+    dataset = data.train_dataloader().dataset
+    here, there = (each[[0, 1]] for each in (dataset, pickle.loads(pickle.dumps(dataset))))
+    assert len(here.regions) and torch.equal(here.regions, there.regions) and torch.equal(here.images, there.images)
 
 
 def test_training_shuffles_captions_and_evaluation_keeps_images_in_order(shapes, encoder):

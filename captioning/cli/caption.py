@@ -34,7 +34,7 @@ def caption(
     max_length: int | None = None,
     min_length: int | None = None,
     no_repeat_ngram: int | None = None,
-    no_repeat_content: Literal["true", "false"] | None = None,
+    no_repeat_content: bool | None = None,
     prefix: str | None = None,
     samples: int | None = None,
     context_mode: ContextMode | None = None,
@@ -84,12 +84,12 @@ def caption(
         captioning caption holiday/ --explorer holiday.html
         captioning caption holiday/ --model best.ckpt --overlay attention/ --json captions.jsonl
     """
-    given = locals() | {"no_repeat_content": no_repeat_content and no_repeat_content == "true"}
-    drawn = [name for name, given in {"details": details, "heads": heads, "style": style != "color"}.items() if given]
-    if overlay is None and drawn:
-        raise InputError(f"--{drawn[0]}: has no effect without --overlay")
-    if sample and (searched := [name for name in ("beam_size", "length_normalization") if given[name] is not None]):
-        raise InputError(f"--{searched[0]}: has no effect with --sample")
+    given = {name: value for name, value in locals().items() if value is not None}
+    drawn = {"details": details, "heads": heads, "style": style != "color"}
+    if overlay is None and any(drawn.values()):
+        raise InputError(f"--{next(filter(drawn.get, drawn))}: has no effect without --overlay")
+    if sample and (searched := {"beam_size", "length_normalization"} & given.keys()):
+        raise InputError(f"--{min(searched)}: has no effect with --sample")
     models = model or ["pretrained"]
     single = len(images) == 1 and images[0] != "-" and not os.path.isdir(images[0])
     failed: list[Any] = []
@@ -114,7 +114,7 @@ def caption(
     from captioning.views.explorer import ExplorerData, explorer_page
 
     captioner, names = load(models, device), list(map(model_name, models))
-    search = {name: given[name] for name in vars(captioner.options) if given.get(name) is not None}
+    search = {name: given[name] for name in vars(captioner.options) if name in given}
     options = dataclasses.replace(captioner.options, **search, method="sample" if sample else "beam")
     labels = names if len({*names}) == len(names) else models
     title = printable(" + ".join(names))

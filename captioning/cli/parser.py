@@ -95,8 +95,9 @@ class CommandParser(OneLineErrors, argparse.ArgumentParser):
 def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
     """Return the parser of a command; ``prog`` is the start of its command line, such as "captioning caption".
 
-    Arguments before ``*`` are positional, and ``*names`` takes one or more words. A ``bool`` is a flag. A ``list`` is a
-    repeated option (without ``*names``, also one with several values). A ``Literal`` has choices.
+    Arguments before ``*`` are positional, and ``*names`` takes one or more words. A ``bool`` is a flag, a ``bool`` that
+    may be None takes ``true`` or ``false``. A ``list`` is a repeated option (without ``*names``, also one with several
+    values). A ``Literal`` has choices.
     """
     description, arguments, *examples = re.split(r"\n\n(?:Args|Examples):\n", inspect.getdoc(command) or "")
     lines = textwrap.dedent(examples[0]).splitlines() if examples else []
@@ -118,7 +119,9 @@ def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
             (kind,) = get_args(kind)
             # An option with several values would take the words after it.
             options |= {"action": "extend", "nargs": 1 if has_words else "+"}
-        if kind is bool:
+        if kind is bool and parameter.default is None:
+            options |= {"type": _boolean, "metavar": "true|false"}
+        elif kind is bool:
             options["action"] = "store_true"
         elif get_origin(kind) is Literal:
             options |= {"choices": get_args(kind), "type": type(get_args(kind)[0])}
@@ -138,6 +141,12 @@ def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
             required.append(f"{name} {value}")
     parser.usage = " ".join([prog, *required, *positional, "[options]"])
     return parser
+
+
+def _boolean(word: str) -> bool:
+    if word not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"must be true or false, got {word!r}")
+    return word == "true"
 
 
 def call(prog: str, command: Command | Mapping[str, Command], args: Sequence[str], **fixed: Any) -> None:

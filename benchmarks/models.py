@@ -67,6 +67,7 @@ class FeatureSource(Component):
 
     preprocessing = ConvEncoder((4,), (4,), image_size=16).preprocessing
     frozen = True
+    known_cells = None
 
     def __init__(self, locations: int, annotation_dim: int) -> None:
         super().__init__()

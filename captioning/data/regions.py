@@ -96,12 +96,14 @@ class RegionsInView:
     Args:
         index: The split's records.
         encoder: Its cells may move while it is trained.
+        cells: Cells that stay; by default the encoder's present ones.
     """
 
     source: CaptionSource
     split: str
     index: CaptionIndex
     encoder: Encoder
+    cells: CellGrid | None = None
 
     def __post_init__(self) -> None:
         self._cells: CellGrid | None = None
@@ -109,7 +111,7 @@ class RegionsInView:
         self._phrase_lookup = self.source.phrases(self.split)
 
     def __reduce__(self) -> tuple[Any, ...]:  # a process that loads images may be sent a copy
-        return type(self), (self.source, self.split, self.index, self.encoder)
+        return type(self), (self.source, self.split, self.index, self.encoder, self.cells)
 
     @property
     def available(self) -> bool:
@@ -118,7 +120,7 @@ class RegionsInView:
 
     def objects(self, row: int) -> list[ObjectCells]:
         """Return an image's objects in the view of evaluation."""
-        self._follow_cells()
+        self._present_cells()
         return self._objects(row, self.encoder.preprocessing.evaluation_view)
 
     def phrases(self, row: int, view_of: ViewOf | None = None) -> list[list[Region]]:
@@ -126,7 +128,7 @@ class RegionsInView:
 
         The view is the evaluation view, or another one that recurs.
         """
-        self._follow_cells()
+        self._present_cells()
         return self._phrases(row, view_of or self.encoder.preprocessing.evaluation_view)
 
     def phrases_of_view(self, row: int, view_of: ViewOf) -> list[list[Region]]:
@@ -138,7 +140,7 @@ class RegionsInView:
         def region(phrase: Phrase) -> Region:
             mask, key = phrase.mask, id(phrase.mask)
             if key not in covered:
-                covered[key] = self.encoder.cells.coverage(view_of(mask.shape[::-1]).mask(mask))
+                covered[key] = self._present_cells().coverage(view_of(mask.shape[::-1]).mask(mask))
             return Region(phrase.start, phrase.start, phrase.end, covered[key])
 
         regions = [[region(phrase) for phrase in phrases] for phrases in captions]
@@ -148,13 +150,15 @@ class RegionsInView:
         in_view = self.objects(row) if is_kept else self._objects_in(row, view_of)
         return [named_regions(caption.split(), in_view) for caption in self.index.references(row)]
 
-    def _follow_cells(self) -> None:
-        if self._cells != (cells := self.encoder.cells):
+    def _present_cells(self) -> CellGrid:
+        """Return the cells, and forget what was kept for others."""
+        if self._cells != (cells := self.cells or self.encoder.cells):
             self._objects, self._phrases = functools.cache(self._objects_in), functools.cache(self.phrases_of_view)
             self._cells = cells
+        return cells
 
     def _objects_in(self, row: int, view_of: ViewOf) -> list[ObjectCells]:
         lookup = self._object_lookup
         objects = [] if lookup is None else lookup(int(self.index.image_ids[row]))
         in_view = [dataclasses.replace(item, mask=view_of(item.mask.shape[::-1]).mask(item.mask)) for item in objects]
-        return object_cells(in_view, self.encoder.cells)
+        return object_cells(in_view, self._present_cells())

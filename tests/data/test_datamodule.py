@@ -11,7 +11,7 @@ import torch
 from captioning.data.extraction import extract_features
 from captioning.data.shapes import ShapesSource
 from captioning.data.transforms import Augmentation
-from captioning.encoders import TorchvisionEncoder
+from captioning.encoders import ConvEncoder, TorchvisionEncoder
 from captioning.errors import InputError
 from captioning.training.datamodule import CaptionDataModule, VocabularyOptions
 
@@ -65,6 +65,15 @@ def test_images_and_regions_can_be_loaded_by_processes_that_share_no_memory(shap
     dataset = data.train_dataloader().dataset
     here, there = (each[[0, 1]] for each in (dataset, pickle.loads(pickle.dumps(dataset))))
     assert len(here.regions) and torch.equal(here.regions, there.regions) and torch.equal(here.images, there.images)
+
+
+def test_regions_for_training_do_not_depend_on_how_far_a_process_has_followed_the_encoder(shapes):
+    data = make_data(shapes, ConvEncoder((8, 8), (4, 4), image_size=48))
+    data.needs_regions = True
+    dataset = data.train_dataloader().dataset
+    before = dataset[[0, 1]].regions
+    torch.nn.init.normal_(next(data.encoder.parameters()))
+    assert torch.equal(dataset[[0, 1]].regions, before) and data.encoder.cells != dataset.regions.cells
 
 
 def test_training_shuffles_captions_and_evaluation_keeps_images_in_order(shapes, encoder):

@@ -188,12 +188,12 @@ class CaptionDataModule(pl.LightningDataModule):
         if self.features is not None and flip:
             options["flipped"] = self.split_data("train").cached(self.encoder, flipped=True)
         if self.needs_regions:
-            # Processes that load images keep the weights of their start, so the cells of training stay, too.
             options["regions"] = regions = self.regions("train")
-            regions.cells = self.encoder.cells
             if not regions.available:
                 problem = "RegionGuidance needs regions, and the data set has none; see data/README.md"
                 raise InputError(f"objective.guidance: {problem}")
+            # Processes that load images keep the weights of their start, so the cells of training stay, too.
+            regions.cells = self.encoder.cells
         start = (0, 0) if self.trainer is None else next_batch(self.trainer)
         return self._loader("train", self.sampler(start), **options)
 

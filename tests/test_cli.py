@@ -285,6 +285,11 @@ def test_checkpoint_keeps_the_full_config_as_plain_data(workdir):
     assert settings["data"]["batch_size"] == 7 and settings["seed_everything"] == 1
 
 
+def test_a_fast_dev_run_trains_one_batch_and_keeps_no_checkpoint(workdir, capsys):
+    command("fit", "--config", "tiny.yaml", "--trainer.fast_dev_run", "true")
+    assert "epoch 1, step 1" in capsys.readouterr().out and not list(Path("runs").rglob("*.ckpt"))
+
+
 @pytest.mark.slow
 def test_seed_decides_the_result(workdir):
     def final(name: str, seed: int) -> torch.Tensor:

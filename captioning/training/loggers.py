@@ -71,7 +71,7 @@ def start_loggers(
         os.environ.setdefault("WANDB_SILENT", "true")  # ``upload_advice`` replaces its lines
     logging.getLogger().addFilter(_is_not_about_shapes)  # one function, which several runs add once
     for logger in loggers:
-        getattr(logger, "_wandb_init", {}).pop("anonymous", None)  # Lightning passes it, and wandb warns of it
+        vars(logger).get("_wandb_init", {}).pop("anonymous", None)  # Lightning passes it, and wandb warns of it
         error = _start(logger, settings)
         if error is not None and type(error).__name__ == "CommError" and not is_offline:  # wandb's server is silent
             import wandb

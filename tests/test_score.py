@@ -86,11 +86,13 @@ def test_a_checkpoint_is_tested_on_another_data_set_with_its_own_vocabulary(work
     assert all(set(caption["caption"].split()) <= known for caption in captions)
 
 
-def test_another_split_and_fewer_images_do_not_replace_the_test_of_a_run(workdir):
+def test_another_split_fewer_images_and_other_data_do_not_replace_the_test_of_a_run(workdir):
     command("test", "--ckpt_path", CHECKPOINT)
     own = read("runs/tiny/test_metrics.json")
     command("test", "--ckpt_path", CHECKPOINT, "--split", "val", "--data.limit_images", 1)
-    assert read("runs/tiny/test_metrics.json") == own and Path("runs/tiny/val/1_images/test_metrics.json").is_file()
+    command("test", "--ckpt_path", CHECKPOINT, "--config", "runs/other/config.yaml")
+    assert read("runs/tiny/test_metrics.json") == own
+    assert all(Path(f"runs/tiny/{name}/test_metrics.json").is_file() for name in ("val/1_images", "other"))
 
 
 def test_several_models_are_tested_as_an_ensemble(workdir, capsys):

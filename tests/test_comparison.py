@@ -15,7 +15,7 @@ import pytest
 from helpers_runs import captioned_image, make_captions, run_of
 
 from captioning.comparison.compare import compare_runs
-from captioning.comparison.page import comparison_page
+from captioning.comparison.page import _line_chart, comparison_page
 from captioning.comparison.result import ONE_SEED, Comparison, TableCell, finding
 from captioning.errors import InputError
 from captioning.metrics.resampling import Difference, Interval, holm
@@ -338,3 +338,9 @@ def test_a_metric_that_cannot_be_computed_is_refused():
         compare_runs(runs, metric="bleu", resamples=9)
     with pytest.raises(InputError, match=r"^metric must be one of bleu1, .* cider_d, meteor, got 'nll'"):
         compare_runs(runs, metric="nll", resamples=9)
+
+
+def test_the_chart_of_many_runs_has_room_for_its_curves():
+    runs = [f"soft_{number}" for number in range(24)]
+    chart = _line_chart("val/bleu4", {run: [(0, 1.0), (9, 2.0)] for run in runs}, dict.fromkeys(runs, "#123456"))
+    assert chart.startswith("data:image/svg")  # a chart without room warns

@@ -239,6 +239,18 @@ def test_a_tilde_is_the_home_folder_for_figures_and_exports(captioner, images, t
     assert type(captioner.vocabulary).load("~/words.json").words == captioner.vocabulary.words
 
 
+def test_a_captioner_works_in_the_precision_that_it_is_given(checkpoint, images):
+    halved = load(checkpoint)
+    halved.model.bfloat16()
+    caption = halved.caption(images[0])
+    assert caption.words and caption.alphas.dtype == np.float32
+
+
+def test_captions_may_be_members_of_sets(captioner, images):
+    caption, again = (captioner.caption(images[0]) for _ in range(2))
+    assert len({caption, again}) == 2 and caption in [again, caption]
+
+
 def test_a_captioner_can_be_sent_to_another_process(captioner, images, tmp_path):
     hard = load(save_checkpoint(tmp_path / "hard.ckpt", attention=HardAttention))
     for sent in (captioner, hard):

@@ -63,7 +63,7 @@ def _line_chart(key: str, curves: Mapping[str, Curve], colors: Mapping[str, str]
         axes.grid(color="#dddddd", linewidth=0.6)
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
-        if len(curves) > 1:
+        if 1 < len(curves) <= 12:  # a longer legend leaves no room; the table has the colors
             axes.legend(fontsize=8, frameon=False)
         figure.savefig(file, format="svg")
     return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -117,6 +117,7 @@ class Encoder(Component):
             return torch.cat([self._annotations(part) for part in images.split(_IMAGES_IN_CACHE)])
 
     def _annotations(self, images: Tensor) -> Tensor:
+        images = images.to(next(self.network.parameters()).dtype)
         return self._grid(images).flatten(1, 2).float().contiguous()
 
     def _grid(self, images: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ Photo: TypeAlias = tuple[Image.Image, tuple[float, float, float, float]]
 fractions of its width and height."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Caption:
     """A caption with the attention at each word and the image.
 

@@ -50,8 +50,8 @@ class _RecordsInitArgs(ABCMeta):
         for parameter in bound.signature.parameters.values():
             if parameter.kind is parameter.VAR_KEYWORD:
                 arguments |= arguments.pop(parameter.name)
-            elif parameter.kind is parameter.VAR_POSITIONAL and arguments.pop(parameter.name):
-                raise InputError(f"{cls.__name__}: give its arguments by name, so that a checkpoint can hold them")
+            elif parameter.kind is parameter.VAR_POSITIONAL:
+                component._unnamed_args = arguments.pop(parameter.name)
         return component
 
 
@@ -59,6 +59,7 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
     """A module whose constructor arguments are plain data or other components."""
 
     _init_args: dict[str, Any]
+    _unnamed_args: tuple[Any, ...] = ()
 
     def __init__(self) -> None:  # nn.Module's takes anything
         super().__init__()
@@ -72,6 +73,8 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
 
     def to_config(self) -> dict[str, Any]:
         """Return ``{"class_path": str, "init_args": {...}}`` of plain data, the shape the YAML files use."""
+        if self._unnamed_args:
+            raise InputError(f"{type(self).__name__}: give its arguments by name, so that a checkpoint can hold them")
         try:
             init_args = {name: _plain(value) for name, value in self._init_args.items()}
         except TypeError as error:

@@ -218,7 +218,7 @@ class GumbelAttention(StochasticAttention):
         return self.draws_and_expectations(alphas, log_alphas, relaxed.argmax(dim=-1), memory, relaxed)
 
 
-def _read_batches(attention: HardAttention, _: object) -> None:
+def _read_batches(attention: StochasticAttention, _: object) -> None:
     attention._batches = int(attention.batches)
 
 

@@ -104,7 +104,7 @@ def caption(
             skip(path, f"{path}: no such image file{suggest_path(path)}")
     paths = [path for path in named if path not in failed]
     inputs = [*paths, *models]
-    check_output("--json", json, JSON_SUFFIXES[0 if single else 1 :], inputs)
+    check_output("--json", json, JSON_SUFFIXES if single else (".jsonl",), inputs)
     check_output("--explorer", explorer, PAGE_SUFFIXES, inputs)
     overlays = _overlay_paths(overlay, paths, single, inputs) if overlay is not None else {}
     if not paths:

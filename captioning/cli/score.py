@@ -115,8 +115,8 @@ def score(
     own_mode = captioner.members[0].decoder.attention.context_mode
     variants = [] if context_mode in (None, own_mode) else [str(context_mode)]
     variants += ["_".join(["ensemble", *map(model_name, ensemble)])] if ensemble else []
-    data_of = [file.absolute().parent.name if file.name == "config.yaml" else file.stem for file in config or ()]
-    variants += data_of[-1:]  # a run's name, or that of a configuration
+    for file in (config or [])[-1:]:  # of a run, or any other
+        variants.append(file.absolute().parent.name if file.name == "config.yaml" else file.stem)
     variants += [split] if split not in (None, prefix) else []
     limited = any(word.startswith("--data.limit_images") for word in overrides)
     variants += [f"{data['limit_images']}_images"] if limited else []

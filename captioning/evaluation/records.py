@@ -65,7 +65,7 @@ class CaptionedImage:
 def write_evaluation(
     folder: Path, prefix: str, metrics: Mapping[str, float], images: Sequence[CaptionedImage], **facts: Any
 ) -> None:
-    """Write STAGE_metrics.json, STAGE_captions.json and STAGE_results.json, the COCO server's file.
+    """Write PREFIX_metrics.json, PREFIX_captions.json and PREFIX_results.json, the COCO server's file.
 
     Args:
         prefix: "val" or "test".

@@ -19,7 +19,7 @@ from captioning.decoding import DecodingOptions, Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_whole
 from captioning.inference.caption import Caption, Photo
-from captioning.inference.images import ImageSource, is_single, snapshot, views_of
+from captioning.inference.images import ImageSource, check_several, is_single, snapshot, views_of
 from captioning.model.captioner import Captioner, CaptionModel
 from captioning.model.ensemble import Ensemble
 from captioning.trace import ContextMode, map_fields
@@ -119,8 +119,7 @@ class ImageCaptioner(Generic[Model]):
                 the error is raised.
         """
         check_whole(1, batch_size=batch_size)
-        if is_single(images):
-            raise InputError("images: give a list, also of one image")
+        check_several(images)
         sources, steps = iter(images), self.model.preprocessings
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes without the GIL
 
@@ -159,8 +158,7 @@ class ImageCaptioner(Generic[Model]):
             context_mode, seed: How hard attention forms its contexts; see ``DecodingOptions``.
         """
         options = dataclasses.replace(self.options, context_mode=context_mode, seed=seed)
-        if is_single(images):
-            raise InputError("images: give a list, also of one image")
+        check_several(images)
         if len(images) != len(captions) or any(isinstance(caption, str) for caption in captions):
             raise InputError(f"captions: give a list of words for each of {len(images)} images, got {captions!r:.80}")
         results: list[Caption] = []

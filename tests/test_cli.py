@@ -285,6 +285,12 @@ def test_checkpoint_keeps_the_full_config_as_plain_data(workdir):
     assert settings["data"]["batch_size"] == 7 and settings["seed_everything"] == 1
 
 
+def test_the_best_by_another_metric_than_bleu_is_said_without_a_word_on_bleu(workdir, capsys):
+    command("fit", "--config", "tiny.yaml", "--checkpoint.monitor", "val/nll", "--early_stopping.monitor", "val/nll")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("best checkpoint: ")]
+    assert re.search(r"\(val/nll [\d.]+\)$", line)
+
+
 def test_a_fast_dev_run_trains_one_batch_and_keeps_no_checkpoint(workdir, capsys):
     command("fit", "--config", "tiny.yaml", "--trainer.fast_dev_run", "true")
     assert "epoch 1, step 1" in capsys.readouterr().out and not list(Path("runs").rglob("*.ckpt"))

@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import socket
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,14 +67,25 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(reason)
 
 
+def _seed(number: int) -> None:
+    random.seed(number)
+    np.random.seed(number)  # noqa: NPY002 - libraries draw from the global generator
+    torch.manual_seed(number)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> None:
+    """What several tests share does not depend on the test that runs first, and differs from what a test draws."""
+    if fixturedef.scope != "function":
+        _seed(zlib.crc32(fixturedef.argname.encode()))
+
+
 @pytest.fixture(autouse=True)
 def _alone(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seeds; and only this machine can be reached: whatever needs a download fails at once, by name."""
-    random.seed(0)
-    np.random.seed(0)  # noqa: NPY002 - libraries draw from the global generator
-    torch.manual_seed(0)
+    _seed(0)
     if request.node.get_closest_marker("java"):
         monkeypatch.delenv("CAPTIONING_JAVA", raising=False)
     # A run that a test forgets to place must not land in the checkout.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import os
 import sys
 import tempfile
@@ -11,13 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from captioning import __version__
-from captioning.cli import FIT_HELP, HELP, IMPORTED, OTHER_COMMANDS, RUN_COMMANDS, announce, suggest_path
+from captioning.cli import FIT_HELP, HELP, IMPORTED, OTHER_COMMANDS, RUN_COMMANDS, announce
 from captioning.cli.parser import CommandParser, call
 from captioning.errors import InputError, did_you_mean, exits_on_input_error
-from captioning.settings import command_line, read_config
-
-_PATH_OPTIONS = ("--config", "-c", "--ckpt_path", "--model", "--init_from", "--captions", "--references")
-_NO_PATHS = ("best", "last", "null", "pretrained")
+from captioning.settings import command_line
 
 
 @exits_on_input_error
@@ -45,17 +41,9 @@ def _run(name: str, words: list[str]) -> None:
     parser = CommandParser(f"captioning {name}", add_help=False, allow_abbrev=False)
     parser.add_argument("--import", dest="imports", metavar="MODULE", action="append", default=[])
     options, words = parser.parse_known_args(words)
-    folders = [Path()]
-    joined = [word.partition("=")[::2] for word in words if "=" in word]
-    for option, value in [*itertools.pairwise(words), *joined]:  # two neighboring words may be an option and its value
-        is_path = option in _PATH_OPTIONS and value not in _NO_PATHS and not value.startswith(("{", "hf:"))
-        if is_path and not Path(value).exists():
-            raise InputError(f"{option} {value}: no such file{suggest_path(value)}")
-        if is_path and option in ("--config", "-c"):
-            read_config(Path(value), option)  # jsonargparse would not name a file that is no configuration
-            folders.append(Path(value).parent)
-    if options.imports:
-        sys.path[:0] = [str(folder.resolve()) for folder in folders]
+    if options.imports:  # a module may lie beside the configuration that names its classes
+        files = [word.rpartition("=")[2] for word in words if word.endswith((".yaml", ".yml"))]
+        sys.path[:0] = [os.getcwd(), *(str(Path(file).resolve().parent) for file in files)]
     IMPORTED[:] = options.imports
     try:
         for module in options.imports:

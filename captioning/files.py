@@ -74,17 +74,20 @@ def read_json(path: Path, what_to_do: str = "") -> Any:
         raise InputError(f"{path}: cannot be read as JSON ({one_line(error, 120)}){advice}") from error
 
 
-def refuse_inputs(output: str | Path | None, inputs: Iterable[str | Path], option: str) -> None:
-    """Raise InputError if the output is one of the input files, under any name or link."""
-    for path in inputs:
-        if output is not None and os.path.exists(output) and os.path.exists(path) and os.path.samefile(path, output):
-            raise InputError(f"{option} {output}: would replace {path}, which is an input; give another name")
+def check_output(
+    path: str | Path | None, option: str = "", suffixes: Sequence[str] = (), inputs: Iterable[str | Path] = ()
+) -> None:
+    """Raise InputError if an output file has none of the suffixes, or is an input under any name or link.
 
-
-def check_suffix(path: str | Path, suffixes: Sequence[str] = FIGURES, option: str = "") -> None:
-    """Raise InputError if an output file has none of the suffixes."""
-    if Path(path).suffix.lower() not in suffixes:
+    None and - (standard output) are not checked.
+    """
+    if path is None or str(path) == "-":
+        return
+    if suffixes and Path(path).suffix.lower() not in suffixes:
         raise InputError(f"{option} {path}: must end in {', '.join(suffixes)}".lstrip())
+    for other in inputs:
+        if os.path.exists(path) and os.path.exists(other) and os.path.samefile(other, path):
+            raise InputError(f"{option} {path}: would replace {other}, which is an input; give another name")
 
 
 def refuse_lfs_pointer(path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from captioning.errors import InputError, one_line, warn_once
+from captioning.errors import InputError, one_line
 
 Split = Literal["train", "val", "test"]
 
@@ -17,11 +17,6 @@ STORAGE_SETTINGS = (
     "name runs results config ckpt_path trainer.default_root_dir trainer.logger checkpoint.dirpath last.dirpath"
 ).split()
 """Settings that say where a run is stored and logged."""
-
-_MOVED = {  # by section and name: the default in version 0.1, and the option of today
-    ("data", "test_split"): ("test", "captioning test --split"),
-    ("model", "bound_samples"): (8, "captioning test --bound_samples"),
-}
 
 
 def read_config(path: Path, option: str = "") -> dict[str, Any]:
@@ -64,7 +59,7 @@ def install_yaml_loader() -> Callable[[str], Any]:
     def load(text: str) -> Any:
         if repeated := [*_repeated_keys(yaml.compose(text, yaml.SafeLoader), {})]:
             raise InputError("; ".join(repeated))
-        return _without_moved(map_strings(_expand_home, parse(text)))
+        return map_strings(_expand_home, parse(text))
 
     set_loader("yaml", load, (yaml.YAMLError,))
     return load
@@ -86,15 +81,6 @@ def _repeated_keys(node: Any, lines: dict[str, int], prefix: str = "") -> Iterat
         elif child[0].value != "<<":  # several merges lose nothing
             lines[key] = line
             yield from _repeated_keys(child[1], lines, f"{key}.")
-
-
-def _without_moved(settings: Any) -> Any:
-    """Remove settings that have become options of a command; log a warning if one was not the default."""
-    for (section, name), (default, option) in _MOVED.items():
-        values = settings.get(section) if isinstance(settings, dict) else None
-        if isinstance(values, dict) and values.pop(name, default) != default:
-            warn_once(f"{section}.{name} is ignored; it is an option now: {option}")
-    return settings
 
 
 def map_strings(function: Callable[[str], str], value: Any) -> Any:

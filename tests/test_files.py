@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from captioning.errors import InputError
-from captioning.files import refuse_inputs, replacing, write_json, write_text
+from captioning.files import check_output, replacing, write_json, write_text
 from captioning.run_folder import RunFolder
 
 
@@ -63,9 +63,9 @@ def test_a_checkpoint_leads_to_its_run(tmp_path, monkeypatch):
 def test_an_output_never_replaces_an_input(tmp_path):
     (tmp_path / "a.txt").write_text("")
     (tmp_path / "link.txt").symlink_to(tmp_path / "a.txt")
-    refuse_inputs(tmp_path / "b.txt", [tmp_path / "a.txt"], "--output")
+    check_output(tmp_path / "b.txt", "--output", inputs=[tmp_path / "a.txt"])
     with pytest.raises(InputError, match=r"^--output \S+link.txt: would replace \S+a.txt, which is an input"):
-        refuse_inputs(tmp_path / "link.txt", [tmp_path / "b.txt", tmp_path / "a.txt"], "--output")
+        check_output(tmp_path / "link.txt", "--output", inputs=[tmp_path / "b.txt", tmp_path / "a.txt"])
 
 
 def test_a_path_in_the_home_folder_is_written_to(tmp_path, monkeypatch):

@@ -6,15 +6,13 @@ This module imports nothing that is slow, because help is answered from it at on
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json as json_text
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from captioning.errors import InputError
-from captioning.files import check_suffix, refuse_inputs, write_json
+from captioning.files import write_json
 from captioning.run_folder import RunFolder
 
 RUN_COMMANDS = {
@@ -91,37 +89,10 @@ examples:
   captioning fit --ckpt_path runs/shapes_soft/checkpoints/last.ckpt     (resume)"""
 
 
-def suggest_path(path: str | Path) -> str:
-    """Return ``; did you mean X?`` with the nearest name in the folder, advice for an address, "" for other paths."""
-    if "://" in str(path):
-        return "; download it and give the file"
-    path = Path(path)
-    names = [other.name for other in path.parent.glob("*") if other.exists()]
-    nearest = difflib.get_close_matches(path.name, names, 1, 0.75)
-    return f"; did you mean {path.with_name(nearest[0])}?" if nearest else ""
-
-
 def model_name(model: str | Path) -> str:
     """Return the name of a checkpoint's run, or of the model's file or folder if it is in no run."""
     run = RunFolder.of(model)
     return run.path.resolve().name if run else Path(model).absolute().name.removesuffix(".ckpt")
-
-
-def check_output(
-    option: str, path: Path | None, suffixes: tuple[str, ...] = (), inputs: Sequence[str | Path] = ()
-) -> None:
-    """Raise InputError if an output is an input or looks mistyped: it has no such suffix, or needs two new folders.
-
-    Without ``suffixes``, the output is a folder. None and - are not checked.
-    """
-    refuse_inputs(path, inputs, option)
-    if path is not None and str(path) != "-":
-        if suffixes:
-            check_suffix(path, suffixes, option)
-        folder = path.parent if suffixes else path
-        if not (folder.exists() or folder.parent.exists()):
-            remedy = suggest_path(folder.parent) or "; make it if it is meant"
-            raise InputError(f"{option} {path}: there is no folder {folder.parent}{remedy}")
 
 
 def announce(command: str, what: str = "PyTorch") -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from captioning.cli import announce
-from captioning.files import refuse_inputs
+from captioning.files import check_output
 
 
 def average(*, model: list[Path], output: Path, fraction: list[float] | None = None) -> None:
@@ -24,7 +24,7 @@ def average(*, model: list[Path], output: Path, fraction: list[float] | None = N
         captioning average --model runs/a/checkpoints/best.ckpt runs/b/checkpoints/best.ckpt --output mean.ckpt
         captioning average --model a.ckpt b.ckpt --fraction 0.3 0.7 --output mean.ckpt
     """
-    refuse_inputs(output, model, "--output")
+    check_output(output, "--output", inputs=model)
     announce("average")
     from captioning.checkpoint.average import average_checkpoints
     from captioning.checkpoint.format import write_checkpoint

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from captioning.cli import announce, check_output, model_name, print_written, suggest_path
+from captioning.cli import announce, model_name, print_written
 from captioning.errors import InputError, printable
-from captioning.files import FIGURES, JSON_SUFFIXES, PAGE_SUFFIXES, replacing, write_text
+from captioning.files import FIGURES, JSON_SUFFIXES, PAGE_SUFFIXES, check_output, replacing, write_text
 from captioning.trace import ContextMode
 
 
@@ -101,11 +101,11 @@ def caption(
     named = list(_paths(images))
     for path in named:
         if not os.path.exists(path):
-            skip(path, f"{path}: no such image file{suggest_path(path)}")
+            skip(path, f"{path}: no such image file")
     paths = [path for path in named if path not in failed]
     inputs = [*paths, *models]
-    check_output("--json", json, JSON_SUFFIXES if single else (".jsonl",), inputs)
-    check_output("--explorer", explorer, PAGE_SUFFIXES, inputs)
+    check_output(json, "--json", JSON_SUFFIXES if single else (".jsonl",), inputs)
+    check_output(explorer, "--explorer", PAGE_SUFFIXES, inputs)
     overlays = _overlay_paths(overlay, paths, single, inputs) if overlay is not None else {}
     if not paths:
         raise SystemExit(2)
@@ -204,9 +204,9 @@ def _overlay_paths(target: Path, paths: Sequence[str], single: bool, inputs: Seq
             raise InputError(f"--overlay {target}: there may be several images; give a folder")
         if not is_figure:
             raise InputError(f"--overlay {target}: must end in {', '.join(FIGURES)}, or be a folder")
-        check_output("--overlay", target, FIGURES, inputs)
+        check_output(target, "--overlay", FIGURES, inputs)
         return dict.fromkeys(paths, target)
-    check_output("--overlay", target, inputs=inputs)
+    check_output(target, "--overlay", inputs=inputs)
     folders = {Path(path).resolve().parent for path in paths}
     overlays: dict[str, Path] = {}
     taken: set[str] = set()

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from captioning.cli import IMPORTED, announce, check_output, json_output, print_written, suggest_path
+from captioning.cli import IMPORTED, announce, json_output, print_written
 from captioning.errors import InputError, check_choice, check_whole
-from captioning.files import FIGURES, JSON_SUFFIXES, PAGE_SUFFIXES, refuse_inputs, write_text
+from captioning.files import FIGURES, JSON_SUFFIXES, PAGE_SUFFIXES, check_output, write_text
 from captioning.provenance import provenance
 
 if TYPE_CHECKING:
@@ -51,10 +51,10 @@ def compare(
         captioning compare runs/soft_1 runs/soft_2 runs/hard_1 runs/hard_2 --metric bleu1
     """
     if missing := next((run for run in runs if not Path(run).is_dir()), None):
-        raise InputError(f"{missing}: no such folder of a run{suggest_path(missing)}")
+        raise InputError(f"{missing}: no such folder of a run")
     outputs = ("--figure", figure, FIGURES), ("--output", output, PAGE_SUFFIXES), ("--json", json, JSON_SUFFIXES)
     for option, path, suffixes in outputs:
-        check_output(option, path, suffixes)
+        check_output(path, option, suffixes)
     check_whole(1, resamples=resamples)
     check_whole(0, seed=seed, images=images)
     from captioning.metrics.table import CAPTION_METRICS
@@ -73,8 +73,8 @@ def compare(
         if len(chosen) < 2:
             raise InputError(f"give two or more different runs to compare, got {' '.join(runs)}")
         inputs = [path for run in chosen for pattern in INPUTS for path in run.folder.glob(pattern)]
-        for option, path in (("--output", output), ("--json", json), ("--figure", figure)):
-            refuse_inputs(path, inputs, option)
+        for option, path, _ in outputs:
+            check_output(path, option, inputs=inputs)
         page = output or common_folder(chosen) / "comparison.html"
         if page.exists():
             print(f"{page} is there and will be replaced; --output gives another name", file=sys.stderr, flush=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from captioning.cli import announce, check_output, json_output
-from captioning.files import JSON_SUFFIXES
+from captioning.cli import announce, json_output
+from captioning.files import JSON_SUFFIXES, check_output
 from captioning.settings import Split
 
 
@@ -32,7 +32,7 @@ def evaluate(
     Examples:
         captioning evaluate --captions mine.json --references captions_val2017.json
     """
-    check_output("--json", json, JSON_SUFFIXES, [captions, references])
+    check_output(json, "--json", JSON_SUFFIXES, [captions, references])
     announce("evaluate")
     from captioning.evaluation.records import read_references, read_results, with_references
     from captioning.metrics.resampling import RESAMPLES, intervals

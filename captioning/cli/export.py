@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from captioning.cli import announce, model_name
-from captioning.files import read_text, refuse_inputs
+from captioning.files import check_output, read_text
 from captioning.run_folder import RunFolder
 
 
@@ -36,7 +36,7 @@ def export(
         captioning export --model runs/shapes_soft/checkpoints/best.ckpt --output exported/shapes_soft
         captioning export --model best.ckpt --output exported/mine --license cc-by-4.0 --dtype float16
     """
-    refuse_inputs(output, [model], "--output")
+    check_output(output, "--output", inputs=[model])
     text = read_text(notes) if notes else ""
     announce("export")
     from captioning.checkpoint.export import refuse_other_folder

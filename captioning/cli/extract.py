@@ -59,7 +59,7 @@ def extract(
 
     kinds: dict[str, Any] = {"model.encoder": Encoder, "data.source": CaptionSource}
     kinds |= {"data.vocabulary.tokenizer": Tokenizer | None, "data.limit_images": int | None}
-    encoder, source, tokenizer, limit = build(kinds, [read_config(path) for path in config], overrides)
+    encoder, source, tokenizer, limit = build(kinds, [read_config(path, "--config") for path in config], overrides)
     check_whole(1, limit_images=limit)
     source.tokenizer = tokenizer or source.tokenizer  # an image without a word in its captions is left out
     if init_from:

@@ -324,4 +324,4 @@ def _read_files(args: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
         if not options.config:
             options.config = [str(run.config)]
             args = ["--config", str(run.config), *args]
-    return args, [read_config(Path(file)) for file in options.config]
+    return args, [read_config(Path(file), "--config") for file in options.config]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import shlex
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from captioning.cli import announce, model_name
-from captioning.errors import InputError, check_whole, did_you_mean
+from captioning.errors import InputError, check_whole
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder, checksum
 from captioning.settings import Split, read_config
@@ -21,21 +20,11 @@ if TYPE_CHECKING:
     from captioning.decoding import BeamOptions
     from captioning.evaluation.evaluator import Evaluator
 
-RENAMED = {
-    "--data.test_split": "--split",
-    "--model.inference": "--context_mode",
-    "--inference": "--context_mode",
-    "--model.ensemble": "--ensemble",
-    "--model.bound_samples": "--bound_samples",
-    "--trainer.precision": "--precision",
-    "--trainer.accelerator": "--device",
-    "--trainer.devices": "--device; one device scores a split",
-    "--trainer.strategy": "--device; one device scores a split",
-    "--trainer.limit_test_batches": "--data.limit_images",
-    "--trainer.limit_val_batches": "--data.limit_images",
-    "--trainer.default_root_dir": "--results",
-    "--trainer.logger": "--no_logger",
-}
+_OLD_NAMES = {"test_split": "split", "inference": "context_mode", "default_root_dir": "results", "logger": "no_logger"}
+_OLD_NAMES |= dict.fromkeys(("accelerator", "devices", "strategy"), "device")
+_OLD_NAMES |= dict.fromkeys(("limit_test_batches", "limit_val_batches"), "data.limit_images")
+_OLD_NAMES |= {name: name for name in ("ensemble", "bound_samples", "precision")}
+"""Options of version 0.2, by their last part, each with its name of today."""
 
 
 def score(
@@ -85,9 +74,9 @@ def score(
         captioning validate --ckpt_path runs/shapes_soft/checkpoints/last.ckpt
         captioning predict --ckpt_path runs/shapes_soft/checkpoints/best.ckpt --results submission
     """
-    for option in (word.partition("=")[0] for word in overrides):
-        if option in RENAMED:
-            raise InputError(f"{option} of captioning {task} is now {RENAMED[option]}")
+    for option in (word.partition("=")[0] for word in overrides if word.startswith("--")):
+        if (new := _OLD_NAMES.get(option.lstrip("-").rpartition(".")[2])) is not None:
+            raise InputError(f"{option} of captioning {task} is now --{new}")
     if results is not None and results.is_file():
         raise InputError(f"--results {results}: is a file; give a folder")
     check_whole(0, bound_samples=bound_samples)
@@ -105,8 +94,6 @@ def score(
     target = check_device(device)
     captioner = load([path, *(ensemble or ())], target)
     settings = [read_config(file, "--config") for file in config or ([run.config] if run else [])]
-    if config:  # training has checked a run's file
-        _refuse_unknown_data(config, settings)
     data, search = _data_and_search(path, captioner.settings, settings, overrides)
     seeds = [1, *(file["seed_everything"] for file in settings if type(file.get("seed_everything")) is int)]
     seed = seeds[-1] if seed_everything is None else seed_everything
@@ -140,17 +127,6 @@ def score(
     origin["used"] = machine | {"num_workers": data["num_workers"]}
     origin["settings"] = captioner.settings | {"data": settings[-1].get("data") if settings else None}
     _report(folder, prefix, evaluator, conditions, origin, logged)
-
-
-def _refuse_unknown_data(files: Sequence[Path], settings: Sequence[Mapping[str, Any]]) -> None:
-    """Raise InputError if a file of --config has an unknown option of the data."""
-    from captioning.training.datamodule import CaptionDataModule
-
-    known = inspect.signature(CaptionDataModule).parameters
-    for file, content in zip(files, settings, strict=True):
-        for name in content.get("data") or {}:
-            if name.partition(".")[0] not in known:
-                raise InputError(f"--config {file}: data.{name}: no such option{did_you_mean(name, known)}")
 
 
 def _data_and_search(

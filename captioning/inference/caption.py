@@ -15,7 +15,7 @@ from PIL import Image
 
 from captioning.cells import CellGrid
 from captioning.errors import InputError, printable
-from captioning.files import check_suffix, replacing
+from captioning.files import FIGURES, check_output, replacing
 from captioning.trace import AttentionTrace
 from captioning.views.maps import Style
 from captioning.views.overlays import ModelAttention, attention_figure, save_figure
@@ -118,7 +118,7 @@ class Caption:
         """Write ``figure`` with these options to a .png, .pdf or .svg file. Raises InputError for another suffix."""
         from matplotlib import rc_context
 
-        check_suffix(path)
+        check_output(path, suffixes=FIGURES)
         with rc_context({"pdf.fonttype": 42}), replacing(Path(path)) as part:  # TrueType, not Type 3
             save_figure(self.figure(style, **options), part, format=Path(path).suffix[1:].lower())
 

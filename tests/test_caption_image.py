@@ -334,13 +334,6 @@ def test_a_folder_is_read_behind_links_to_folders_without_going_round_in_circles
     assert err.count("\n") == 1 and "skipped files that are not images: 2 without a suffix" in err
 
 
-def test_an_image_without_a_suffix_is_read_in_a_folder(capsys, checkpoint, tmp_path):
-    Image.new("RGB", (17, 23)).save(tmp_path / "5f2c", format="JPEG")
-    (tmp_path / "README").write_text("notes")
-    lines, err = run(capsys, tmp_path, "--model", checkpoint)
-    assert [line.partition("\t")[0] for line in lines] == [str(tmp_path / "5f2c")] and "1 without a suffix" in err
-
-
 def test_images_of_any_kind_are_captioned(capsys, checkpoint, tmp_path):
     for mode, name in [("L", "grey.png"), ("RGBA", "clear.png"), ("CMYK", "print.jpg"), ("P", "few.gif")]:
         Image.new(mode, (17, 23), 100).save(tmp_path / name)

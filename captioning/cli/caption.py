@@ -167,9 +167,9 @@ def _paths(images: Sequence[str]) -> Iterator[str]:
 def _images_below(folder: str) -> list[str]:
     """Return the images below a folder in order, and print what else is there. Raises InputError if there is none.
 
-    Hidden folders and links to a folder above are left out. A file without a suffix is an image if it begins like one.
+    Hidden folders and links to a folder above are left out.
     """
-    from captioning.data.images import HEIC, has_header, suffixes
+    from captioning.data.images import HEIC, suffixes
 
     readable, images, others = suffixes(), list[str](), Counter[str]()
     above = {folder: {os.path.realpath(folder)}}  # by folder, the real paths of it and of the folders above it
@@ -183,7 +183,7 @@ def _images_below(folder: str) -> list[str]:
         above |= {os.path.join(place, name): {*above[place], real[name]} for name in folders}
         for path in (Path(place, name) for name in files if name[0] != "."):
             suffix = path.suffix.lower()
-            if suffix in readable or (not suffix and path.is_file() and has_header(path)):
+            if suffix in readable:
                 images.append(str(path))
             else:
                 others[suffix] += 1

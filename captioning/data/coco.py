@@ -80,13 +80,11 @@ class CocoSource(CaptionSource):
 
         The noun is the category's name in lower case. Crowds count; objects without an outline are left out.
         """
-        captions, folder = self.files(split)
+        captions, _ = self.files(split)
         path = captions.with_name(captions.name.replace("captions", "instances", 1))
         if path == captions or not path.is_file():
             return None
-        instances = Instances([path], self.remedy(), self.synonyms)
-        names = {image.id: image.file_name for image in instances.images.values()}
-        return lambda image_id: instances.objects(self.root / folder / names[image_id]) if image_id in names else []
+        return Instances([path], self.remedy(), self.synonyms).objects
 
 
 class Instances:
@@ -98,14 +96,14 @@ class Instances:
     """
 
     def __init__(self, paths: Sequence[Path], remedy: str, synonyms: Callable[[str], frozenset[str]]) -> None:
-        self.images: dict[str, _Image] = {}
+        self._images: dict[str, _Image] = {}
         self._annotations: dict[str, list[tuple[str, _Annotation]]] = {}
         self._synonyms = synonyms
         for path in paths:
             content = read_annotations(path, _File, "COCO annotation file", remedy)
             images = {image.id: image for image in content.images}
             nouns = {category.id: category.name.lower() for category in content.categories}
-            self.images |= {image.file_name: image for image in content.images}
+            self._images |= {image.file_name: image for image in content.images}
             for annotation in content.annotations:
                 if annotation.segmentation and annotation.image_id in images:
                     if annotation.category_id not in nouns:
@@ -120,7 +118,7 @@ class Instances:
 
         if path.name not in self._annotations:
             return []
-        image = self.images[path.name]
+        image = self._images[path.name]
         masks = []
         for _, annotation in self._annotations[path.name]:
             runs = annotation.segmentation  # packed run lengths, plain ones, or polygons

@@ -33,41 +33,38 @@ class Entities:
 
         The name of the image file, ``path``, begins with the image's number on Flickr.
         """
-        if not any(sentences := self.sentences(path, captions)):
+        number = path.name[: len(path.name) - len(path.name.lstrip("0123456789"))]
+        file = self.folder / "Sentences" / f"{number}.txt"
+        lines = file.read_text("utf-8").splitlines() if file.is_file() else []
+        by_letters = {_letters(_PHRASE.sub(r"\2", line)): line for line in lines}
+        sentences = [by_letters.get(_letters(caption), "") for caption in captions]
+        if not any(sentences):
             return [[] for _ in captions]
-        masks = self._masks(_number(path), path)
+        masks = _masks(self.folder / "Annotations" / f"{number}.xml", path)
         pairs = zip(sentences, captions, strict=True)
         return [_phrases(sentence, caption.split(), masks) for sentence, caption in pairs]
 
-    def sentences(self, path: Path, captions: Sequence[str]) -> list[str]:
-        """Return each caption's sentence with marked phrases, "" for a caption that Entities lacks."""
-        with suppress(FileNotFoundError):
-            lines = (self.folder / "Sentences" / f"{_number(path)}.txt").read_text("utf-8").splitlines()
-            by_letters = {_letters(_PHRASE.sub(r"\2", line)): line for line in lines}
-            return [by_letters.get(_letters(caption), "") for caption in captions]
-        return [""] * len(captions)
 
-    def _masks(self, number: str, path: Path) -> dict[str, np.ndarray]:
-        """Return the mask of each entity that has boxes in the upright image, by the entity's number."""
-        file = self.folder / "Annotations" / f"{number}.xml"
-        try:
-            root = ElementTree.parse(file).getroot()
-            width, height = (int(root.findtext(f"size/{side}", "")) for side in ("width", "height"))
-        except (OSError, ElementTree.ParseError, ValueError) as error:
-            raise InputError(f"{file}: not an annotation of Flickr30k Entities ({one_line(error)})") from error
-        stored = width, height
-        with suppress(OSError), Image.open(path, formats=formats()) as image:
-            stored = upright_size(image)  # the image may be stored smaller, or squashed
-        masks: dict[str, np.ndarray] = {}
-        for item in root.iter("object"):
-            if (box := item.find("bndbox")) is None:
-                continue
-            left, top, right, bottom = (float(box.findtext(side, "")) for side in ("xmin", "ymin", "xmax", "ymax"))
-            columns = slice(*(round(x * stored[0] / width) for x in (left - 1, right)))  # pixels count from 1
-            rows = slice(*(round(y * stored[1] / height) for y in (top - 1, bottom)))
-            for name in item.findall("name"):
-                masks.setdefault(str(name.text), np.zeros(stored[::-1], dtype=bool))[rows, columns] = True
-        return masks
+def _masks(file: Path, image_path: Path) -> dict[str, np.ndarray]:
+    """Return the mask of each entity that has boxes in the upright image, by the entity's number."""
+    try:
+        root = ElementTree.parse(file).getroot()
+        width, height = (int(root.findtext(f"size/{side}", "")) for side in ("width", "height"))
+    except (OSError, ElementTree.ParseError, ValueError) as error:
+        raise InputError(f"{file}: not an annotation of Flickr30k Entities ({one_line(error)})") from error
+    stored = width, height
+    with suppress(OSError), Image.open(image_path, formats=formats()) as image:
+        stored = upright_size(image)  # the image may be stored smaller, or squashed
+    masks: dict[str, np.ndarray] = {}
+    for item in root.iter("object"):
+        if (box := item.find("bndbox")) is None:
+            continue
+        left, top, right, bottom = (float(box.findtext(side, "")) for side in ("xmin", "ymin", "xmax", "ymax"))
+        columns = slice(*(round(x * stored[0] / width) for x in (left - 1, right)))  # pixels count from 1
+        rows = slice(*(round(y * stored[1] / height) for y in (top - 1, bottom)))
+        for name in item.findall("name"):
+            masks.setdefault(str(name.text), np.zeros(stored[::-1], dtype=bool))[rows, columns] = True
+    return masks
 
 
 def _phrases(sentence: str, words: Sequence[str], masks: dict[str, np.ndarray]) -> list[Phrase]:
@@ -81,11 +78,6 @@ def _phrases(sentence: str, words: Sequence[str], masks: dict[str, np.ndarray]) 
         if match[1] in masks and letters > start:
             phrases.append(Phrase(first, min(last + 1, len(words)), masks[match[1]]))
     return phrases
-
-
-def _number(path: Path) -> str:
-    """Return an image's number on Flickr: the digits that its file name begins with."""
-    return path.name[: len(path.name) - len(path.name.lstrip("0123456789"))]
 
 
 def _letters(text: str) -> str:

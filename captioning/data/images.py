@@ -41,15 +41,6 @@ def why_unreadable(error: Exception, source: str | Path | bytes) -> str:
     return HEIC if heic else one_line(error, 200)
 
 
-def has_header(path: Path) -> bool:
-    """Return whether a file begins as an image, without decoding it."""
-    try:
-        with Image.open(path, formats=formats()):
-            return True
-    except Exception:  # Pillow's exceptions depend on the format
-        return False
-
-
 def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Image:
     """Read an image file as 8-bit RGB, upright as ``rgb`` turns it.
 

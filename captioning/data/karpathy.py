@@ -18,7 +18,7 @@ from captioning.data.records import (
     PhraseLookup,
     read_annotations,
 )
-from captioning.errors import InputError, warn_once
+from captioning.errors import InputError
 from captioning.tokenizers import PennTreebank
 
 
@@ -63,24 +63,10 @@ class KarpathySource(CaptionSource):
         return CaptionIndex.build(self.image_dir, entries, origin=self.json_path)
 
     def objects(self, split: str) -> ObjectLookup | None:
-        if not self.instances:
-            return None
-        paths, instances = _paths(self.index(split)), Instances(self.instances, self.remedy(), synonyms)
-        return lambda image_id: instances.objects(paths[image_id])
+        return Instances(self.instances, self.remedy(), synonyms).objects if self.instances else None
 
     def phrases(self, split: str) -> PhraseLookup | None:
-        if self.entities is None:
-            return None
-        index = self.index(split)
-        entities = Entities(self.entities)
-        paths = _paths(index)
-        rows = range(min(len(index), 100))  # enough to notice wrong files; reading all takes long
-        captions = [entities.sentences(index.image_path(row), index.references(row)) for row in rows]
-        has_sentence = [bool(sentence) for sentences in captions for sentence in sentences]
-        if not all(has_sentence):
-            counted = f"{has_sentence.count(False)} of {len(has_sentence)} captions"
-            warn_once(f"{entities.folder}: has no sentence for {counted} (of {len(rows)} images of the {split} split)")
-        return lambda image_id, captions: entities.phrases(paths[image_id], captions)
+        return None if self.entities is None else Entities(self.entities).phrases
 
     def _entry(self, image: _Image) -> ImageEntry:
         image_id = image.imgid if image.cocoid is None else image.cocoid
@@ -90,10 +76,6 @@ class KarpathySource(CaptionSource):
         texts = (" ".join(sentence.tokens) if tokenized else sentence.raw for sentence in image.sentences)
         captions = [" ".join(self.tokenizer.tokenize(text)) for text in texts]
         return ImageEntry(image_id, str(Path(image.filepath, image.filename)), captions)
-
-
-def _paths(index: CaptionIndex) -> dict[int, Path]:
-    return {image_id: index.image_path(row) for row, image_id in enumerate(index.image_ids.tolist())}
 
 
 class _Sentence(msgspec.Struct):

@@ -178,9 +178,9 @@ class CaptionDataset(Dataset[CaptionBatch]):
     def _with_regions(self, batch: CaptionBatch, captions: np.ndarray, views: Sequence[ViewOf]) -> CaptionBatch:
         """Return the batch with the regions of its captions' phrases, without regions that fill most of the view."""
         assert self.regions is not None
-        # Cached features have two views: cache their regions.
-        regions_of = self.regions.phrases_of_view if self.features is None else self.regions.phrases
-        in_view = [regions_of(row, view_of) for row, view_of in zip(batch.index_rows.tolist(), views, strict=True)]
+        recurs = self.features is not None  # cached features have two views
+        rows = zip(batch.index_rows.tolist(), views, strict=True)
+        in_view = [self.regions.phrases(row, view_of, recurs=recurs) for row, view_of in rows]
         covered, steps = [], []
         for position, (caption, image) in enumerate(zip(captions.tolist(), batch.image_index.tolist(), strict=True)):
             for region in in_view[image][caption - self.index.first_caption[batch.index_rows[image]]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import logging
-import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, get_args
 import msgspec
 import numpy as np
 
-from captioning.data.images import has_header
 from captioning.errors import InputError, one_line
 from captioning.settings import Split
 from captioning.tokenizers import PennTreebank, Tokenizer
@@ -50,8 +48,8 @@ class GroundedObject:
     mask: np.ndarray  # (height, width) bool, the visible pixels
 
 
-ObjectLookup = Callable[[int], list[GroundedObject]]
-"""Returns the objects of an image, given by its number in the data set; [] if none are known."""
+ObjectLookup = Callable[[Path], list[GroundedObject]]
+"""Returns the objects of an image file; [] if none are known."""
 
 
 class Phrase(NamedTuple):
@@ -62,8 +60,8 @@ class Phrase(NamedTuple):
     mask: np.ndarray
 
 
-PhraseLookup = Callable[[int, Sequence[str]], list[list[Phrase]]]
-"""Returns the phrases of each caption of an image, given by its number in the data set; [] for a caption with none."""
+PhraseLookup = Callable[[Path, Sequence[str]], list[list[Phrase]]]
+"""Returns the phrases of each caption of an image file; [] for a caption with none."""
 
 
 @dataclass
@@ -116,17 +114,8 @@ class CaptionIndex:
         return self.root / self.paths[row]
 
     def image(self, row: int, preprocessing: Preprocessing) -> Image:
-        """Return image ``row`` as this preprocessing reads it.
-
-        Raises InputError if the file cannot be read; the message also names all other files that are no images.
-        """
-        try:
-            return preprocessing.load(self.image_path(row))
-        except InputError as error:
-            paths = [self.image_path(other) for other in range(len(self)) if other != row]
-            if others := [path for path in paths if not has_header(path)]:
-                raise InputError(f"{error}. {len(others):,} more cannot be read: {_first_names(others)}") from error
-            raise
+        """Return image ``row`` as this preprocessing reads it. Raises InputError if the file cannot be read."""
+        return preprocessing.load(self.image_path(row))
 
     def references(self, row: int) -> list[str]:
         return self.captions[self.first_caption[row] : self.first_caption[row + 1]]
@@ -142,14 +131,9 @@ class CaptionIndex:
         paths = map(self.image_path, range(len(self)))
         if missing := [path for path in paths if not (path.is_file() and path.stat().st_size)]:
             count = f"{len(missing):,} of the {len(self):,} image files of the split are missing or empty"
-            raise InputError(f"{self.origin}: {count}: {_first_names(missing)}; see data/README.md")
-
-
-def _first_names(paths: Sequence[Path]) -> str:
-    """Return the first five paths for a message, quoted to show trailing spaces, and how many follow."""
-    slashes = "; folders end with /, not with \\" if any("\\" in str(path) for path in paths) and os.sep == "/" else ""
-    more = f" and {len(paths) - 5:,} more" if paths[5:] else ""
-    return ", ".join(f'"{path}"' for path in paths[:5]) + more + slashes
+            names = ", ".join(f'"{path}"' for path in missing[:5])  # quotes show a trailing space
+            more = f" and {len(missing) - 5:,} more" if missing[5:] else ""
+            raise InputError(f"{self.origin}: {count}: {names}{more}; see data/README.md")
 
 
 class CaptionSource(ABC):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from captioning.cells import CellGrid
 from captioning.data.coco_nouns import long_names
-from captioning.data.records import CaptionIndex, CaptionSource, GroundedObject, Phrase
+from captioning.data.records import CaptionIndex, CaptionSource, GroundedObject
 from captioning.data.transforms import ViewOf
 
 if TYPE_CHECKING:
@@ -106,9 +106,10 @@ class RegionsInView:
     cells: CellGrid | None = None
 
     def __post_init__(self) -> None:
-        self._cells: CellGrid | None = None
         self._object_lookup = self.source.objects(self.split)
         self._phrase_lookup = self.source.phrases(self.split)
+        keep = functools.lru_cache(2 * len(self.index))  # an image is mirrored or not; values of old cells are dropped
+        self._objects, self._phrases = keep(self._objects_in), keep(self._phrases_in)
 
     def __reduce__(self) -> tuple[Any, ...]:  # a process that loads images may be sent a copy
         return type(self), (self.source, self.split, self.index, self.encoder, self.cells)
@@ -120,45 +121,29 @@ class RegionsInView:
 
     def objects(self, row: int) -> list[ObjectCells]:
         """Return an image's objects in the view of evaluation."""
-        self._present_cells()
-        return self._objects(row, self.encoder.preprocessing.evaluation_view)
+        return self._objects(row, self.encoder.preprocessing.evaluation_view, self.cells or self.encoder.cells)
 
-    def phrases(self, row: int, view_of: ViewOf | None = None) -> list[list[Region]]:
+    def phrases(self, row: int, view_of: ViewOf | None = None, *, recurs: bool = True) -> list[list[Region]]:
         """Return, for each caption of an image, the regions of its phrases, or of the objects that it names.
 
-        The view is the evaluation view, or another one that recurs.
+        The view is the evaluation view, or another one. Only regions in a view that ``recurs`` are cached.
         """
-        self._present_cells()
-        return self._phrases(row, view_of or self.encoder.preprocessing.evaluation_view)
+        phrases = self._phrases if recurs else self._phrases_in
+        return phrases(row, view_of or self.encoder.preprocessing.evaluation_view, self.cells or self.encoder.cells)
 
-    def phrases_of_view(self, row: int, view_of: ViewOf) -> list[list[Region]]:
-        """Return ``phrases`` in a view that is used once, such as a random one, without caching."""
-        lookup = self._phrase_lookup
-        captions = [] if lookup is None else lookup(int(self.index.image_ids[row]), self.index.references(row))
-        covered: dict[int, Floats] = {}  # captions share masks
-
-        def region(phrase: Phrase) -> Region:
-            mask, key = phrase.mask, id(phrase.mask)
-            if key not in covered:
-                covered[key] = self._present_cells().coverage(view_of(mask.shape[::-1]).mask(mask))
-            return Region(phrase.start, phrase.start, phrase.end, covered[key])
-
-        regions = [[region(phrase) for phrase in phrases] for phrases in captions]
-        if any(regions):
+    def _phrases_in(self, row: int, view_of: ViewOf, cells: CellGrid) -> list[list[Region]]:
+        path, references = self.index.image_path(row), self.index.references(row)
+        captions = [] if self._phrase_lookup is None else self._phrase_lookup(path, references)
+        masks = {id(phrase.mask): phrase.mask for phrases in captions for phrase in phrases}  # captions share masks
+        covered = {key: cells.coverage(view_of(mask.shape[::-1]).mask(mask)) for key, mask in masks.items()}
+        if masks:
+            regions = [[Region(start, start, end, covered[id(mask)]) for start, end, mask in part] for part in captions]
             return [[item for item in caption if 0 < item.covered.mean() <= LARGEST_REGION] for caption in regions]
         is_kept = view_of == self.encoder.preprocessing.evaluation_view
-        in_view = self.objects(row) if is_kept else self._objects_in(row, view_of)
-        return [named_regions(caption.split(), in_view) for caption in self.index.references(row)]
+        objects = self._objects(row, view_of, cells) if is_kept else self._objects_in(row, view_of, cells)
+        return [named_regions(caption.split(), objects) for caption in references]
 
-    def _present_cells(self) -> CellGrid:
-        """Return the cells, and forget what was kept for others."""
-        if self._cells != (cells := self.cells or self.encoder.cells):
-            self._objects, self._phrases = functools.cache(self._objects_in), functools.cache(self.phrases_of_view)
-            self._cells = cells
-        return cells
-
-    def _objects_in(self, row: int, view_of: ViewOf) -> list[ObjectCells]:
-        lookup = self._object_lookup
-        objects = [] if lookup is None else lookup(int(self.index.image_ids[row]))
+    def _objects_in(self, row: int, view_of: ViewOf, cells: CellGrid) -> list[ObjectCells]:
+        objects = [] if self._object_lookup is None else self._object_lookup(self.index.image_path(row))
         in_view = [dataclasses.replace(item, mask=view_of(item.mask.shape[::-1]).mask(item.mask)) for item in objects]
-        return object_cells(in_view, self._present_cells())
+        return object_cells(in_view, cells)

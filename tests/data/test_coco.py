@@ -62,7 +62,8 @@ def test_a_byte_order_mark_changes_nothing(root):
         path = write(root, name, **content, categories=CATEGORY_NAMES)
         path.write_text(path.read_text(encoding="utf-8"), encoding="utf-8-sig")
     source = CocoSource(str(root))
-    assert len(source.index("val").captions) == 3 and len(source.objects("val")(9)) == 2
+    assert len(source.index("val").captions) == 3
+    assert len(source.objects("val")(root / IMAGES[0]["file_name"])) == 2
     words = read_references(source.files("val")[0], split="val", tokenizer=source.tokenizer)
     assert words[9] == [["soup", "is", "n't", "cold"]]
 
@@ -91,7 +92,8 @@ def test_a_test_file_of_ones_own_is_used_with_its_own_objects(root, caplog):
     write(folder, "instances_mine.json", images=IMAGES, annotations=other, categories=CATEGORY_NAMES)
     source = CocoSource(str(root), test_captions="held_out/annotations/captions_mine.json")
     assert source.index("test").image_path(0) == root / "test2017" / "000000000009.jpg"
-    assert [[len(source.objects(split)(number)) for number in (9, 25)] for split in ("val", "test")] == [[2, 0], [0, 1]]
+    paths = [root / image["file_name"] for image in IMAGES]
+    assert [[len(source.objects(split)(path)) for path in paths] for split in ("val", "test")] == [[2, 0], [0, 1]]
     assert source.objects("train") is None
     assert not caplog.text
 
@@ -147,12 +149,13 @@ def test_objects_carry_their_category_and_their_pixels(root):
     packed = {"id": 4, "image_id": 25, "category_id": 1, "segmentation": {"size": [5, 7], "counts": counts}}
     write(root, "instances_val2017.json", images=IMAGES, annotations=[*OBJECTS, packed], categories=CATEGORY_NAMES)
     objects = CocoSource(str(root)).objects("val")
-    bowl, crowd = objects(9)
+    paths = [root / image["file_name"] for image in IMAGES]
+    bowl, crowd = objects(paths[0])
     assert (bowl.noun, crowd.noun, bowl.mask.dtype) == ("bowl", "person", bool)
     np.testing.assert_array_equal(bowl.mask, np.pad(np.ones((3, 4)), ((1, 2), (2, 2))))
     np.testing.assert_array_equal(crowd.mask, np.arange(8)[None].repeat(6, axis=0) == 4)  # runs go down the columns
-    np.testing.assert_array_equal(objects(25)[0].mask, drawn)
-    assert objects(1) == []
+    np.testing.assert_array_equal(objects(paths[1])[0].mask, drawn)
+    assert objects(root / "1.jpg") == []
 
 
 @pytest.mark.parametrize("orientation", [1, 2, 3, 6])
@@ -172,13 +175,13 @@ def test_masks_stand_upright_as_the_photographs_do(root, orientation, drawn_upri
     counts = run_lengths.encode(np.asfortranarray(mask.astype(np.uint8)))["counts"].decode()
     thing = {"image_id": 25, "category_id": 1, "segmentation": {"size": mask.shape, "counts": counts}}
     write(root, "instances_val2017.json", images=IMAGES, annotations=[thing], categories=CATEGORY_NAMES)
-    np.testing.assert_array_equal(CocoSource(str(root)).objects("val")(25)[0].mask, seen)
+    np.testing.assert_array_equal(CocoSource(str(root)).objects("val")(path)[0].mask, seen)
 
 
 def test_objects_carry_what_else_names_them(root):
     categories = [{"id": 1, "name": "my own thing"}, {"id": 51, "name": "dog"}]
     write(root, "instances_val2017.json", images=IMAGES, annotations=OBJECTS, categories=categories)
-    dog, own = CocoSource(str(root)).objects("val")(9)
+    dog, own = CocoSource(str(root)).objects("val")(root / IMAGES[0]["file_name"])
     assert {"dogs", "puppy", "puppies"} <= dog.synonyms
     assert own.synonyms == {"my own things"}
 

@@ -116,5 +116,5 @@ def test_an_image_is_seen_from_one_side_in_an_epoch_and_from_both_in_several(ind
 def test_an_image_that_cannot_be_read_is_one_line_from_any_process(index, vocabulary, tmp_path, workers):
     gone = CaptionDataset(index.take(2), vocabulary, PREPROCESSING, by_image=True)
     gone.index.root = tmp_path
-    with pytest.raises(InputError, match=r'^[^\n]*1\.png: no such image file\. 1 more cannot be read: [^\n]*2\.png"$'):
+    with pytest.raises(InputError, match=r"^[^\n]*1\.png: no such image file$"):
         list(batch_loader(gone, image_batches(2, 1), num_workers=workers))

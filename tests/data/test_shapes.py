@@ -79,7 +79,7 @@ def test_pycocotools_reads_masks_areas_and_boxes(source, capsys):
     assert [category["name"] for category in coco.loadCats(coco.getCatIds())] == list(NOUNS)
     for image_id in coco.getImgIds():
         annotations = coco.loadAnns(coco.getAnnIds(imgIds=image_id, iscrowd=False))
-        objects = source.objects("train")(image_id)
+        objects = source.objects("train")(source.root / "train" / coco.imgs[image_id]["file_name"])
         assert 1 <= len(annotations) == len(objects) <= 4
         for annotation, item in zip(annotations, objects, strict=True):
             runs = coco.annToRLE(annotation)
@@ -92,13 +92,13 @@ def test_pycocotools_reads_masks_areas_and_boxes(source, capsys):
 
 def test_captions_name_the_objects_and_no_others(source):
     index, lookup = source.index("train"), source.objects("train")
-    for row, image_id in enumerate(index.image_ids.tolist()):
-        objects = sorted((item.noun, *(item.attributes & {*COLORS})) for item in lookup(image_id))
+    for row in range(len(index)):
+        objects = sorted((item.noun, *(item.attributes & {*COLORS})) for item in lookup(index.image_path(row)))
         for caption in index.references(row):
             words = [MAIN_WORDS.get(word, word) for word in caption.split()]
             named = [(noun, before) for before, noun in itertools.pairwise(words) if noun in NOUNS]
             assert sorted(named) == objects
-    assert lookup(10**9) == []
+    assert lookup(source.root / "none.png") == []
 
 
 # Making it

@@ -33,6 +33,7 @@ def workdir(tmp_path_factory) -> Iterator[Path]:
     (folder / "places.yaml").write_text("checkpoint: {dirpath: big_disk}\n")
     (folder / "names.yaml").write_text("data: gone.yaml\n")
     (folder / "section.yaml").write_text("modle: {search: {beam_size: 3}}\n")
+    (folder / "limit.yaml").write_text("data: {limit_imagess: 5}\n")
     (folder / "stoping.yaml").write_text("early_stoping: {monitor: val/bleu4}\n")
     (folder / "argument.yaml").write_text("model: {encoder: {class_path: ConvEncoder, init_args: {chanels: [4]}}}\n")
     (folder / "notes.txt").write_text("not a model\n")
@@ -140,6 +141,7 @@ MISTAKES = {
     "fit --ckpt_path best --runs elsewhere": "--ckpt_path best: elsewhere/run has no checkpoints/best.ckpt; name the",
     FIT + "--ckpt_path last": "--ckpt_path last: runs/tiny has no checkpoints/last.ckpt; name the run by --name",
     "test --ckpt_path runs/soft/checkpoints/best.ckpt --trainer.default_root_dir x": "is now --results",
+    "test --ckpt_path pretrained --config limit.yaml": "got 'limit_imagess'; did you mean limit_images?",
     "test --ckpt_path notes.txt --config tiny.yaml": "notes.txt: ",
     "test --ckpt_path foreign.ckpt --config tiny.yaml": "foreign.ckpt: not a checkpoint of this project",
     "caption photo.png --model runs/soft/checkpoints/best.ckpt --json notes.txt/x": "notes.txt/x",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import shlex
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from captioning.cli import announce, model_name
-from captioning.errors import InputError, check_whole
+from captioning.errors import InputError, check_choice, check_whole
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder, checksum
 from captioning.settings import Split, read_config
@@ -94,6 +95,8 @@ def score(
     target = check_device(device)
     captioner = load([path, *(ensemble or ())], target)
     settings = [read_config(file, "--config") for file in config or ([run.config] if run else [])]
+    for file, content in zip(config or (), settings, strict=False):  # training has checked a run's file
+        _check_data_options(file, content)
     data, search = _data_and_search(path, captioner.settings, settings, overrides)
     seeds = [1, *(file["seed_everything"] for file in settings if type(file.get("seed_everything")) is int)]
     seed = seeds[-1] if seed_everything is None else seed_everything
@@ -127,6 +130,15 @@ def score(
     origin["used"] = machine | {"num_workers": data["num_workers"]}
     origin["settings"] = captioner.settings | {"data": settings[-1].get("data") if settings else None}
     _report(folder, prefix, evaluator, conditions, origin, logged)
+
+
+def _check_data_options(file: Path, content: Mapping[str, Any]) -> None:
+    """Raise InputError if the ``data`` of a configuration has an unknown option."""
+    from captioning.training.datamodule import CaptionDataModule
+
+    for name in content.get("data") or {}:
+        known = inspect.signature(CaptionDataModule).parameters
+        check_choice(known, **{f"--config {file}: an option of data": name.partition(".")[0]})
 
 
 def _data_and_search(

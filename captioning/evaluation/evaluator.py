@@ -28,7 +28,7 @@ from captioning.progress import Progress
 from captioning.vocabulary import Vocabulary
 
 
-@dataclass
+@dataclass(repr=False)
 class Evaluator:
     """Evaluates a captioner or an ensemble, in eval mode, on batches of images with all their captions.
 

@@ -10,8 +10,8 @@ import pytest
 from captioning.errors import InputError
 from captioning.training.run import RunPlan, plan_run
 
-TRAINER = ["overfit_batches", "precision", "accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval"]
-TRAINER += ["gradient_clip_val", "log_every_n_steps", "enable_checkpointing", "logger"]
+TRAINER = ["overfit_batches", "precision", "accumulate_grad_batches", "check_val_every_n_epoch", "gradient_clip_val"]
+TRAINER += ["logger"]
 ATTENTION = {"class_path": "captioning.attention.SoftAttention"}
 
 

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import logging
 import os
-import re
 import shlex
 import signal
 import sys
@@ -22,6 +21,7 @@ from jsonargparse import Namespace
 from pytorch_lightning import callbacks
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import SIGTERMException
+from pytorch_lightning.utilities.warnings import PossibleUserWarning
 
 from captioning.checkpoint.format import read_checkpoint
 from captioning.checkpoint.load import SavedModel, read_model
@@ -36,7 +36,7 @@ from captioning.provenance import provenance
 from captioning.run_folder import CHECKPOINT_NAMES, RunFolder
 from captioning.settings import attention_kind, read_config
 from captioning.training import CaptionDataModule, CaptioningModule, CaptionSamples, Throughput
-from captioning.training.callbacks import BestCheckpoint, LogLines, ResumableStopping, StopOnRequest, TrainingBar
+from captioning.training.callbacks import BestCheckpoint, LogLines, ResumableStopping, StopOnRequest
 from captioning.training.loggers import finish_loggers, is_wandb_sweep, start_loggers, upload_advice
 from captioning.training.run import monitor_mode, plan_run
 
@@ -83,27 +83,16 @@ def _quieten() -> None:
     """Silence libraries' warnings about deliberate choices."""
     for message in (
         r"Found \d+ module\(s\) in eval mode",  # a frozen encoder
-        ".*does not have many workers",
         r".*isinstance\(treespec, LeafSpec\)",
-        r"It is recommended to use .*sync_dist=True",  # all processes have the same numbers
-        "You're resuming from a checkpoint that ended before the epoch ended",  # the sampler begins at its batch
         r"`ModelCheckpoint\(monitor=.* could not find the monitored key",  # a run of a few steps
         "You're using the WeightAveraging callback with a model that overrides",  # strategies that shard are not used
         "Checkpoint directory .* exists and is not empty",  # a resumed run's own
     ):
         warnings.filterwarnings("ignore", message=message)
+    # Lightning's name for warnings that may be wrong, as here about workers, several processes and resuming.
+    warnings.filterwarnings("ignore", category=PossibleUserWarning)
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # type: ignore[assignment,misc]
-    logging.getLogger("pytorch_lightning").handlers = [_LightningLines()]
-
-
-class _LightningLines(logging.Handler):
-    """Prints Lightning's log above the progress bar, without lines that are useless or repeat ours."""
-
-    _USELESS = "Tip:|SIGTERM|already configured|TPU av|LOCAL_RANK|`train_dataloader` to|Restor(ing|ed all)"
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if not re.search(self._USELESS, line := record.getMessage()):
-            print(line, file=sys.stderr, flush=True)
+    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)  # ``LogLines`` prints instead
 
 
 class FitParser(OneLineErrors, LightningArgumentParser):
@@ -232,12 +221,9 @@ class Fit(LightningCLI):
         options = self._instantiate("trainer") | kwargs
         chosen = options["callbacks"] or []
         chosen = [*chosen] if isinstance(chosen, list) else [chosen]
-        for default in (TrainingBar(), CaptionSamples(), Throughput(), LogLines(), self.stop):
-            kind = callbacks.ProgressBar if isinstance(default, TrainingBar) else type(default)
-            if not any(isinstance(callback, kind) for callback in chosen):
+        for default in (CaptionSamples(), Throughput(), LogLines(), self.stop):
+            if not any(isinstance(callback, type(default)) for callback in chosen):
                 chosen.append(default)
-        if options["enable_progress_bar"] is False:
-            chosen = [callback for callback in chosen if not isinstance(callback, callbacks.ProgressBar)]
         last = callbacks.ModelCheckpoint(**vars(self.config.last))
         chosen += [self.best, last, ResumableStopping(**vars(self.config.early_stopping))]
         # If restoring a resumed run fails, its configuration stays as it was.

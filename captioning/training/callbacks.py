@@ -19,7 +19,6 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from captioning.data.batch import CaptionBatch
 from captioning.data.loading import BatchLoader
 from captioning.errors import check_whole
-from captioning.metrics.table import few_images_warning
 from captioning.training.loggers import draw_samples, log_samples
 from captioning.training.resume import is_inside_step, next_batch
 
@@ -43,27 +42,11 @@ class CaptionSamples(Callback):
             log_samples(trainer.loggers, "val", draw_samples(folder, epoch, pl_module.evaluator))
 
 
-class TrainingBar(callbacks.RichProgressBar):
-    """Lightning's bar, which counts epochs from 1 and disappears at the end; ``LogLines`` prints the metrics."""
-
-    def get_metrics(self, *args: Any) -> Any:
-        return {name: value for name, value in super().get_metrics(*args).items() if name != "v_num"}
-
-    def on_train_start(self, trainer: pl.Trainer, *args: Any) -> None:
-        super().on_train_start(trainer, *args)
-        if self.progress is not None:
-            self.progress.live.transient = True  # otherwise its last state would stay in a log
-
-    def _get_train_description(self, current_epoch: int) -> str:
-        last = f"/{self.trainer.max_epochs}" if (self.trainer.max_epochs or 0) > 0 else ""
-        return f"epoch {current_epoch + 1}{last}"
-
-
 class LogLines(Callback):
     """Prints the model's sizes, the position where a resumed run continues, and a line of metrics per validation."""
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        self._started, self._first, self._trains = time.perf_counter(), True, False
+        self._started, self._trains = time.perf_counter(), False
         if trainer.is_global_zero:
             print(f"{'':17}{'parameters':>13}{'trained':>13}")
             for name in ("encoder", "decoder", "decoder.attention", ""):
@@ -81,11 +64,8 @@ class LogLines(Callback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not self._trains and trainer.is_global_zero:
-            done = {"epochs": trainer.current_epoch, "steps": trainer.global_step}
-            limits = {name: getattr(trainer, f"max_{name}") for name in done}
-            ends = [f"--trainer.max_{name} {most}" for name, most in limits.items() if 0 <= most <= done[name]]
-            why = " and ".join(ends) or "--trainer.max_time or --early_stopping.patience"
-            print(f"nothing is left to train: step {done['steps']} is the last by {why}", flush=True)
+            limits = "--trainer.max_epochs, max_steps and max_time, and --early_stopping.patience"
+            print(f"nothing is left to train after step {trainer.global_step}; the limits are {limits}", flush=True)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if trainer.sanity_checking or not trainer.is_global_zero:
@@ -95,10 +75,6 @@ class LogLines(Callback):
         metrics = [f"{name} {float(logged[name]):.2f}" for name in names if name in logged]
         seconds = time.perf_counter() - self._started
         print(f"epoch {trainer.current_epoch + 1}, step {trainer.global_step}, {seconds:.0f} s:", *metrics, flush=True)
-        if self._first:
-            why = "train/loss may be above val/nll: only training has dropout, label smoothing and penalties"
-            print(f"  ({why}{few_images_warning(len(pl_module.data.index('val')))})", flush=True)
-        self._first = False
 
 
 class BestCheckpoint(callbacks.ModelCheckpoint):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import shlex
@@ -67,40 +66,24 @@ def start_loggers(
     netrc = Path(os.environ.get("NETRC") or os.path.expanduser("~/.netrc"))
     if not os.environ.get("WANDB_API_KEY") and not (netrc.is_file() and "wandb" in netrc.read_text(errors="ignore")):
         os.environ.setdefault("WANDB_MODE", "offline")  # otherwise it asks for a key, or fails without a terminal
-    if is_offline := os.environ.get("WANDB_MODE") == "offline":
-        os.environ.setdefault("WANDB_SILENT", "true")  # ``upload_advice`` replaces its lines
-    logging.getLogger().addFilter(_is_not_about_shapes)  # one function, which several runs add once
     for logger in loggers:
-        vars(logger).get("_wandb_init", {}).pop("anonymous", None)  # Lightning passes it, and wandb warns of it
-        error = _start(logger, settings)
-        if error is not None and type(error).__name__ == "CommError" and not is_offline:  # wandb's server is silent
-            import wandb
-
-            warn_once(f"wandb does not answer, so this run logs offline ({one_line(error, 120)})")
-            os.environ["WANDB_MODE"], is_offline = "offline", True
-            os.environ.setdefault("WANDB_SILENT", "true")
-            wandb.teardown()  # so that it reads the environment again
-            error = _start(logger, settings)
-        if error is not None:
-            if isinstance(logger, WandbLogger) and not is_offline:
-                instead = f"WANDB_MODE=offline logs without an account, {instead}"
-            raise InputError(f"trainer.logger: {type(logger).__name__}: {one_line(error)}; {instead}") from error
+        is_online = isinstance(logger, WandbLogger) and os.environ.get("WANDB_MODE") != "offline"
+        if not is_online:
+            os.environ.setdefault("WANDB_SILENT", "true")  # ``upload_advice`` replaces its lines
+        try:
+            logger.log_hyperparams(dict(settings))
+        except Exception as error:  # logging libraries raise their own types
+            if is_online and type(error).__name__ == "CommError":  # wandb's server is silent
+                warn_once(f"wandb does not answer, so this run logs offline ({one_line(error, 120)})")
+                os.environ["WANDB_MODE"] = "offline"
+                sys.modules["wandb"].teardown()  # so that it reads the environment again
+                start_loggers([logger], settings, instead=instead)
+            else:
+                instead = f"WANDB_MODE=offline logs without an account, {instead}" if is_online else instead
+                raise InputError(f"trainer.logger: {type(logger).__name__}: {one_line(error)}; {instead}") from error
         if isinstance(logger, WandbLogger) and best is not None:
             axis = {"step_metric": "trainer/global_step", "step_sync": True}
             logger.experiment.define_metric(best[0], summary=f"{best[1]},last", **axis)
-
-
-def _is_not_about_shapes(record: logging.LogRecord) -> bool:
-    return "Images sizes do not match" not in record.getMessage()  # wandb's complaint of samples of several shapes
-
-
-def _start(logger: Logger, settings: Mapping[str, Any]) -> Exception | None:
-    """Start a logger with the settings of the run; return the error if it fails."""
-    try:
-        logger.log_hyperparams(dict(settings))
-    except Exception as error:  # logging libraries raise their own types
-        return error
-    return None
 
 
 def finish_loggers(exit_code: int) -> None:

@@ -12,7 +12,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import GradientAccumulationScheduler
 from pytorch_lightning.cli import OptimizerCallable
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -172,8 +172,8 @@ class CaptioningModule(pl.LightningModule):
             rank_zero_warn(f"attention has collapsed: {cause}")
 
     def on_train_end(self) -> None:
-        if note := self.attention.closing_note():
-            rank_zero_info(note)
+        if self.trainer.is_global_zero and (note := self.attention.closing_note()):
+            print(note, flush=True)
 
     def configure_optimizers(self) -> Any:
         steps = 0 if self.scheduler is None else self._run_length()[0]

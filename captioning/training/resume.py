@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.utilities import rank_zero_info
+from pytorch_lightning.utilities import rank_zero_only
 
 from captioning.errors import InputError
 from captioning.settings import STORAGE_SETTINGS, flatten
@@ -93,7 +93,7 @@ def rewind(checkpoint: dict[str, Any]) -> None:
 
 
 def check_settings(checkpoint: Mapping[str, Any], settings: Mapping[str, Any], processes: int) -> None:
-    """Log the settings that differ from the checkpoint's. Settings of the batches may differ only between two epochs.
+    """Print the settings that differ from the checkpoint's. Settings of the batches may differ only between two epochs.
 
     Raises:
         InputError: Training cannot go on from the checkpoint's state with a setting.
@@ -114,9 +114,7 @@ def check_settings(checkpoint: Mapping[str, Any], settings: Mapping[str, Any], p
             instead = f"keep {saved.get(key)}, or begin a new run with --init_from"
             raise InputError(f"{key} cannot change to {new.get(key)} {where}; {instead}")
     if changes := [f"{key}: {new.get(key)}, was {saved.get(key)}" for key in differing]:
-        keeps_length = any({"T_max", "total_iters"} & state.keys() for state in checkpoint["lr_schedulers"])
-        why = " (the schedule keeps its length; WarmupCosine would take a new one)" if keeps_length else ""
-        rank_zero_info(f"settings that differ from the checkpoint's{why}: {'; '.join(changes)}")
+        rank_zero_only(print)(f"settings that differ from the checkpoint's: {'; '.join(changes)}", flush=True)
 
 
 def follow_moved_run(states: Mapping[str, dict[str, Any]], callbacks: Sequence[Any]) -> None:

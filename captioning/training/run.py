@@ -102,13 +102,8 @@ def _check_usable(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]])
         if option == "trainer.use_distributed_sampler":
             raise InputError(f"--{option}: the samplers know the processes; leave it out")
     best, trainer = config["checkpoint"], config["trainer"]
-    lowest = {"accumulate_grad_batches": 1, "check_val_every_n_epoch": 1, "val_check_interval": 1e-9}
-    for name, low in (lowest | {"gradient_clip_val": 0, "log_every_n_steps": 0}).items():
-        if isinstance(trainer[name], (int, float)):  # an interval may be a duration
-            check_range(low, **{f"--trainer.{name}": trainer[name]})
-    if trainer["enable_checkpointing"] is False:
-        instead = "to try something out, give --data.limit_images and --runs"
-        raise InputError(f"--trainer.enable_checkpointing false: a run keeps its best and its last weights; {instead}")
+    for name, low in {"accumulate_grad_batches": 1, "check_val_every_n_epoch": 1, "gradient_clip_val": 0}.items():
+        check_range(low, **{f"--trainer.{name}": trainer[name]})
     if trainer["overfit_batches"]:
         instead = "give --config configs/overlays/overfit.yaml, or --data.limit_images"
         raise InputError(f"--trainer.overfit_batches: the sampler makes the batches; {instead}")

@@ -9,7 +9,7 @@ import io
 import os
 import re
 import zlib
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -75,34 +75,30 @@ class FolderSource(CaptionSource):
 
     def index(self, split: str) -> CaptionIndex:
         self.prepare()
-        entries: dict[str, ImageEntry] = {}
+        entries: dict[str, ImageEntry] = {}  # by real path, because an image may have several spellings and links
+        listed: dict[str, str] = {}  # the name of each image in its file
         split_of: dict[str, str] = {}
-        first_name: dict[str, str] = {}  # an image file may have several spellings and links
         real = functools.cache(lambda name: os.path.realpath(self.root / name))
-        rows = [(file, *row) for file in self.files for row in self._named_rows(file)]
-        first_folders = ((name, os.path.normpath(name).partition(os.sep)[0].lower()) for *_, name, _ in rows)
-        folder_split = {name: _SPLIT_OF.get(folder, "") for name, folder in first_folders}
-        written = {real(name): row.split for *_, name, row in rows if row.split}
-        splits_with_folder, assigned = {*folder_split.values()}, set[str]()
-        for captions, line, name, row in rows:
-            image = first_name.setdefault(real(name), name)
-            by_folder = folder_split[name]
-            by_hash = hashed_split(row.image)
-            if real(name) in written or by_folder not in ("", "train"):
-                assigned.add(image)
-            elif by_hash not in splits_with_folder:
-                by_folder = by_hash
-            row_split = row.split or split_of.get(image) or written.get(real(name)) or by_folder or "train"
-            if (above := split_of.setdefault(image, row_split)) != row_split:
-                both = f"is in the {row_split} split here, in {above} above"
-                raise InputError(f"{captions}: line {line}: {row.image} {both}")
-            entries.setdefault(image, ImageEntry(len(entries), name, [])).captions.append(row.caption)
-        _fill_splits(split_of, assigned)
+        for file in self.files:
+            for line, name, row in self._named_rows(file):
+                image = real(name)
+                entries.setdefault(image, ImageEntry(len(entries), name, [])).captions.append(row.caption)
+                listed.setdefault(image, row.image)
+                if row.split and (above := split_of.setdefault(image, row.split)) != row.split:
+                    both = f"is in the {row.split} split here, in {above} above"
+                    raise InputError(f"{file}: line {line}: {row.image} {both}")
+        folders = {image: os.path.normpath(entry.path).split(os.sep)[0].lower() for image, entry in entries.items()}
+        by_folder = {image: _SPLIT_OF[folder] for image, folder in folders.items() if folder in _SPLIT_OF}
+        split_of = {image: name for image, name in by_folder.items() if name != "train"} | split_of
+        free = sorted(entries.keys() - split_of, key=lambda image: (_hash(entries[image].path), entries[image].path))
+        for image in free:
+            by_hash = hashed_split(listed[image])
+            split_of[image] = "train" if by_hash in by_folder.values() else by_hash
+        _fill_splits(split_of, free)
         origin = self.root if self.files[1:] else self.files[0]
         chosen = [entry for image, entry in entries.items() if split_of[image] == split]
         if not chosen:
-            few = len(entries) < 3 and assigned < {*entries}
-            remedy = "add images, three or more are split automatically; or " if few else ""
+            remedy = "add images, three or more are split automatically; or " if free and len(entries) < 3 else ""
             remedy += "write it in the split column of some"
             raise InputError(f"{origin}: none of {len(entries)} images is in the {split} split; {remedy}")
         for entry in chosen:
@@ -137,12 +133,11 @@ def hashed_split(image: str) -> str:
     return {0: "val", 1: "test"}.get(_hash(image) % 10, "train")
 
 
-def _fill_splits(split_of: dict[str, str], assigned: Set[str]) -> None:
-    """Move a tenth of the largest split into an empty split, at least one image, in the order of hashes.
+def _fill_splits(split_of: dict[str, str], free: Sequence[str]) -> None:
+    """Move the first tenth of the largest split's ``free`` images into an empty split, at least one image.
 
-    An empty training split gets eight tenths. Fewer than three images, and ``assigned`` images, stay where they are.
+    An empty training split gets eight tenths. Fewer than three images stay where they are.
     """
-    free = sorted(split_of.keys() - assigned, key=lambda image: (_hash(image), image))
     for split in SPLITS if len(split_of) > 2 else ():
         if split not in split_of.values():
             largest = max(([image for image in free if split_of[image] == other] for other in SPLITS), key=len)

@@ -51,16 +51,11 @@ def write_json(path: Path, content: Any, *, indent: int | None = 1) -> None:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file in UTF-8. Raises InputError, which quotes a byte, if it is in another encoding."""
-    content = path.read_bytes()
+    """Return the text of a file in UTF-8. Raises InputError if it is in another encoding."""
     try:
-        if b"\0" in content[:4]:
-            raise InputError(f"{path}: line 1: is in UTF-16; save the file in UTF-8")
-        return content.decode("utf-8-sig")  # spreadsheets write a byte order mark
+        return path.read_text(encoding="utf-8-sig")  # spreadsheets write a byte order mark
     except UnicodeDecodeError as error:
-        line, byte = content.count(b"\n", 0, error.start) + 1, content[error.start : error.start + 1]
-        wrong = f"is not in UTF-8 (byte 0x{byte.hex()}, in Windows-1252 {byte.decode('cp1252', 'replace')!r})"
-        raise InputError(f"{path}: line {line}: {wrong}; save the file in UTF-8") from error
+        raise InputError(f"{path}: is not in UTF-8 ({one_line(error)}); save the file in UTF-8") from error
 
 
 def read_json(path: Path, what_to_do: str = "") -> Any:

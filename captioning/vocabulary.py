@@ -92,16 +92,6 @@ class Vocabulary:
         """Return this vocabulary with the ``words`` that it lacks appended. The ids of its words stay."""
         return Vocabulary([*self.words, *(word for word in words if word not in self)], self.tokenizer)
 
-    def difference(self, words: Sequence[str]) -> str:
-        """Describe how a list of words differs from this vocabulary; "" if it does not."""
-        gone, new = [word for word in words if word not in self], sorted(set(self.words) - set(words))
-        if gone or new:
-            sides = ((gone, "only there"), (new, "only here"))
-            return " and ".join(f"{_first(words)} {where}" for words, where in sides if words)
-        pairs = enumerate(zip(words, self.words, strict=False), 1)
-        changes = (f"word {i} is {other!r} there and {word!r} here" for i, (other, word) in pairs if other != word)
-        return next(changes, "")
-
     def save(self, path: str | Path) -> None:
         """Write ``{"words": [...]}`` as JSON."""
         write_json(Path(path), {"words": self.words}, indent=0)
@@ -117,10 +107,6 @@ class Vocabulary:
             return cls(words, tokenizer)
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
-
-
-def _first(words: Sequence[str]) -> str:
-    return ", ".join(map(repr, words[:3])) + (f" and {len(words) - 3} more" if len(words) > 3 else "")
 
 
 def tokenizer_config(tokenizer: Tokenizer) -> dict[str, Any]:

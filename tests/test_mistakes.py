@@ -150,7 +150,7 @@ MISTAKES = {
     FIT + "--ckpt_path pretrained": "pretrained: is a folder; give a .ckpt file (fit --init_from takes",
     "average --model pretrained --output mean.ckpt": "pretrained: is a folder; give a .ckpt file (fit --init_from",
     "predict --ckpt_path pretrained --config tiny.yaml --results notes.txt": "--results notes.txt: is a file; give a f",
-    "export --model pretrained --output out --notes latin.md": "latin.md: line 1: is not in UTF-8 (byte 0xe9, in Windo",
+    "export --model pretrained --output out --notes latin.md": "latin.md: is not in UTF-8 (",
     # the other commands
     "prepare coco --karpathy --year 2017 --root coco": "--year 2017: Karpathy's split is of the 2014 images; leave out",
     "caption": "are required: IMAGES, as in captioning caption photo.jpg --overlay photo.png (see",

@@ -89,18 +89,6 @@ def test_a_file_that_is_no_vocabulary_is_named(tmp_path, content, message):
         Vocabulary.load(path)
 
 
-@pytest.mark.parametrize(
-    ("words", "difference"),
-    [
-        (["a", "cat", "runs"], "'cat' only there and 'dog' only here"),
-        (["a", "dog", "runs", *"pqrst"], "'p', 'q', 'r' and 2 more only there"),
-        (["a", "runs", "dog"], "word 2 is 'runs' there and 'dog' here"),
-    ],
-)
-def test_the_first_difference_of_two_vocabularies_is_named(words, difference):
-    assert Vocabulary(["a", "dog", "runs"]).difference(words) == difference
-
-
 def test_weights_of_a_model_are_copied_into_one_with_further_words():
     """Also of tied embeddings, and where a layer is as large as the vocabulary."""
     words = Vocabulary(["a", "b", "c"])

@@ -143,4 +143,4 @@ def check_vocabulary(whose: str, words: Sequence[str], vocabulary: Vocabulary, r
     if tuple(words) != vocabulary.words:
         problem = f"vocabulary ({len(words)} words) is not the data's ({len(vocabulary.words)})"
         use = f"use the data settings the checkpoint was trained with{remedy}"
-        raise InputError(f"{whose} {problem}: {vocabulary.difference(words)}; {use}")
+        raise InputError(f"{whose} {problem}; {use}")

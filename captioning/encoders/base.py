@@ -282,8 +282,6 @@ def _load_weights(network: nn.Module, weights: Weights) -> None:
         network.load_state_dict(used)
     except RuntimeError as error:
         raise InputError(f"{source}: the file of another network ({one_line(error)})") from error
-    if zero := next((name for name, tensor in used.items() if tensor.ndim > 1 and not tensor.any()), None):
-        raise InputError(f"{source}: {zero!r} is all zeros: the file lacks this layer; choose an output before it")
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -575,7 +575,7 @@ def test_a_strangers_settings_choose_no_code(trained):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["fit", "--config", "tiny.yaml", "--data.source", "payload.Source"], "name its module with --import"),
+        (["fit", "--config", "tiny.yaml", "--data.source", "payload.Source"], "name its module by --import"),
         (["fit", "--config", "tiny.yaml", "--checkpoint.monitor", "val/meteor"], "no validation logs that"),
         (["fit", "--config", "tiny.yaml", "--trainer.strategy", "ddq"], "invalid strategy name"),
         (["fit", "--config", "tiny.yaml", "--trainer.fast_dev_run", "-3"], "fast_dev_run"),

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
-from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
+from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace, set_parsing_settings
 
-from captioning.cli import IMPORTED
-from captioning.cli.parser import OneLineErrors
+from captioning.cli import FIT_HELP, IMPORTED
+from captioning.cli.parser import refusal
 from captioning.errors import InputError
 from captioning.settings import install_yaml_loader
 
@@ -21,8 +21,12 @@ def restrict_imports() -> None:
     set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=allowed)
 
 
-class PartsParser(OneLineErrors, ArgumentParser):
-    """The parser of some parts of a configuration."""
+def parse_training(parser: ArgumentParser, args: Sequence[str]) -> Namespace:
+    """Return the settings in options of `captioning fit`. Raises InputError, with a suggestion, if one is wrong."""
+    try:
+        return parser.parse_args(args)
+    except ArgumentError as error:
+        raise refusal("captioning fit", str(error), FIT_HELP + parser.format_help()) from error
 
 
 def build(kinds: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], options: Sequence[str] = ()) -> list[Any]:
@@ -32,8 +36,7 @@ def build(kinds: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], option
     training command, ``["--data.source.root", "DIR"]``, win over all configurations.
     """
     restrict_imports()
-    parser = PartsParser(prog="captioning fit", allow_abbrev=False)
-    parser.settings = configs = [*configs]
+    parser = ArgumentParser(prog="captioning fit", allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config", action=ActionConfigFile)
     for key, kind in kinds.items():
         parser.add_argument(f"--{key}", type=kind, required=type(None) not in get_args(kind))
@@ -41,7 +44,7 @@ def build(kinds: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], option
     for config in configs:
         parts = {key: part for key in kinds if (part := _part(key, config)) is not None}
         arguments += ["--config", json.dumps(parts, default=str)]
-    settings = parser.parse_args([*arguments, *options])
+    settings = parse_training(parser, [*arguments, *options])
     try:
         built = parser.instantiate(settings)
     except (TypeError, ValueError) as error:  # an argument that its class refuses

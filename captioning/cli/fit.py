@@ -26,9 +26,8 @@ from pytorch_lightning.utilities.warnings import PossibleUserWarning
 from captioning.checkpoint.format import read_checkpoint
 from captioning.checkpoint.load import SavedModel, read_model
 from captioning.cli import IMPORTED
-from captioning.cli.build import restrict_imports
-from captioning.cli.parser import OneLineErrors
-from captioning.errors import InputError, check_range
+from captioning.cli.build import parse_training, restrict_imports
+from captioning.errors import InputError, check_range, one_line
 from captioning.files import write_text
 from captioning.metrics.table import few_images_warning
 from captioning.precision import best_precision
@@ -74,9 +73,7 @@ def _library_errors_as_input_errors(*kinds: type[Exception]) -> Iterator[None]:
             kinds += (ValueError, TypeError, ImportError, RuntimeError)
         if not (is_theirs or isinstance(error, kinds) or str(error).startswith("Error(s) in loading state_dict")):
             raise
-        text = str(error).partition("\n  - Expected a")[0]  # jsonargparse lists all kinds of values
-        text = text[max(text.rfind("Problem with given class_path"), 0) :]
-        raise InputError(" ".join(text.split())[:400] or type(error).__name__) from error
+        raise InputError(one_line(error, 900)) from error
 
 
 def _quieten() -> None:
@@ -95,10 +92,6 @@ def _quieten() -> None:
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)  # ``LogLines`` prints instead
 
 
-class FitParser(OneLineErrors, LightningArgumentParser):
-    """The parser of a whole configuration."""
-
-
 class Fit(LightningCLI):
     """A run of ``captioning fit``: parsed, planned and built. ``train`` trains it.
 
@@ -115,8 +108,7 @@ class Fit(LightningCLI):
             auto_configure_optimizers=False,  # the module takes its own
             load_from_checkpoint_support=False,
             run=False,
-            parser_class=FitParser,
-            parser_kwargs={"prog": "captioning fit", "allow_abbrev": False},
+            parser_kwargs={"prog": "captioning fit", "allow_abbrev": False, "exit_on_error": False},
             args=args,
         )
 
@@ -151,8 +143,7 @@ class Fit(LightningCLI):
         self.parser.add_class_arguments(kind, part, fail_untyped=False, instantiate=False, sub_configs=True, **options)
 
     def parse_arguments(self, parser: Any, args: Any) -> None:
-        parser.settings = self.files  # for suggestions
-        self.config = parser.parse_args(args)
+        self.config = parse_training(parser, args)
         check_range(0, 2**32 - 1, seed_everything=self.config.seed_everything)
 
     def before_instantiate_classes(self) -> None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import inspect
-import pkgutil
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-from captioning.cli import FIT_HELP, IMPORTED
+from captioning.cli import IMPORTED
 from captioning.errors import InputError, did_you_mean
 
 Command = Callable[..., Any]
@@ -23,73 +21,33 @@ Command = Callable[..., Any]
 OVERRIDES = "overrides"
 """The argument of a command that receives the options of `captioning fit`, which the command itself does not have."""
 
-_REWORDED = {
-    r"^unrecognized arguments: ([^\s=]+).*": r"\1: no such option",
-    r"Importing '(\S+)' is not allowed, .+? to allow it\.": r"\1 is not imported; name its module with --import",
-    r"Does not validate against any.+?Errors:(.+?)Given value type.+?value:": r"\1 Got value:",
-    r"typing.Literal(\[.+?\])": r"one of \1",
-    r"<class '(?:\w+\.)*(\w+)'>": r"\1",
-    "Parser key": "option",
-    "required: model.encoder, model.decoder, data.source": "required: --config FILE.yaml",
-}
-"""Replacements in messages of argparse and jsonargparse, by pattern."""
 
-
-class OneLineErrors:
-    """Mixin for parsers of argparse and jsonargparse: an error is an InputError of one line, with a suggestion."""
-
-    prog: str
-    _option_string_actions: dict[str, Any]
-    settings: Sequence[Mapping[str, Any]] = ()  # configurations; the arguments of their classes are suggested
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        if getattr(self, "_inner_parser", False):  # it parses one class's arguments; the outer parser adds the name
-            super().error(message, ex)  # type: ignore[misc]
-        text = FIT_HELP if self.prog.endswith(" fit") else self.format_help()  # type: ignore[attr-defined]
-        options = [option for option in self._option_string_actions if option.startswith("--")]
-        options += re.findall(r"--[\w.]+", text)
-        options += [f"--{name}" for config in self.settings for name in _class_arguments("", config)]
-        hint = _suggestion(message, options)
-        for pattern, words in _REWORDED.items():
-            message = re.sub(pattern, words, message, flags=re.DOTALL)
-        if "are required: " in message and (example := re.search(r"examples?:\n +(.+?)(?:   |\n|$)", text)):
-            hint = f", as in {example[1]}"
-        line, see = " ".join(message.split()) + hint, f" (see {self.prog} --help)"
-        raise InputError(line.replace(see, "") + see) from ex  # ``ex`` may be about a configuration file
-
-
-def _suggestion(message: str, options: Sequence[str]) -> str:
-    """Return ``; did you mean X?`` for the option, class or argument that an error of a parser names, or else ""."""
-    if match := re.search(r"^unrecognized arguments: ([^\s=]+)", message):
-        return "; captioning fit has it" if match[1] in options else did_you_mean(match[1], options)
-    if match := re.search(
-        r"(?:module '[\w.]+' has no attribute '|Expected a dot import path string: )([\w.]+)", message
-    ):
+def refusal(prog: str, message: str, help_text: str) -> InputError:
+    """Return a parser's error as one line, with a suggestion from the options and the example in the parser's help."""
+    options = re.findall(r"--[\w.]+", help_text)
+    example = re.search(r"examples?:\n +(.+?)(?:   |\n|$)", help_text)
+    hint = ""
+    if "are required: " in message and example is not None:
+        hint = f", as in {example[1]}"
+    elif match := re.search(r"unrecognized arguments: ([^\s=]+)", message):
+        hint = "; captioning fit has it" if match[1] in options else did_you_mean(match[1], options)
+    elif match := re.search(r"Option '(\w+\.\S+?)' is not accepted", message):  # a configuration has it
+        hint = did_you_mean(f"--{match[1]}", options)
+    elif match := re.search(r"(?:has no attribute '|dot import path string: )([\w.]+)", message):
         places = ("captioning.", "torch.optim.", "torch.nn", "pytorch_lightning.", *IMPORTED)
         modules = [module for name, module in sys.modules.items() if name.startswith(places)]
         classes = {name for module in modules for name, value in vars(module).items() if isinstance(value, type)}
-        return did_you_mean(match[1], classes)
-    if match := re.search(r"(?:class_path '([\w.]+)':\s+)?Option '(\S+?)' is not accepted", message):
-        return did_you_mean(match[2], _arguments(match[1]) if match[1] else [option[2:] for option in options])
-    return ""
+        hint = did_you_mean(match[1], classes)
+    elif "import path denylist" in message:
+        hint = "; name its module by --import"
+    return InputError(f"{' '.join(message.split())}{hint} (see {prog} --help)")
 
 
-def _arguments(class_path: str) -> Collection[str]:
-    return inspect.signature(pkgutil.resolve_name(f"{class_path}.__init__")).parameters
-
-
-def _class_arguments(prefix: str, value: Any) -> Iterator[str]:
-    """Yield the arguments of the classes in a configuration, such as model.optimizer.lr."""
-    if isinstance(value, Mapping) and "class_path" in value:
-        with contextlib.suppress(ValueError, ImportError, AttributeError):  # a short or a mistyped name
-            yield from (f"{prefix}.{name}" for name in _arguments(value["class_path"]))
-        value = value.get("init_args")
-    for key, inner in value.items() if isinstance(value, Mapping) else ():
-        yield from _class_arguments(f"{prefix}.{key}".lstrip("."), inner)
-
-
-class CommandParser(OneLineErrors, argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """The parser of all commands but fit."""
+
+    def error(self, message: str) -> NoReturn:
+        raise refusal(self.prog, message, self.format_help())
 
 
 def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
@@ -159,15 +117,11 @@ def call(prog: str, command: Command | Mapping[str, Command], args: Sequence[str
         return
     parser = parser_of(command, prog)
     parameters = inspect.signature(command).parameters
-    options = parser._option_string_actions
-    unknown = [word for word in args if word.startswith("--") and word.partition("=")[0] not in options]
-    if unknown and OVERRIDES not in parameters:  # else argparse first reports a missing argument
-        parser.error(f"unrecognized arguments: {unknown[0]}")
-    # argparse would take an unknown --option=value with a space for a value.
-    args = [part for word in args for part in (word.split("=", 1) if word in unknown else [word])]
-    values, others = parser.parse_known_args(args)
+    # argparse would take an --option=value with a space for a value.
+    pairs = (word.split("=", 1) if word.startswith("--") and " " in word else [word] for word in args)
+    values, others = parser.parse_known_args([part for pair in pairs for part in pair])
     if others and OVERRIDES not in parameters:
-        parser.error(f"unrecognized arguments: {others[0]}")
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
     arguments = vars(values) | ({OVERRIDES: others} if others else {}) | fixed
     positional = [name for name, parameter in parameters.items() if parameter.kind is parameter.VAR_POSITIONAL]
     command(*(arguments.pop(positional[0]) if positional else ()), **arguments)

@@ -88,8 +88,7 @@ def read_batches(captioner: ImageCaptioner, folder: str, captions: int, count: i
     with torch.no_grad():
         for numbers in chosen.tolist():
             batch = dataset[numbers]
-            batch.annotations, batch.images = captioner.encoder(batch.images), None
-            batches.append(batch)
+            batches.append(batch._replace(annotations=captioner.encoder(batch.images), images=None))
     return batches
 
 

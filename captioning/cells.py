@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,11 +36,6 @@ class CellGrid:
         """Return the grid that cuts the view into equal cells."""
         stride = size[0] / grid_size[0], size[1] / grid_size[1]
         return cls(grid_size, (stride[0] / 2, stride[1] / 2), stride, size)
-
-    @classmethod
-    def from_dict(cls, pairs: dict[str, Any]) -> CellGrid:
-        """Return the grid of ``dataclasses.asdict``, in which JSON turns tuples into lists."""
-        return cls(**{field.name: tuple(pairs[field.name]) for field in dataclasses.fields(cls)})
 
     def scaled(self, size: tuple[int, int]) -> CellGrid:
         """Return the same cells of a view that was enlarged or reduced to ``size``."""

@@ -94,16 +94,11 @@ _PUNCTUATION = frozenset("' . ? ! , : ;".split())
 _CONTRACTIONS = frozenset("cannot gimme gonna gotta lemme wanna".split())
 
 
-@functools.cache
-def _treebank():  # type: ignore[no-untyped-def]
-    from nltk.tokenize import TreebankWordTokenizer  # slow to import, and rarely needed
-
-    return TreebankWordTokenizer()
-
-
 @functools.lru_cache(maxsize=1 << 16)
 def _tokenize_piece(piece: str) -> tuple[str, ...]:
     if (piece.isascii() and piece.isalnum() and piece not in _CONTRACTIONS) or _WHOLE.fullmatch(piece):
         return (piece,)  # no rule changes it
-    words = _treebank().tokenize(_OPENING.sub("", piece.strip("-.")))
+    from nltk.tokenize import TreebankWordTokenizer  # slow to import, and rarely needed
+
+    words = TreebankWordTokenizer().tokenize(_OPENING.sub("", piece.strip("-.")))
     return tuple(_BRACKETS.get(word, word) for word in words if word.strip("-.") and word not in _PUNCTUATION)

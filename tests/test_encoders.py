@@ -522,7 +522,6 @@ OF_TIMM = functools.partial(TimmEncoder, name="resnet18", weights=None)
         (OF_TORCHVISION, {"weights": "IMAGENET9"}, "resnet18 has no 'IMAGENET9', but IMAGENET1K_V1, DEFAULT; or"),
         (OF_TORCHVISION, {"model_args": {"widthh": 2}}, "resnet18, layer1: .*widthh"),
         (OF_TORCHVISION, {"node": "flatten"}, "no grid of vectors; choose an earlier layer"),
-        (OF_TORCHVISION, {"node": "x"}, "no layer with weights comes before its output"),
         (
             OF_TIMM,
             {"out_index": "layer9.0"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
@@ -158,7 +157,7 @@ def test_the_likelihood_of_references_is_the_mean_of_the_models():
     assert asked == [members[3].encoder.preprocessing]  # once, and for the one encoder that needs it
     probabilities = np.zeros(len(output.targets))
     for member, view in zip(members, views_of(members, views), strict=True):
-        forced = member(dataclasses.replace(batch, images=view))
+        forced = member(batch._replace(images=view))
         probabilities += np.exp(-step_nll(forced.logits, forced.targets).double().numpy()) / len(members)
     log_probs = -step_nll(output.logits, output.targets)
     np.testing.assert_allclose(log_probs.numpy(), np.log(probabilities), rtol=1e-4)

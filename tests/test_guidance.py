@@ -46,10 +46,9 @@ def make_batch(mask: bool = False) -> CaptionBatch:
 
 def with_regions(batch: CaptionBatch) -> CaptionBatch:
     """ "a dog" is in the first two cells, "cats" covers half of the last one."""
-    batch.regions = torch.zeros(3, L, dtype=torch.float64)
-    batch.regions[:2, :2], batch.regions[2, -1] = 1.0, 0.5
-    batch.region_steps = torch.tensor([[0, 0], [0, 1], [1, 1]])
-    return batch
+    regions = torch.zeros(3, L, dtype=torch.float64)
+    regions[:2, :2], regions[2, -1] = 1.0, 0.5
+    return batch._replace(regions=regions, region_steps=torch.tensor([[0, 0], [0, 1], [1, 1]]))
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -211,7 +210,7 @@ def test_the_query_reads_the_previous_word_and_a_search_sees_what_training_saw()
     torch.nn.init.normal_(knows.decoder.word_to_query.weight)
     with torch.no_grad():
         output, memory = knows(batch), knows.encode_batch(batch)
-        other = CaptionBatch(**vars(batch) | {"captions": batch.captions.clone()})
+        other = batch._replace(captions=batch.captions.clone())
         other.captions[:, 1] = VOCABULARY.encode(["cats"])[0]
         changed = (knows(other).trace.alphas - output.trace.alphas).abs().amax(-1)
         assert not changed[:, 0].any() and (changed[:, 1] > 1e-6).all()  # y_1 is read at step 2

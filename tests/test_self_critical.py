@@ -35,6 +35,7 @@ from captioning.model import AttentionDecoder, SummedOutput, TransformerDecoder
 from captioning.model.captioner import Captioner
 from captioning.objective import SelfCriticalTraining
 from captioning.objective.reward import CaptionReward
+from captioning.trace import map_fields
 from captioning.vocabulary import END, PAD, START, UNK, Vocabulary
 
 pytestmark = pytest.mark.filterwarnings("ignore:self-critical training begins with random weights")
@@ -240,12 +241,12 @@ def gradient_of(images: slice) -> tuple[Tensor, dict[str, Tensor]]:
     torch.manual_seed(4)
     captioner, whole = make_captioner(), make_batch(images=3)
     sampled = THREE[2 * images.start : 2 * images.stop]
-    one_each = {name: value[images] for name, value in vars(whole).items() if value is not None}
-    one_each["image_index"] = torch.arange(len(one_each["rows"]))
+    one_each = map_fields(whole, lambda value: value[images])
+    one_each = one_each._replace(image_index=torch.arange(len(one_each.index_rows)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decoding, "sample", lambda *_, **__: sampled)
         objective = begun(SelfCriticalTraining(samples=2))
-        loss, terms, _ = objective(captioner, CaptionBatch(**one_each))
+        loss, terms, _ = objective(captioner, one_each)
     return gradient(captioner, loss), terms
 
 

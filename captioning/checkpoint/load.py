@@ -77,7 +77,7 @@ def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.de
         content = checkpoint["captioning"]
         captioner, vocabulary = rebuild(content, checkpoint["state_dict"])
         if "cells" in content:
-            captioner.encoder.cells = CellGrid.from_dict(content["cells"])
+            captioner.encoder.cells = CellGrid(**{name: tuple(pair) for name, pair in content["cells"].items()})
         settings = dict(content["settings"] or {})
     except InputError as error:
         raise InputError(f"{path}: {error}") from error

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from captioning.trace import map_fields
 from captioning.vocabulary import END, PAD, START
 
 
-@dataclass
-class CaptionBatch:
+class CaptionBatch(NamedTuple):
     """B images and N captions of them. An image with several captions in the batch appears once."""
 
     captions: Tensor  # (N, T+1) int64 ids, <start> w_1 .. w_n <end> <pad> ..; T is the longest caption with its <end>
@@ -27,17 +26,10 @@ class CaptionBatch:
     region_steps: Tensor | None = None  # (P, 2) int64, caption and step of the word: captions[caption, step + 1]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> CaptionBatch:
-        return self._each("to", device, non_blocking=non_blocking)
-
-    def pin_memory(self) -> CaptionBatch:
-        return self._each("pin_memory")
+        return map_fields(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def share_memory_(self) -> CaptionBatch:
-        return self._each("share_memory_")
-
-    def _each(self, method: str, *args: Any, **options: Any) -> CaptionBatch:
-        tensors = {name: tensor for name, tensor in vars(self).items() if tensor is not None}
-        return CaptionBatch(**{name: getattr(tensor, method)(*args, **options) for name, tensor in tensors.items()})
+        return map_fields(self, torch.Tensor.share_memory_)
 
 
 def pad_captions(encoded: list[list[int]]) -> tuple[Tensor, Tensor]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
 
-from captioning.data.images import formats, upright_size
+from captioning.data.images import formats
 from captioning.data.records import Phrase
 from captioning.errors import InputError, one_line
 
@@ -54,7 +54,8 @@ def _masks(file: Path, image_path: Path) -> dict[str, np.ndarray]:
         raise InputError(f"{file}: not an annotation of Flickr30k Entities ({one_line(error)})") from error
     stored = width, height
     with suppress(OSError), Image.open(image_path, formats=formats()) as image:
-        stored = upright_size(image)  # the image may be stored smaller, or squashed
+        is_turned = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
+        stored = image.size[::-1] if is_turned else image.size  # which may be smaller, or squashed
     masks: dict[str, np.ndarray] = {}
     for item in root.iter("object"):
         if (box := item.find("bndbox")) is None:

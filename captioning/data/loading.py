@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing
 import operator
 import os
@@ -190,7 +189,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
         if not steps:
             return batch
         regions = torch.from_numpy(np.array(covered, dtype=np.float32))
-        return dataclasses.replace(batch, regions=regions, region_steps=torch.tensor(steps))
+        return batch._replace(regions=regions, region_steps=torch.tensor(steps))
 
 
 class SplitData:

@@ -20,7 +20,6 @@ from captioning.cells import CellGrid, GridSize
 from captioning.component import Component
 from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError, one_line
-from captioning.files import refuse_lfs_pointer
 
 # These arguments do not change the computation, or are compared as preprocessing.
 _NOT_IDENTITY = {"weights", "trainable_from", "learning_rate", "image_size", "crop", "mean", "std"}
@@ -76,12 +75,10 @@ class Encoder(Component):
         self.trainable_from = trainable_from
         self.learning_rate = learning_rate
         self.preprocessing = preprocessing
-        if (weight := next(network.parameters(), None)) is None:
-            reason = "no layer with weights comes before its output; choose a later layer"
-            raise InputError(f"{type(self).__name__}: {reason}")
         self.network.eval()
         with torch.no_grad():  # one forward pass, free on the meta device
-            _, *grid, D = self._grid(torch.zeros(1, 3, *preprocessing.size, device=weight.device)).shape
+            device = next(network.parameters()).device
+            _, *grid, D = self._grid(torch.zeros(1, 3, *preprocessing.size, device=device)).shape
         self.grid_size: GridSize = (grid[0], grid[1])
         self.annotation_dim: int = D
         self._cells: tuple[Any, CellGrid] | None = None
@@ -288,7 +285,6 @@ def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         remedy = "`captioning prepare weights` fetches those of the configs"
         raise InputError(f"{WEIGHTS_OPTION}: {path} is no file; {remedy}")
-    refuse_lfs_pointer(path)
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file

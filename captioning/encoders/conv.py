@@ -40,9 +40,7 @@ class ConvEncoder(Encoder):
         positions: bool = True,
         learning_rate: float | None = None,
     ) -> None:
-        for number in channels:
-            check_whole(1, 4096, channels=number)  # more would take minutes to build
-        check_whole(1, 4096, image_size=image_size, strides=min(strides, default=0))
+        check_whole(1, image_size=image_size, strides=min(strides), channels=min(channels))
         if len(channels) != len(strides) or image_size % math.prod(strides):
             layers = f"channels {list(channels)} and strides {list(strides)} must be equally many"
             raise InputError(f"ConvEncoder: {layers}, and the strides' product must divide image_size {image_size}")

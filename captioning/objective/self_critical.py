@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -158,7 +157,7 @@ class SelfCriticalTraining(Objective):
         ids, lengths = pad_captions([caption.ids for caption in captions])
         lengths = lengths - torch.tensor([not caption.finished for caption in captions]).long()  # cut off: no <end>
         image_index = repeat_rows(torch.arange(B, device=device), len(captions) // B)  # (N,)
-        sampled = replace(batch, captions=ids.to(device), lengths=lengths.to(device), image_index=image_index)
+        sampled = batch._replace(captions=ids.to(device), lengths=lengths.to(device), image_index=image_index)
         output = captioner.teacher_force(sampled, memory)
         logits = _sampleable_logits(output, self.search.min_length)
         return step_log_probs(logits, output.targets, output.mask).sum(dim=1), output

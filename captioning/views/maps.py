@@ -58,11 +58,6 @@ def _weights(n: int, offset: float, stride: float, pixels: int, sigma: float) ->
     return np.sum([np.diff(np.vectorize(math.erf)(distance)) / 2 for distance in distances], 0).astype(np.float32)
 
 
-def is_nearly_even(alpha: NDArray[np.float32]) -> bool:
-    """Return whether the maximum is less than twice even attention."""
-    return bool(alpha.max() * alpha.size < NEARLY_EVEN)
-
-
 def paint(view: NDArray[np.float32], smooth: NDArray[np.float32], end: float, style: Style) -> NDArray[np.uint8]:
     """Return the view (.., 3) in 0 .. 1 with the map ``smooth`` (..) painted on it: dim at 0, brightest from ``end``.
 

@@ -15,7 +15,7 @@ from PIL import Image
 from captioning.cells import CellGrid
 from captioning.errors import check_choice, warn_once
 from captioning.trace import AttentionTrace, map_fields
-from captioning.views.maps import Style, is_nearly_even, paint, smooth_alphas
+from captioning.views.maps import NEARLY_EVEN, Style, paint, smooth_alphas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -199,7 +199,7 @@ def _notes(weights: NDArray[np.float32], chosen: list[int | None], betas: Any, d
         alpha = weights[step]
         most = f"at most {alpha.max():#.2g}" if cell is None else f"{alpha[cell]:#.2g} there"
         beta = "" if betas is None else f"\N{GREEK SMALL LETTER BETA} {betas[step]:.2f} · "
-        is_even = cell is None and is_nearly_even(alpha)
+        is_even = cell is None and alpha.max() * alpha.size < NEARLY_EVEN
         notes.append("\n".join(filter(None, (beta + most if details else "", "nearly even" if is_even else ""))))
     return notes
 

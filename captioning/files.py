@@ -78,11 +78,11 @@ def check_output(
     """
     if path is None or str(path) == "-":
         return
-    if suffixes and Path(path).suffix.lower() not in suffixes:
-        raise InputError(f"{option} {path}: must end in {', '.join(suffixes)}".lstrip())
     for other in inputs:
         if os.path.exists(path) and os.path.exists(other) and os.path.samefile(other, path):
             raise InputError(f"{option} {path}: would replace {other}, which is an input; give another name")
+    if suffixes and Path(path).suffix.lower() not in suffixes:
+        raise InputError(f"{option} {path}: must end in {', '.join(suffixes)}".lstrip())
 
 
 def refuse_lfs_pointer(path: Path) -> None:

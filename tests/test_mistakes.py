@@ -56,6 +56,8 @@ MISTAKES = {
     "fit --config gone.yaml": "--config gone.yaml: cannot be read (No such file or directory)",
     "test --ckpt_path=gone.ckpt": "gone.ckpt: the checkpoint cannot be read (No such file or directory)",
     "fit --config tiny.yaml --init_from gone.ckpt": "gone.ckpt: the checkpoint cannot be read (No such file",
+    "caption gone.png": "error: gone.png: no such image file",
+    "caption https://a.b/c.png": "https://a.b/c.png: no such image file",
     "caption photo.png --model gone.ckpt": "gone.ckpt: the checkpoint cannot be read (No such file or directory)",
     "evaluate --captions gone.json --references x.json": "gone.json: cannot be read (No such file or directory)",
     "fit": "model.encoder, model.decoder, data.source, as in captioning fit --config configs/shapes_soft.yaml",

@@ -50,8 +50,6 @@ def test_captioning_an_image_imports_neither_compiler_nor_lightning_nor_wandb(tm
     [
         ("ftt", "captioning ftt: no such command; did you mean fit?"),
         ("quit", "captioning quit: no such command; `captioning` lists the commands"),
-        ("caption gone.png", "error: gone.png: no such image file"),
-        ("caption https://a.b/c.png", "https://a.b/c.png: no such image file"),
         ("caption photo.png --overlya x.png", "unrecognized arguments: --overlya x.png; did you mean --overlay?"),
         ("caption empty", "empty: no image in this folder"),
         ("compare empty gone", "gone: no such folder of a run"),

@@ -130,7 +130,7 @@ def test_a_template_is_a_text(place, capsys):
     assert "</script><script>" not in page and ("{{7*7}}" in page or "{{7*7}}" not in caption.text)
     model = read_model("sent.ckpt")
     settings = {"data": {"source": {"class_path": "{name.__class__} {0} {{7*7}}"}}}
-    assert "| data | __class__} {0} {{7*7}} |" in card(model.captioner, model.vocabulary, settings, "sent")
+    assert "Data: {name.__class__} {0} {{7*7}}." in card(model.captioner, model.vocabulary, settings, "sent")
 
 
 HUGE = {

@@ -13,7 +13,6 @@ from captioning.cells import CellGrid
 from captioning.checkpoint.export import CONFIG, VOCABULARY, WEIGHTS, is_export, read_export
 from captioning.checkpoint.format import read_checkpoint, rebuild
 from captioning.errors import InputError, one_line
-from captioning.files import read_json
 from captioning.model.captioner import Captioner
 from captioning.tokenizers import Tokenizer
 from captioning.vocabulary import UNK, Vocabulary
@@ -99,24 +98,17 @@ def read_models(paths: Sequence[str | os.PathLike[str]], device: str | torch.dev
 
 
 def _download(name: str) -> Path:
-    """Download "hf:owner/name" or "hf:owner/name@revision" unless the hub's cache has it; return its folder.
-
-    The configuration is downloaded first, so that the weights of another kind of model never are.
-    """
+    """Download "hf:owner/name" or "hf:owner/name@revision" unless the hub's cache has it; return its folder."""
     try:
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import snapshot_download
     except ImportError as error:
         raise InputError(f"{name}: needs huggingface_hub; pip install -e '.[hub]'") from error
     repository, _, revision = name.removeprefix("hf:").partition("@")
     try:
-        config = Path(hf_hub_download(repository, CONFIG, revision=revision or None))
-        if not {"encoder", "decoder"} <= set(read_json(config)):
-            raise InputError("no captioner of this project; `captioning export` writes what can be uploaded")
-        for file in (VOCABULARY, WEIGHTS):
-            hf_hub_download(repository, file, revision=config.parent.name)  # the commit: one state of all files
+        files = [CONFIG, VOCABULARY, WEIGHTS]
+        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=files))
     except Exception as error:  # the HTTP library's errors are among them
         raise InputError(f"{name}: {one_line(error)}") from error
-    return config.parent
 
 
 def check_device(name: str | torch.device) -> torch.device:

@@ -12,6 +12,7 @@ import yaml
 from captioning.files import read_json
 from captioning.model.captioner import Captioner
 from captioning.run_folder import RunFolder, is_current
+from captioning.settings import flatten
 from captioning.vocabulary import Vocabulary
 
 UNTESTED = "It was not tested."
@@ -47,7 +48,7 @@ def card(
         decoder_parameters=sum(parameter.numel() for parameter in decoder.parameters()),
         words=len(vocabulary.words),
         tokens=vocabulary.tokenizer.description,
-        training=_training(settings),
+        data=flatten(settings).get("data.source", "unknown"),
         metrics=_metrics(checkpoint),
         license=license or "Of the weights: not stated; ask whoever gave you this folder",
     )
@@ -63,27 +64,6 @@ def _sections(markdown: str) -> dict[str, str]:
     return {title: text.strip() for title, text in ({"": start} | sections).items() if text.strip()}
 
 
-def _training(settings: Mapping[str, Any]) -> str:
-    data, trainer, model = (settings.get(name) or {} for name in ("data", "trainer", "model"))
-    values = {
-        "data": _class(data.get("source")),
-        "batch size": data.get("batch_size"),
-        "largest number of epochs": trainer.get("max_epochs"),
-        "optimizer": _class(model.get("optimizer")),
-        "objective": _class(model.get("objective")),
-        "seed": settings.get("seed_everything"),
-    }
-    return _table("setting", {name: value for name, value in values.items() if value is not None})
-
-
-def _class(config: Mapping[str, Any] | None) -> str | None:
-    """Return a class's name with its plain arguments."""
-    if not config:
-        return None
-    plain = [f"{n} {v}" for n, v in (config.get("init_args") or {}).items() if isinstance(v, (int, float, str))]
-    return ", ".join([config["class_path"].rpartition(".")[2], *plain])
-
-
 def _metrics(checkpoint: Path | None) -> str:
     """Return a table of metrics for each split on which this checkpoint was tested."""
     if checkpoint is None or (run := RunFolder.of(checkpoint)) is None:
@@ -96,11 +76,8 @@ def _metrics(checkpoint: Path | None) -> str:
         if content and search.pop("checkpoint", checkpoint.name) == checkpoint.name and is_current_test:
             split = search.pop("split", path.name.partition("_")[0])
             how = ", ".join(f"{name} {value}" for name, value in search.items())
-            metrics = {n.partition("/")[2]: f"{value:.2f}" for n, value in content.items() if isinstance(value, float)}
-            tables.append(f"Split {split}; {how}.\n\n{_table('metric', metrics)}")
+            rows = [
+                f"| {n.partition('/')[2]} | {value:.2f} |" for n, value in content.items() if isinstance(value, float)
+            ]
+            tables.append("\n".join([f"Split {split}; {how}.\n", "| metric | value |", "| --- | --- |", *rows]))
     return "\n\n".join(tables) or UNTESTED
-
-
-def _table(head: str, values: Mapping[str, Any]) -> str:
-    cells = {name: str(value).replace("|", " ").replace("\n", " ") for name, value in values.items()}
-    return "\n".join([f"| {head} | value |", "| --- | --- |", *(f"| {name} | {cells[name]} |" for name in cells)])

@@ -5,13 +5,12 @@ from __future__ import annotations
 import html
 import importlib.util
 import os
-import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioning.cli import model_name
-from captioning.errors import InputError, printable
+from captioning.errors import InputError, one_line, printable
 from captioning.files import read_json
 
 if TYPE_CHECKING:
@@ -49,13 +48,6 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
     """
     if importlib.util.find_spec("gradio") is None:
         raise InputError("captioning app needs gradio: pip install -e '.[app]'")
-    try:
-        with socket.socket() as probe:  # before the slow imports
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-    except (OSError, OverflowError) as error:
-        what_to_do = "give an address of this machine and a free port"
-        raise InputError(f"--host {host} --port {port}: cannot be served on; {what_to_do}") from error
     print(f"captioning app: loading {printable(model)} ...", file=sys.stderr, flush=True)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio sends some on import
     import gradio
@@ -68,8 +60,10 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
     examples = [example for example in read_json(folder / "examples.json") if example["app"]]
     sources = " · ".join(f"[{example['file']}: {example['credit']}]({example['source']})" for example in examples)
     with gradio.Blocks(title="Captions", analytics_enabled=False, delete_cache=(600, 600)) as page:  # seconds
-        introduction = "Drop a photo: the model describes it, and shows where it looked at each word."
-        gradio.Markdown(f"# Describe a photo\n{introduction} {_limits(model)}")
+        introduction = (
+            "Drop a photo: the model describes it, and shows where it looked at each word. Captions of images"
+        )
+        gradio.Markdown(f"# Describe a photo\n{introduction} unlike those of its training are fluent and wrong.")
         with gradio.Row():
             photo: Any = gradio.Image(label="Photo", height=220, sources=["upload", "clipboard"], buttons=[])
             with gradio.Column():
@@ -80,24 +74,18 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
         photo.preprocess = lambda upload: upload and upload.path
         samples.click(lambda sample: sample[0], samples, photo, api_visibility="private")
         result = gradio.HTML(padding=False)
-        photo.change(lambda path: _answer(captioner, name, path, examples), photo, result, api_visibility="private")
+        photo.change(lambda path: _answer(captioner, name, path), photo, result, api_visibility="private")
     server: dict[str, Any] = {"server_name": host, "server_port": port, "allowed_paths": [str(folder)]}
-    page.launch(**server, prevent_thread_lock=True, quiet=True, ssr_mode=False, run_history=False, css=_STYLE)
+    try:
+        page.launch(**server, prevent_thread_lock=True, quiet=True, ssr_mode=False, run_history=False, css=_STYLE)
+    except (OSError, OverflowError) as error:
+        raise InputError(f"--host {host} --port {port}: {one_line(error)}") from error
     print(f"captioning app: {page.local_url} (Ctrl-C ends it)", file=sys.stderr, flush=True)
     page.block_thread()
 
 
-def _limits(model: str) -> str:
-    """Return the first limit in the model card of an exported folder."""
-    from captioning.checkpoint.load import PRETRAINED, PRETRAINED_FOLDER
-
-    card = (PRETRAINED_FOLDER if model == PRETRAINED else Path(model)) / "README.md"
-    text = card.read_text(encoding="utf-8") if card.is_file() else ""
-    return " ".join(text.partition("## Limits\n\n- ")[2].partition("\n\n")[0].partition("\n- ")[0].split())
-
-
-def _answer(captioner: ImageCaptioner[Any], name: str, path: str | None, examples: list[Any]) -> str:
-    """Return HTML: the explorer of the photo below the wrong words of an example, or one line with the error."""
+def _answer(captioner: ImageCaptioner[Any], name: str, path: str | None) -> str:
+    """Return HTML: the explorer of the photo, or one line with the error."""
     from captioning.views.explorer import explorer_page
 
     if path is None:
@@ -111,8 +99,4 @@ def _answer(captioner: ImageCaptioner[Any], name: str, path: str | None, example
     page = explorer_page([caption.explored(name)], caption.text)
     # A frame of its own keeps the explorer's style, keys and policy apart from the page around it.
     frame = '<iframe class="frame" title="Caption and attention" onload="{}" srcdoc="{}"></iframe>'
-    html_page = frame.format(html.escape(_LOADED), html.escape(page))
-    for example in examples:
-        if (example["file"], example["caption"]) == (file, caption.text) and example.get("wrong"):
-            return f"<p>Wrong: <b>{', '.join(example['wrong'])}</b>. {example['about']}.</p>{html_page}"
-    return html_page
+    return frame.format(html.escape(_LOADED), html.escape(page))

@@ -5,11 +5,9 @@ from __future__ import annotations
 import codecs
 import contextlib
 import dataclasses
-import itertools
 import json as json_text
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -98,17 +96,11 @@ def caption(
         failed.append(path)
         print(f"error: {printable(error)}", file=sys.stderr)
 
-    named = list(_paths(images))
-    for path in named:
-        if not os.path.exists(path):
-            skip(path, f"{path}: no such image file")
-    paths = [path for path in named if path not in failed]
+    paths = list(_paths(images))
     inputs = [*paths, *models]
     check_output(json, "--json", JSON_SUFFIXES if single else (".jsonl",), inputs)
     check_output(explorer, "--explorer", PAGE_SUFFIXES, inputs)
     overlays = _overlay_paths(overlay, paths, single, inputs) if overlay is not None else {}
-    if not paths:
-        raise SystemExit(2)
     announce("caption")
     from captioning.inference import load
     from captioning.views.explorer import ExplorerData, explorer_page
@@ -121,11 +113,12 @@ def caption(
     shown: list[ExplorerData] = []
     with _json_lines(json) as lines:
         for result in captioner.stream(paths, options, batch_size=batch_size, on_error=skip):
+            content = result.to_dict() if lines is not None else {}
             if overlay is not None:
+                content["overlay"] = str(overlays[str(result.path)])
                 picture = captioner.with_members(result, labels)
-                picture.save_figure(overlays[str(result.path)], style=style, heads=heads, details=details)
+                picture.save_figure(content["overlay"], style=style, heads=heads, details=details)
             if lines is not None:
-                content = result.to_dict() | ({} if overlay is None else {"overlay": str(overlays[str(result.path)])})
                 print(json_text.dumps(content), file=lines, flush=True)
             if lines is not sys.stdout:
                 place = [] if single else [printable(result.path)]
@@ -136,11 +129,11 @@ def caption(
     if explorer is not None and shown:
         write_text(explorer, explorer_page(shown, f"Where the model looked: {title}"), "--explorer")
     for output in (overlay, explorer, json):
-        if output is not None and len(failed) < len(named) and str(output) != "-":
+        if output is not None and len(failed) < len(paths) and str(output) != "-":
             print_written(output)
     if failed:
         if not single:
-            print(f"error: {len(failed)} of {len(named)} images unreadable", file=sys.stderr)
+            print(f"error: {len(failed)} of {len(paths)} images unreadable", file=sys.stderr)
         raise SystemExit(2)
 
 
@@ -165,34 +158,29 @@ def _paths(images: Sequence[str]) -> Iterator[str]:
 
 
 def _images_below(folder: str) -> list[str]:
-    """Return the images below a folder in order, and print what else is there. Raises InputError if there is none.
+    """Return the images below a folder in order, and print how many other files there are.
 
-    Hidden folders and links to a folder above are left out.
+    Hidden folders and links to a folder above are left out. Raises InputError if there is no image.
     """
     from captioning.data.images import HEIC, suffixes
 
-    readable, images, others = suffixes(), list[str](), Counter[str]()
+    readable = tuple(suffixes())
+    images, others = list[str](), list[str]()
     above = {folder: {os.path.realpath(folder)}}  # by folder, the real paths of it and of the folders above it
-
-    def count_unreadable(error: OSError) -> None:
-        others[f"folders ({error.strerror})"] += 1
-
-    for place, folders, files in os.walk(folder, onerror=count_unreadable, followlinks=True):
+    walk = os.walk(folder, onerror=lambda error: others.append(str(error.filename)), followlinks=True)
+    for place, folders, files in walk:
         real = {name: os.path.realpath(os.path.join(place, name)) for name in folders}
         folders[:] = [name for name in folders if name[0] != "." and real[name] not in above[place]]
         above |= {os.path.join(place, name): {*above[place], real[name]} for name in folders}
-        for path in (Path(place, name) for name in files if name[0] != "."):
-            suffix = path.suffix.lower()
-            if suffix in readable:
-                images.append(str(path))
-            else:
-                others[suffix] += 1
-    listing = ", ".join(f"{count} {suffix or 'without a suffix'}" for suffix, count in sorted(others.items()))
-    listing += f" ({HEIC})" if {".heic", ".heif"} & others.keys() else ""
+        for path in (os.path.join(place, name) for name in files if name[0] != "."):
+            (images if path.lower().endswith(readable) else others).append(path)
+    skipped = f"{len(others)} files that are not images or cannot be read"
+    if any(path.lower().endswith((".heic", ".heif")) for path in others):
+        skipped += f" ({HEIC})"
     if not images:
-        raise InputError(f"{folder}: no image in this folder" + (f", only {listing}" if others else ""))
+        raise InputError(f"{folder}: no image in this folder" + (f", only {skipped}" if others else ""))
     if others:
-        print(f"{folder}: skipped files that are not images: {printable(listing)}", file=sys.stderr)
+        print(f"{folder}: skipped {skipped}", file=sys.stderr)
     return sorted(images)
 
 
@@ -207,15 +195,5 @@ def _overlay_paths(target: Path, paths: Sequence[str], single: bool, inputs: Seq
         check_output(target, "--overlay", FIGURES, inputs)
         return dict.fromkeys(paths, target)
     check_output(target, "--overlay", inputs=inputs)
-    folders = {Path(path).resolve().parent for path in paths}
-    overlays: dict[str, Path] = {}
-    taken: set[str] = set()
-    for path in dict.fromkeys(paths):
-        stem = Path(path).stem  # images of two folders may have the same name, and some disks ignore case
-        names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
-        name = next(name for name in names if name.lower() not in taken)
-        taken.add(name.lower())
-        overlays[path] = target / f"{name}.png"
-        if target.resolve() in folders and overlays[path].exists():
-            raise InputError(f"--overlay {target}: would replace {overlays[path]}; give another folder")
-    return overlays
+    unique = dict.fromkeys(paths)  # whose images may have the same name in two folders
+    return {path: target / f"{number:03d}_{Path(path).stem}.png" for number, path in enumerate(unique, 1)}

@@ -78,6 +78,9 @@ def test_what_befalls_a_worker_is_one_line_with_what_to_do(capfd, fault, line):
 class HangingIndex(CaptionIndex):
     """Images that never come."""
 
+    def take(self, limit):
+        return self
+
     def image(self, row, preprocessing):
         time.sleep(1000)
 

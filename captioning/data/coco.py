@@ -106,9 +106,6 @@ class Instances:
             self._images |= {image.file_name: image for image in content.images}
             for annotation in content.annotations:
                 if annotation.segmentation and annotation.image_id in images:
-                    if annotation.category_id not in nouns:
-                        unknown = f"an object is of category {annotation.category_id}, which is not in its categories"
-                        raise InputError(f"{path}: image {annotation.image_id}: {unknown}")
                     name = images[annotation.image_id].file_name
                     self._annotations.setdefault(name, []).append((nouns[annotation.category_id], annotation))
 

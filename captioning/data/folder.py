@@ -134,10 +134,7 @@ def hashed_split(image: str) -> str:
 
 
 def _fill_splits(split_of: dict[str, str], free: Sequence[str]) -> None:
-    """Move the first tenth of the largest split's ``free`` images into an empty split, at least one image.
-
-    An empty training split gets eight tenths. Fewer than three images stay where they are.
-    """
+    """Move ``free`` images of the largest split into an empty split, as ``FolderSource`` says."""
     for split in SPLITS if len(split_of) > 2 else ():
         if split not in split_of.values():
             largest = max(([image for image in free if split_of[image] == other] for other in SPLITS), key=len)

@@ -69,12 +69,10 @@ class KarpathySource(CaptionSource):
         return None if self.entities is None else Entities(self.entities).phrases
 
     def _entry(self, image: _Image) -> ImageEntry:
-        image_id = image.imgid if image.cocoid is None else image.cocoid
-        if image_id is None:
-            raise InputError(f"{self.json_path}: {image.filename} has neither cocoid nor imgid")
         tokenized = isinstance(self.tokenizer, PennTreebank)
         texts = (" ".join(sentence.tokens) if tokenized else sentence.raw for sentence in image.sentences)
         captions = [" ".join(self.tokenizer.tokenize(text)) for text in texts]
+        image_id = image.imgid if image.cocoid is None else image.cocoid
         return ImageEntry(image_id, str(Path(image.filepath, image.filename)), captions)
 
 
@@ -88,7 +86,7 @@ class _Image(msgspec.Struct):
     filename: str
     filepath: str = ""
     cocoid: int | None = None
-    imgid: int | None = None
+    imgid: int = 0
     sentences: list[_Sentence] = []
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from torch.utils.data import Sampler
 
-from captioning.errors import InputError, check_choice
+from captioning.errors import InputError
 
 Group = Literal["length", "image"]
 
@@ -52,7 +52,6 @@ class CaptionBatches(Sampler[list[int]]):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        check_choice(Group, group=group)
         if captions_per_image is not None and group != "image":
             raise InputError(f"captions_per_image: needs group image, got {group}")
         self.lengths, images = np.asarray(lengths), np.asarray(image_of_caption)

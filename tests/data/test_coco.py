@@ -134,14 +134,6 @@ def test_a_captions_file_that_cannot_be_used_is_named_in_one_line(root, content,
 # Objects
 
 
-def test_an_object_of_a_category_that_the_file_lacks_is_named(root):
-    write(root, "instances_val2017.json", images=IMAGES, annotations=OBJECTS, categories=[])
-    with pytest.raises(
-        InputError, match=r"instances_val2017\.json: image 9: an object is of category \d+, which is not"
-    ):
-        CocoSource(str(root)).objects("val")
-
-
 def test_objects_carry_their_category_and_their_pixels(root):
     """Polygons, plain run lengths and packed ones."""
     drawn = np.random.default_rng(0).random((5, 7)) < 0.5

@@ -61,7 +61,6 @@ def test_restval_counts_as_train_and_coco_images_keep_their_number_and_folder(tm
     ("images", "message"),
     [
         ([image(1, "train", "a dog")], "has no val split, only train"),
-        ([image(None, "val", "a dog") | {"filename": "1.jpg"}], "1.jpg has neither cocoid nor imgid"),
         ([{"split": "val", "imgid": 1}], "missing required field `filename`"),
         ([image(1, "val") | {"sentences": [{"raw": "a dog"}]}], "holds no image with a caption"),
         ([image(1, ["val"], "a dog")], "not a split file (Expected `str`, got `array`"),

@@ -296,7 +296,7 @@ def test_a_folder_holds_every_format_that_is_read_when_named_and_the_others_are_
         (tmp_path / name).write_bytes(b"\0\0\0\x18ftypheic" + bytes(99))
     lines, err = run(capsys, tmp_path, "--model", checkpoint)
     assert [line.partition("\t")[0] for line in lines] == names
-    left_out = "skipped 4 files that are not images or cannot be read (HEIC: pip install pillow-heif"
+    left_out = "4 skipped, which are no images or cannot be read (HEIC: pip install pillow-heif"
     assert left_out in err and err.count("\n") == 1
     _, err = run(capsys, tmp_path / "1.heic", "--model", checkpoint, code=2)
     assert "1.heic: cannot be read as an image (HEIC: pip install pillow-heif and add --import pillow_heif.Heif" in err
@@ -314,7 +314,7 @@ def test_a_folder_is_read_behind_links_to_folders_without_going_round_in_circles
     lines, err = run(capsys, tmp_path / "all", "--model", checkpoint)
     names = ["2023/b.png", "2023/deep/c.png", "2023/more/d.png", "a.png", "also.png"]
     assert [line.partition("\t")[0] for line in lines] == [str(tmp_path / "all" / name) for name in names]
-    assert err.count("\n") == 1 and "skipped 2 files that are not images" in err
+    assert err.count("\n") == 1 and "2 skipped, which are no images" in err
 
 
 def test_images_of_any_kind_are_captioned(capsys, checkpoint, tmp_path):

@@ -174,13 +174,13 @@ def _images_below(folder: str) -> list[str]:
         above |= {os.path.join(place, name): {*above[place], real[name]} for name in folders}
         for path in (os.path.join(place, name) for name in files if name[0] != "."):
             (images if path.lower().endswith(readable) else others).append(path)
-    skipped = f"{len(others)} files that are not images or cannot be read"
+    skipped = f"{len(others)} skipped, which are no images or cannot be read"
     if any(path.lower().endswith((".heic", ".heif")) for path in others):
         skipped += f" ({HEIC})"
     if not images:
-        raise InputError(f"{folder}: no image in this folder" + (f", only {skipped}" if others else ""))
+        raise InputError(f"{folder}: no image in this folder" + (f", {skipped}" if others else ""))
     if others:
-        print(f"{folder}: skipped {skipped}", file=sys.stderr)
+        print(f"{folder}: {skipped}", file=sys.stderr)
     return sorted(images)
 
 

@@ -13,7 +13,7 @@ from PIL import ExifTags, Image
 
 from captioning.data.images import formats
 from captioning.data.records import Phrase
-from captioning.errors import InputError
+from captioning.errors import InputError, one_line
 
 _PHRASE = re.compile(r"\[/EN#(\d+)/\S+ ([^]]*)\]")
 
@@ -47,7 +47,10 @@ class Entities:
 
 def _masks(file: Path, image_path: Path) -> dict[str, np.ndarray]:
     """Return the mask of each entity that has boxes in the upright image, by the entity's number."""
-    root = ElementTree.parse(file).getroot()
+    try:
+        root = ElementTree.parse(file).getroot()
+    except (OSError, ElementTree.ParseError) as error:
+        raise InputError(f"{file}: not an annotation of Flickr30k Entities ({one_line(error)})") from error
     width, height = (int(root.findtext(f"size/{side}", "")) for side in ("width", "height"))
     stored = width, height
     with suppress(OSError), Image.open(image_path, formats=formats()) as image:

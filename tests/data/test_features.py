@@ -65,7 +65,7 @@ def test_another_encoders_features_are_refused_by_name(cache, change, message):
         Features(cache, "train", other, PATHS)
 
 
-def test_missing_and_incomplete_features_say_what_to_do(cache):
+def test_missing_incomplete_and_damaged_features_say_what_to_do(cache):
     with pytest.raises(InputError, match=r"val\.json: no features; run captioning extract"):
         Features(cache, "val", FINGERPRINT, PATHS)
     about = (cache / "train.json").read_text()
@@ -73,6 +73,9 @@ def test_missing_and_incomplete_features_say_what_to_do(cache):
     with pytest.raises(InputError, match=r"train\.json: only 5 of 7 images are done; finish captioning extract"):
         Features(cache, "train", FINGERPRINT, PATHS)
     (cache / "train.json").write_text(about)
+    (cache / "train.npy").write_bytes((cache / "train.npy").read_bytes()[:200])
+    with pytest.raises(InputError, match=r"train\.npy: cannot be read .*extract again"):
+        Features(cache, "train", FINGERPRINT, PATHS)
     for content in ("", '{"format": 3, "shard_images": 2}'):  # of an earlier version
         (cache / "train.json").write_text(content)
         with pytest.raises(InputError, match=r"train\.json: .*extract again"):

@@ -52,7 +52,7 @@ def _run(name: str, words: list[str]) -> None:
         hint = f"; give {module[:-3]}, without .py" if module.endswith(".py") else ""
         raise InputError(f"--import {module}: {type(error).__name__}: {error}{hint}") from error
     if name == "fit":
-        announce(name, "PyTorch and Lightning")
+        announce("captioning fit")
         from captioning.cli.fit import fit
 
         fit(["--help" if word == "--help_all" else word for word in words])

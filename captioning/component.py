@@ -36,14 +36,7 @@ class _RecordsInitArgs(ABCMeta):
     """Stores the arguments of the constructor call on the instance."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        component: Any = cls.__new__(cls)  # type: ignore[call-arg, arg-type]
-        try:
-            component.__init__(*args, **kwargs)
-        except AttributeError:
-            if "_modules" in vars(component):
-                raise
-        if "_modules" not in vars(component):  # nn.Module would complain only at the first layer
-            raise InputError(f"{cls.__name__}: its __init__ must begin with super().__init__()")
+        component = super().__call__(*args, **kwargs)
         bound = inspect.signature(cls.__init__).bind(component, *args, **kwargs)  # type: ignore[misc]
         bound.apply_defaults()
         component._init_args = arguments = dict(list(bound.arguments.items())[1:])

@@ -11,14 +11,9 @@ from captioning.errors import printable
 
 
 class Progress(tqdm):
-    """A tqdm bar and context manager. ``update(n)`` counts n units; a loop over the bar counts each item.
+    """A tqdm bar. ``update(n)`` counts n of ``total`` units, after those that were ``done`` before.
 
-    Args:
-        label: Name of the task.
-        total: Units of the whole task; None if unknown.
-        done: Units that were done before.
-        over: What a loop over the bar yields; each item is a unit.
-        unit: What is counted. "B", bytes, are shown as kB, MB ..
+    A loop over the bar yields what is in ``over`` and counts each item. The unit "B", bytes, is shown as kB, MB ..
     """
 
     monitor_interval = 0  # start no thread: data loaders fork processes

@@ -106,7 +106,6 @@ def test_fit_then_test_from_the_checkpoint_alone(workdir, capsys):
     assert metrics_of("runs/tiny", "val") and (run / "predictions.jsonl").is_file()
 
 
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")
 def test_second_run_gets_a_folder_of_its_own_and_a_resumed_one_keeps_its_folder(trained):
     command("fit", "--config", "tiny.yaml")
     assert Path("runs/tiny-2/checkpoints/last.ckpt").is_file()
@@ -141,8 +140,7 @@ def test_runs_that_start_together_have_folders_of_their_own(workdir, capsys):
         yaml.safe_load(Path(f"runs/{name}/config.yaml").read_text())["seed_everything"] for name in ("tiny", "tiny-2")
     ]
     assert seeds == [7, 1] and step_of(LAST) == step_of("runs/tiny-2/checkpoints/last.ckpt") == 2
-    taken = "run folder: runs/tiny-2 (runs/tiny is taken, by a run without a checkpoint; delete it if that has ended)"
-    assert taken in capsys.readouterr().out.splitlines()
+    assert "run folder: runs/tiny-2 (runs/tiny is taken)" in capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.parametrize("wrong", ["--data.batch_size=0", "--data.features=nowhere", "--trainer.limit_val_batches=9.5"])
@@ -210,7 +208,6 @@ def test_the_home_folder_is_the_same_for_all_that_write_into_a_run(workdir, monk
     assert not Path("~").exists()
 
 
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")
 @pytest.mark.parametrize(
     ("place", "folder"),
     [
@@ -229,7 +226,6 @@ def test_a_resumed_run_stays_with_its_checkpoint_whatever_its_config_is_called(t
     assert {path: path.read_bytes() for path in Path("runs/tiny").rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")
 def test_a_checkpoint_that_lies_in_no_run_goes_on_in_a_new_folder(trained):
     shutil.copy(LAST, "loose.ckpt")
     cli = command("fit", "--config", "tiny.yaml", "--ckpt_path", "loose.ckpt", "--trainer.max_epochs", "2")
@@ -445,8 +441,8 @@ def test_a_run_logs_to_wandb_offline_without_an_account_or_a_question(workdir):
 @pytest.mark.slow
 def test_a_run_in_wandb_is_named_as_the_user_says_and_not_as_the_run_whose_config_it_has(workdir):
     def name_and_id(*words: str) -> tuple[str, str]:
-        arguments = Fit(["--config", *words, "--name", "tiny"]).config.trainer.logger[0].init_args
-        return arguments.name, arguments.id
+        arguments = Fit(["--config", *words, "--name", "tiny"]).config.trainer.logger[0]["init_args"]
+        return arguments["name"], arguments["id"]
 
     given = ["--trainer.logger.name", "mine", "--trainer.logger.init_args.id=x1"]
     assert name_and_id("tiny.yaml", "--trainer.logger", "WandbLogger", *given) == ("mine", "x1")
@@ -485,10 +481,9 @@ def test_the_screen_of_a_run_has_no_line_in_vain_and_each_epochs_line_its_own_me
     command("fit", "--config", "tiny.yaml", *options)
     out, err = capsys.readouterr()
     said = out + err
-    for words in ("already configured", "FLOPs", "TPU", "to estimate", "Tip"):
+    for words in ("already configured", "TPU", "to estimate", "Tip"):
         assert words not in said
-    table = re.findall(r"^(\w+) +([\d,]+) +([\d,]+)  (\w+)$|^decoder\.attention ", said, re.MULTILINE)
-    assert [row[0] for row in table] == ["encoder", "decoder", "", "all"] and table[3][3] == "Captioner"
+    assert re.search(r"captioner\.decoder +\S AttentionDecoder +\S +[\d.]+ K", said)
     with next(Path("runs/tiny").rglob("metrics.csv")).open() as file:
         logged = [f"val/nll {float(row['val/nll']):.2f} " for row in csv.DictReader(file) if row["val/nll"]]
     lines = re.findall(r"^epoch (.), step .+: train/loss .+ (val/nll \S+ )val/bleu4", said, re.MULTILINE)

@@ -57,11 +57,6 @@ class Silent(Column):
         super().forward(query, projected)
 
 
-class Bare(SoftAttention):
-    def __init__(self, score: Score) -> None:
-        self.score = score
-
-
 class Narrow(SoftAttention):
     def select(self, alphas, log_alphas, memory):
         attended = super().select(alphas, log_alphas, memory)
@@ -111,11 +106,9 @@ ATTENTION = "model.decoder.init_args.attention"
 @pytest.mark.parametrize(
     ("place", "name", "line"),
     [
-        (SCORE, "Plain", "Plain: its __init__ must begin with super().__init__()"),
         (SCORE, "Located", "Located: its arguments must be plain data or components, got PosixPath"),
         (SCORE, "Column", "Column: logits (B, R, L) must have the shape (10, 1, 36), got (10, 1, 36, 1)"),
         (SCORE, "Silent", "Silent: logits (B, R, L) must have the shape (10, 1, 36), got NoneType"),
-        (ATTENTION, "Bare", "Bare: its __init__ must begin with super().__init__()"),
         (ATTENTION, "Narrow", "Narrow: the context (B, R, D) must have the shape (10, 1, 8), got (10, 1, 7)"),
         (ATTENTION, "Untyped", "Untyped: the context (B, R, D) must have the shape (10, 1, 8), got tuple"),
         ("model.encoder", "Flat", "Flat: annotations (B, L, D) must have the shape (4, 288, 8), got (4, 288)"),

@@ -93,7 +93,6 @@ def photos(folder: Path, header: list[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")
 def test_own_photos(workplace, capsys):
     (shown,) = [text for _, language, text in blocks("own_photos") if language == "csv"]
     photos(workplace / "photos", shown.splitlines()[0].split(","))

@@ -95,10 +95,10 @@ def model_name(model: str | Path) -> str:
     return run.path.resolve().name if run else Path(model).absolute().name.removesuffix(".ckpt")
 
 
-def announce(command: str, what: str = "PyTorch") -> None:
-    """Print that torch is being imported, which takes seconds, unless it has been imported."""
+def announce(command: str) -> None:
+    """Print that PyTorch is being imported, which takes seconds, unless it has been imported."""
     if "torch" not in sys.modules:
-        print(f"captioning {command}: importing {what} ...", file=sys.stderr, flush=True)
+        print(f"{command}: importing PyTorch ...", file=sys.stderr, flush=True)
 
 
 def print_written(path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from captioning.cli import announce
 from captioning.files import check_output
 
 
@@ -25,7 +24,6 @@ def average(*, model: list[Path], output: Path, fraction: list[float] | None = N
         captioning average --model a.ckpt b.ckpt --fraction 0.3 0.7 --output mean.ckpt
     """
     check_output(output, "--output", inputs=model)
-    announce("average")
     from captioning.checkpoint.average import average_checkpoints
     from captioning.checkpoint.format import write_checkpoint
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from captioning.cli import announce, model_name, print_written
+from captioning.cli import model_name, print_written
 from captioning.errors import InputError, printable
 from captioning.files import FIGURES, JSON_SUFFIXES, PAGE_SUFFIXES, check_output, replacing, write_text
 from captioning.trace import ContextMode
@@ -101,7 +101,6 @@ def caption(
     check_output(json, "--json", JSON_SUFFIXES if single else (".jsonl",), inputs)
     check_output(explorer, "--explorer", PAGE_SUFFIXES, inputs)
     overlays = _overlay_paths(overlay, paths, single, inputs) if overlay is not None else {}
-    announce("caption")
     from captioning.inference import load
     from captioning.views.explorer import ExplorerData, explorer_page
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from captioning.cli import IMPORTED, announce, json_output, print_written
+from captioning.cli import IMPORTED, json_output, print_written
 from captioning.errors import InputError, check_choice, check_whole
 from captioning.files import FIGURES, JSON_SUFFIXES, PAGE_SUFFIXES, check_output, write_text
 from captioning.provenance import provenance
@@ -60,7 +60,6 @@ def compare(
     from captioning.metrics.table import CAPTION_METRICS
 
     check_choice(CAPTION_METRICS, **{"--metric": metric})
-    announce("compare")
     from captioning.comparison.attention_explorer import explore, load_models, same_words_of
     from captioning.comparison.compare import compare_runs
     from captioning.comparison.page import comparison_page
@@ -76,8 +75,6 @@ def compare(
         for option, path, _ in outputs:
             check_output(path, option, inputs=inputs)
         page = output or common_folder(chosen) / "comparison.html"
-        if page.exists():
-            print(f"{page} is there and will be replaced; --output gives another name", file=sys.stderr, flush=True)
         if test:
             chosen = [_test_if_needed(run) for run in chosen]
         name_runs(chosen)

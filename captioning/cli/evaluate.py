@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from captioning.cli import announce, json_output
+from captioning.cli import json_output
 from captioning.files import JSON_SUFFIXES, check_output
 from captioning.settings import Split
 
@@ -33,7 +33,6 @@ def evaluate(
         captioning evaluate --captions mine.json --references captions_val2017.json
     """
     check_output(json, "--json", JSON_SUFFIXES, [captions, references])
-    announce("evaluate")
     from captioning.evaluation.records import read_references, read_results, with_references
     from captioning.metrics.resampling import RESAMPLES, intervals
     from captioning.metrics.table import UNIT, family_counts, few_images_warning

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from captioning.cli import announce, model_name
+from captioning.cli import model_name
 from captioning.files import check_output, read_text
 from captioning.run_folder import RunFolder
 
@@ -38,12 +38,9 @@ def export(
     """
     check_output(output, "--output", inputs=[model])
     text = read_text(notes) if notes else ""
-    announce("export")
-    from captioning.checkpoint.export import refuse_other_folder
     from captioning.checkpoint.model_card import UNTESTED, card
     from captioning.inference import load
 
-    refuse_other_folder(output)
     captioner = load(model)
     content = (captioner.model, captioner.vocabulary, captioner.settings, model_name(model))
     page = card(*content, checkpoint=Path(model), license=license, notes=text)

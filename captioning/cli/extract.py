@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from captioning.cli import announce
 from captioning.errors import InputError, check_whole, one_line
 from captioning.settings import Split, read_config
 
@@ -47,7 +46,6 @@ def extract(
         raise InputError("--flipped: only training images are mirrored; add --split train")
     check_whole(1, batch_size=batch_size)
     check_whole(0, num_workers=num_workers)
-    announce("extract")
     from captioning.checkpoint.load import check_device
     from captioning.cli.build import build
     from captioning.data import CaptionSource

@@ -27,7 +27,7 @@ from captioning.checkpoint.format import read_checkpoint
 from captioning.checkpoint.load import SavedModel, read_model
 from captioning.cli import IMPORTED
 from captioning.cli.build import parse_training, restrict_imports
-from captioning.errors import InputError, check_range, one_line
+from captioning.errors import InputError, one_line
 from captioning.files import write_text
 from captioning.metrics.table import few_images_warning
 from captioning.precision import best_precision
@@ -84,6 +84,7 @@ def _quieten() -> None:
         r"`ModelCheckpoint\(monitor=.* could not find the monitored key",  # a run of a few steps
         "You're using the WeightAveraging callback with a model that overrides",  # strategies that shard are not used
         "Checkpoint directory .* exists and is not empty",  # a resumed run's own
+        "The dirpath has changed",  # of a run that was moved, or goes on in a folder of its own
     ):
         warnings.filterwarnings("ignore", message=message)
     # Lightning's name for warnings that may be wrong, as here about workers, several processes and resuming.
@@ -144,7 +145,6 @@ class Fit(LightningCLI):
 
     def parse_arguments(self, parser: Any, args: Any) -> None:
         self.config = parse_training(parser, args)
-        check_range(0, 2**32 - 1, seed_everything=self.config.seed_everything)
 
     def before_instantiate_classes(self) -> None:
         """Plan the run, claim its folder, and complete the configuration."""
@@ -155,19 +155,12 @@ class Fit(LightningCLI):
         if self.is_rank_zero:
             while self.plan.must_claim and not self.plan.folder.claim():  # another run was faster
                 self.plan = plan_run(config, self.files)
-            reason = ""
-            if (other := self.plan.taken) is not None:
-                untrained = ", by a run without a checkpoint; delete it if that has ended"
-                reason = f" ({other.path} is taken{'' if other.is_trained() else untrained})"
+            reason = f" ({self.plan.taken.path} is taken)" if self.plan.taken else ""
             print(f"run folder: {self.plan.folder.path}{reason}", flush=True)
         os.environ[_FOLDER_VARIABLE] = str(self.plan.folder.path)  # processes started by this one take the same folder
         for key, value in self.plan.settings.items():
             self.config[key] = value
         trainer = self.config.trainer
-        trainer.logger = [
-            Namespace(class_path=logger["class_path"], init_args=Namespace(logger["init_args"]))
-            for logger in trainer.logger
-        ]
         trainer.use_distributed_sampler = False  # the samplers know the processes
         trainer.precision = trainer.precision or best_precision(str(trainer.accelerator))
 
@@ -212,7 +205,7 @@ class Fit(LightningCLI):
         options = self._instantiate("trainer") | kwargs
         chosen = options["callbacks"] or []
         chosen = [*chosen] if isinstance(chosen, list) else [chosen]
-        for default in (CaptionSamples(), Throughput(), LogLines(), self.stop):
+        for default in (CaptionSamples(), Throughput(), callbacks.RichModelSummary(2), LogLines(), self.stop):
             if not any(isinstance(callback, type(default)) for callback in chosen):
                 chosen.append(default)
         last = callbacks.ModelCheckpoint(**vars(self.config.last))

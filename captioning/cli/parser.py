@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-from captioning.cli import IMPORTED
+from captioning.cli import IMPORTED, announce
 from captioning.errors import InputError, did_you_mean
 
 Command = Callable[..., Any]
@@ -124,6 +124,7 @@ def call(prog: str, command: Command | Mapping[str, Command], args: Sequence[str
         parser.error(f"unrecognized arguments: {' '.join(others)}")
     arguments = vars(values) | ({OVERRIDES: others} if others else {}) | fixed
     positional = [name for name, parameter in parameters.items() if parameter.kind is parameter.VAR_POSITIONAL]
+    announce(prog)
     command(*(arguments.pop(positional[0]) if positional else ()), **arguments)
 
 

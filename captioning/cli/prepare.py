@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from captioning.cli import announce
 from captioning.errors import InputError
 
 if TYPE_CHECKING:
@@ -148,7 +147,6 @@ def weights(*, root: Path = Path("data/weights")) -> None:
     Args:
         root: Folder of the file.
     """
-    announce("prepare weights")
     from captioning.data.download import fetch
     from captioning.encoders import EfficientNetLite2
 

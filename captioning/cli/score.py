@@ -6,11 +6,11 @@ import inspect
 import math
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from captioning.cli import announce, model_name
+from captioning.cli import model_name
 from captioning.errors import InputError, check_choice, check_whole
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder, checksum
@@ -82,7 +82,6 @@ def score(
         raise InputError(f"--results {results}: is a file; give a folder")
     check_whole(0, bound_samples=bound_samples)
     check_whole(0, 2**32 - 1, seed_everything=seed_everything)
-    announce(task)
     from captioning.checkpoint.load import check_device
     from captioning.evaluation.evaluator import evaluate
     from captioning.evaluation.records import write_predictions
@@ -103,15 +102,11 @@ def score(
 
     prefix = "val" if task == "validate" else "test"
     own_mode = captioner.members[0].decoder.attention.context_mode
-    variants = [] if context_mode in (None, own_mode) else [str(context_mode)]
-    variants += ["_".join(["ensemble", *map(model_name, ensemble)])] if ensemble else []
-    for file in (config or [])[-1:]:  # of a run, or any other
-        variants.append(file.absolute().parent.name if file.name == "config.yaml" else file.stem)
-    variants += [split] if split not in (None, prefix) else []
-    limited = any(word.startswith("--data.limit_images") for word in overrides)
-    variants += [f"{data['limit_images']}_images"] if limited else []
     home = run.path if run else runs / "scored" / model_name(path)
-    folder = results or home.joinpath(*variants)
+    other_mode = None if context_mode == own_mode else context_mode
+    other_split = None if split == prefix else split
+    limit = data["limit_images"] if any(word.startswith("--data.limit_images") for word in overrides) else None
+    folder = results or home.joinpath(*_variants(other_mode, ensemble or [], config or [], other_split, limit))
     logged = run if task == "test" and run is not None and folder == run.path and not no_logger else None
 
     options = data | {"split": split or prefix, "seed": seed, "keep": 0 if logged is None else 4}
@@ -130,6 +125,22 @@ def score(
     origin["used"] = machine | {"num_workers": data["num_workers"]}
     origin["settings"] = captioner.settings | {"data": settings[-1].get("data") if settings else None}
     _report(folder, prefix, evaluator, conditions, origin, logged)
+
+
+def _variants(
+    mode: str | None, ensemble: Sequence[str], config: Sequence[Path], split: str | None, limit: int | None
+) -> Iterator[str]:
+    """Yield the names of the subfolders for what differs from the test of a run."""
+    if mode is not None:
+        yield mode
+    if ensemble:
+        yield "_".join(["ensemble", *map(model_name, ensemble)])
+    for file in config[-1:]:  # of a run, or any other
+        yield file.absolute().parent.name if file.name == "config.yaml" else file.stem
+    if split is not None:
+        yield split
+    if limit is not None:
+        yield f"{limit}_images"
 
 
 def _check_data_options(file: Path, content: Mapping[str, Any]) -> None:

@@ -43,17 +43,10 @@ class CaptionSamples(Callback):
 
 
 class LogLines(Callback):
-    """Prints the model's sizes, the position where a resumed run continues, and a line of metrics per validation."""
+    """Prints the position where a resumed run continues, and a line of metrics per validation."""
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._started, self._trains = time.perf_counter(), False
-        if trainer.is_global_zero:
-            print(f"{'':17}{'parameters':>13}{'trained':>13}")
-            for name in ("encoder", "decoder", "decoder.attention", ""):
-                part = pl_module.captioner.get_submodule(name)
-                sizes = [(weights.numel(), weights.requires_grad) for weights in part.parameters()]
-                counts = sum(size for size, _ in sizes), sum(size for size, trains in sizes if trains)
-                print(f"{name or 'all':17}{counts[0]:>13,}{counts[1]:>13,}  {type(part).__name__}", flush=True)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._trains = True
@@ -107,6 +100,12 @@ class BestCheckpoint(callbacks.ModelCheckpoint):
         return super().state_dict() | {"nll": self.nll}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state, also of a run that was moved or copied. Lightning ignores the state of another folder."""
+        old, new = str(state_dict["dirpath"]), str(self.dirpath)
+        if Path(state_dict["best_model_path"].replace(old, new, 1)).is_file():
+            paths = {name: value.replace(old, new, 1) for name, value in state_dict.items() if isinstance(value, str)}
+            best_k_models = {path.replace(old, new, 1): k for path, k in state_dict["best_k_models"].items()}
+            state_dict = state_dict | paths | {"best_k_models": best_k_models}
         super().load_state_dict(state_dict)
         self.nll = state_dict.get("nll", math.inf)
 

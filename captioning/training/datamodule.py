@@ -117,8 +117,7 @@ class CaptionDataModule(pl.LightningDataModule):
     def split_data(self, name: str) -> SplitData:
         """Return a split, which is read once. Raises InputError if needed images are missing."""
         if name not in self._splits:
-            options: dict[str, Any] = {"limit_images": self.limit_images, "features": self.features}
-            self._splits[name] = SplitData(self.source, name, **options)
+            self._splits[name] = SplitData(self.source, name, limit_images=self.limit_images, features=self.features)
         return self._splits[name]
 
     def index(self, split: str) -> CaptionIndex:

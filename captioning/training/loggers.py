@@ -49,18 +49,14 @@ def logger_settings(config: Mapping[str, Any], folder: Path) -> list[dict[str, A
 
 
 def start_loggers(
-    loggers: Iterable[Logger],
-    settings: Mapping[str, Any],
-    *,
-    best: tuple[str, str] | None = None,
-    instead: str = "--trainer.logger false trains without it",
+    loggers: Iterable[Logger], settings: Mapping[str, Any], *, best: tuple[str, str] | None = None
 ) -> None:
     """Start the loggers of a run with its settings. Without an account or a network, wandb logs offline.
 
     For the metric ``best``, such as ("val/nll", "min"), wandb's table of runs shows the best and the last value.
 
     Raises:
-        InputError: A logger fails, as wandb does with a wrong key; the message ends with what to do ``instead``.
+        InputError: A logger fails, as wandb does with a wrong key.
     """
     os.environ.setdefault("WANDB_INIT_TIMEOUT", "15")  # seconds; wandb itself would wait for 90
     netrc = Path(os.environ.get("NETRC") or os.path.expanduser("~/.netrc"))
@@ -73,14 +69,16 @@ def start_loggers(
         try:
             logger.log_hyperparams(dict(settings))
         except Exception as error:  # logging libraries raise their own types
-            if is_online and type(error).__name__ == "CommError":  # wandb's server is silent
-                warn_once(f"wandb does not answer, so this run logs offline ({one_line(error, 120)})")
-                os.environ["WANDB_MODE"] = "offline"
-                sys.modules["wandb"].teardown()  # so that it reads the environment again
-                start_loggers([logger], settings, instead=instead)
-            else:
-                instead = f"WANDB_MODE=offline logs without an account, {instead}" if is_online else instead
-                raise InputError(f"trainer.logger: {type(logger).__name__}: {one_line(error)}; {instead}") from error
+            if not is_online or type(error).__name__ != "CommError":
+                problem = f"trainer.logger: {type(logger).__name__}: {one_line(error)}"
+                remedy = (
+                    "set WANDB_MODE=offline, or log elsewhere by --trainer.logger false (fit) or --no_logger (test)"
+                )
+                raise InputError(f"{problem}; {remedy}") from error
+            warn_once(f"wandb does not answer, so this run logs offline ({one_line(error, 120)})")
+            os.environ["WANDB_MODE"] = "offline"
+            sys.modules["wandb"].teardown()  # so that it reads the environment again
+            start_loggers([logger], settings)
         if isinstance(logger, WandbLogger) and best is not None:
             axis = {"step_metric": "trainer/global_step", "step_sync": True}
             logger.experiment.define_metric(best[0], summary=f"{best[1]},last", **axis)
@@ -130,7 +128,7 @@ def log_test(run: RunFolder, metrics: Mapping[str, float], evaluator: Evaluator)
     for entry in read_config(run.config).get("trainer", {}).get("logger") or []:
         if entry["class_path"].endswith("WandbLogger"):
             logger = WandbLogger(**entry["init_args"])
-            start_loggers([logger], {}, instead="--no_logger tests without it")
+            start_loggers([logger], {})
             logger.log_metrics({log_key("test", name): value for name, value in metrics.items()})
             log_samples([logger], "test", captions)
             finish_loggers(0)

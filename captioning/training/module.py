@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import GradientAccumulationScheduler
 from pytorch_lightning.cli import OptimizerCallable
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
@@ -34,7 +33,6 @@ from captioning.training.callbacks import CaptionSamples
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.resume import (
     check_settings,
-    follow_moved_run,
     is_inside_step,
     processed_batches,
     rewind,
@@ -124,9 +122,6 @@ class CaptioningModule(pl.LightningModule):
         self.objective.prepare(self.data.index("train"), self.data.vocabulary, self.search)
 
     def on_train_start(self) -> None:
-        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, GradientAccumulationScheduler):  # it acts only at the start of an epoch
-                callback.on_train_epoch_start(self.trainer)
         start_new_epoch(self.trainer)
         if self._random_state is not None:  # a resumed run continues the same stream of random numbers
             torch.set_rng_state(self._random_state["cpu"].cpu())
@@ -213,10 +208,9 @@ class CaptioningModule(pl.LightningModule):
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)  # it skips steps whose gradient overflows
         if scaler is not None and fused:
             scaler.unscale_(optimizer)  # its step then does not unscale again
-        parameters = list(self.parameters())
-        if gradient_clip_val and by_norm and not fused:
-            # The order of the parameters determines the rounding of the norm, and so whether runs repeat exactly.
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        # The order of the parameters determines the rounding of the norm, and so whether runs repeat exactly.
+        grouped = (p for group in optimizer.param_groups for p in group["params"])
+        parameters = list(self.parameters() if fused else grouped)
         gradients = [p.grad for p in parameters if p.grad is not None]
         try:
             norm = torch.nn.utils.get_total_norm(gradients, error_if_nonfinite=scaler is None)
@@ -276,4 +270,3 @@ class CaptioningModule(pl.LightningModule):
         check_vocabulary("the checkpoint's", content.get("vocabulary") or (), self.data.vocabulary)
         check_settings(checkpoint, self.settings, self.trainer.world_size)
         self._random_state = checkpoint["random_state"]
-        follow_moved_run(checkpoint.get("callbacks", {}), self.trainer.checkpoint_callbacks)

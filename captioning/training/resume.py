@@ -5,8 +5,7 @@ Lightning does not document this state, so pyproject.toml admits only one minor 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pytorch_lightning as pl
@@ -115,17 +114,3 @@ def check_settings(checkpoint: Mapping[str, Any], settings: Mapping[str, Any], p
             raise InputError(f"{key} cannot change to {new.get(key)} {where}; {instead}")
     if changes := [f"{key}: {new.get(key)}, was {saved.get(key)}" for key in differing]:
         rank_zero_only(print)(f"settings that differ from the checkpoint's: {'; '.join(changes)}", flush=True)
-
-
-def follow_moved_run(states: Mapping[str, dict[str, Any]], callbacks: Sequence[Any]) -> None:
-    """Replace the folder in the states of the ``ModelCheckpoint`` callbacks if the run was moved or copied.
-
-    Lightning ignores the state of another folder, and a worse epoch would replace the best.
-    """
-    for callback in callbacks:
-        state = states.get(callback.state_key, {})
-        old, new = str(state.get("dirpath")), str(getattr(callback, "dirpath", None))
-        best = state.get("best_model_path")
-        if best and Path(best.replace(old, new, 1)).is_file():
-            state |= {key: value.replace(old, new, 1) for key, value in state.items() if isinstance(value, str)}
-            state["best_k_models"] = {path.replace(old, new, 1): k for path, k in state["best_k_models"].items()}

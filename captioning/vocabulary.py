@@ -51,9 +51,7 @@ class Vocabulary:
     ) -> Vocabulary:
         """Count the words of tokenized **training** captions and keep the frequent ones, most frequent first.
 
-        Args:
-            min_count: A word that occurs less often becomes ``<unk>``.
-            max_words: The largest number of words, without the special tokens.
+        A word that occurs less than ``min_count`` times becomes <unk>; special tokens do not count as ``max_words``.
         """
         check_whole(1, min_count=min_count, max_words=max_words)
         counts = Counter(word for words in captions for word in words)

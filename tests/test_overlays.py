@@ -12,9 +12,8 @@ from matplotlib.text import Text
 from PIL import Image
 
 from captioning.cells import CellGrid
-from captioning.errors import warn_once
 from captioning.views.maps import STYLES, smooth_alphas
-from captioning.views.overlays import WHOLE, ModelAttention, attention_figure, save_figure
+from captioning.views.overlays import WHOLE, ModelAttention, attention_figure
 
 CELLS = CellGrid.regular((3, 5), (40, 60))
 GREY = Image.new("RGB", (60, 40), "gray")
@@ -226,17 +225,6 @@ def test_all_text_lies_inside_the_figure_and_none_on_another_at_any_aspect(size,
         assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
         assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1
         assert not any(box.overlaps(other) for other in boxes[:n])
-
-
-def test_characters_that_the_font_lacks_are_one_line_with_the_remedy(tmp_path, caplog):
-    warn_once.cache_clear()
-    for name in ("a.png", "b.png"):
-        figure = figure_of(random_view(), ["猫", "が"], trace_of(random_alphas(2)))
-        save_figure(figure, tmp_path / name, dpi=40)
-    (record,) = caplog.records
-    assert (
-        "the font lacks characters of these captions" in record.getMessage() and "font.family:" in record.getMessage()
-    )
 
 
 def test_words_are_never_read_as_formulas_and_the_figure_is_saved(tmp_path):

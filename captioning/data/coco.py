@@ -13,7 +13,6 @@ import msgspec
 from captioning.data.coco_nouns import synonyms
 from captioning.data.images import upright_masks
 from captioning.data.records import (
-    SPLITS,
     CaptionIndex,
     CaptionSource,
     GroundedObject,
@@ -49,9 +48,6 @@ class CocoSource(CaptionSource):
             return self.root / self.test_captions, f"test{self.year}"
         name = f"{'val' if split == 'test' else split}{self.year}"
         return self.root / "annotations" / f"captions_{name}.json", name
-
-    def annotations(self) -> list[Path]:
-        return [self.files(split)[0] for split in SPLITS]
 
     def remedy(self) -> str:
         root = shlex.quote(str(self.root))
@@ -90,9 +86,7 @@ class CocoSource(CaptionSource):
 class Instances:
     """Objects of COCO's ``instances_*.json`` files by the names of image files.
 
-    Args:
-        remedy: What to do if a file is missing.
-        synonyms: Returns the other names of an object or of an attribute.
+    ``remedy`` says what to do if a file is missing. ``synonyms`` returns the other names of an object or an attribute.
     """
 
     def __init__(self, paths: Sequence[Path], remedy: str, synonyms: Callable[[str], frozenset[str]]) -> None:

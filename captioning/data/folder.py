@@ -38,7 +38,7 @@ class FolderSource(CaptionSource):
 
     The file is JSON lines (``{"image": "cats/1.jpg", "caption": "A cat asleep."}``) or CSV with a header. Its columns
     are ``image`` (relative to ``root``), ``caption`` and ``split`` (train, val or test), which may be empty or missing;
-    others are ignored. Lines of one image need not be adjacent. Images are numbered in the order of first appearance.
+    others are ignored. Images are numbered in the order of first appearance.
 
     Without a ``split`` column, an image in a folder ``train``, ``validation`` (or ``val``) or ``test`` belongs to that
     split. The splits without a folder are drawn by a hash of the image's name: about one image in ten for validation,
@@ -47,7 +47,7 @@ class FolderSource(CaptionSource):
 
     Also read: Hugging Face's ``metadata.jsonl`` or ``.csv`` with ``file_name`` and ``text``; ``Flickr8k.token.txt`` and
     Flickr30k's ``results.csv`` or ``.token``, whose images may lie in a folder beside the file. Known errors in the
-    published files are corrected, with a line in the log. Each split's folder may have its own file.
+    published files are corrected and logged. Each split's folder may have its own file.
 
     Args:
         root: The folder.
@@ -67,19 +67,15 @@ class FolderSource(CaptionSource):
             if file.suffix.lower() not in (".jsonl", ".csv", ".txt", ".token"):
                 raise InputError(f"{file}: captions must be a .jsonl or .csv file, or Flickr's .token")
 
-    def annotations(self) -> list[Path]:
-        return self.files
-
-    def remedy(self) -> str:
-        return "give the folder with captions.jsonl or captions.csv, or the file as captions (see data/README.md)"
-
     def index(self, split: str) -> CaptionIndex:
-        self.prepare()
         entries: dict[str, ImageEntry] = {}  # by real path, because an image may have several spellings and links
         listed: dict[str, str] = {}  # the name of each image in its file
         split_of: dict[str, str] = {}
         real = functools.cache(lambda name: os.path.realpath(self.root / name))
         for file in self.files:
+            if not file.is_file():
+                folder = "the folder with captions.jsonl or captions.csv, or the file as captions"
+                raise InputError(f"{file}: missing; give {folder} (see data/README.md)")
             for line, name, row in self._named_rows(file):
                 image = real(name)
                 entries.setdefault(image, ImageEntry(len(entries), name, [])).captions.append(row.caption)

@@ -43,18 +43,17 @@ class KarpathySource(CaptionSource):
         self.json_path, self.image_dir = Path(json_path).expanduser(), Path(image_dir).expanduser()
         self.entities, self.instances = entities, [Path(path).expanduser() for path in instances or ()]
 
-    def annotations(self) -> list[Path]:
-        return [self.json_path, *self.instances]
-
     def remedy(self) -> str:
         name = self.json_path.stem.removeprefix("dataset_")
         if name in ("coco", "flickr8k", "flickr30k"):
             root = shlex.quote(str(self.json_path.parent))
             return f"run captioning prepare {name}{' --karpathy' if name == 'coco' else ''} --root {root}"
-        return super().remedy()
+        return "see data/README.md"
 
     def index(self, split: str) -> CaptionIndex:
         images = read_annotations(self.json_path, _SplitFile, "split file", self.remedy()).images
+        if missing := [path for path in self.instances if not path.is_file()]:
+            raise InputError(f"{missing[0]}: missing; {self.remedy()}")
         splits = ("train", "restval") if split == "train" else (split,)
         entries = [self._entry(image) for image in images if image.split in splits]
         if not entries:

@@ -195,11 +195,8 @@ class CaptionDataset(Dataset[CaptionBatch]):
 class SplitData:
     """One split of a data set: its records, and on demand its regions and its batches for an encoder.
 
-    Raises InputError if the split is empty, or image files are missing that no features replace.
-
-    Args:
-        limit_images: Use only this many images at the beginning of the split; None for all.
-        features: Folder of cached annotations, which replace the images.
+    ``limit_images`` is the number of images at its beginning that are used, ``features`` a folder of annotations that
+    replace the images. Raises InputError if the split is empty, or image files are missing that no features replace.
     """
 
     def __init__(

@@ -143,22 +143,15 @@ class CaptionSource(ABC):
     """Splits captions into words. Captions need the tokenizer of the vocabulary that encodes or scores them, so it is
     assigned wherever a source meets a vocabulary, as in the data module and in ``evaluate``."""
 
-    def prepare(self) -> None:
-        """Generate the data, or raise InputError if a file is missing. `fit` calls it once per machine."""
-        for path in self.annotations():
-            if not path.is_file():
-                raise InputError(f"{path}: missing; {self.remedy()}")
-
-    def annotations(self) -> list[Path]:
-        """Return the files that ``prepare`` checks. ``remedy`` says what to do if a file is missing."""
-        return []
-
-    def remedy(self) -> str:
-        return "see data/README.md"
+    def prepare(self) -> None:  # noqa: B027 - most data sets are there already
+        """Generate the data, where a data set is generated. `fit` calls it once per machine."""
 
     @abstractmethod
     def index(self, split: str) -> CaptionIndex:
-        """Return the images and captions of "train", "val" or "test". Raises InputError if there are none."""
+        """Return the images and captions of "train", "val" or "test".
+
+        Raises InputError if there are none, or if a file is missing, also one that ``objects`` or ``phrases`` needs.
+        """
 
     def objects(self, split: str) -> ObjectLookup | None:
         """Return a lookup of the objects in the split's images; None if the data set has no masks."""

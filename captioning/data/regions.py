@@ -93,10 +93,7 @@ def named_regions(words: Sequence[str], objects: Sequence[ObjectCells]) -> list[
 class RegionsInView:
     """Objects and phrases of a split's images on the encoder's cells, which are kept in memory.
 
-    Args:
-        index: The split's records.
-        encoder: Its cells may move while it is trained.
-        cells: Cells that stay; by default the encoder's present ones.
+    The cells of an encoder may move while it is trained; with ``cells``, these count instead.
     """
 
     source: CaptionSource

@@ -23,17 +23,16 @@ class PlacedBatch(list[int]):
 class CaptionBatches(Sampler[list[int]]):
     """Whole batches of captions of similar length (Sec. 4.3, Xu et al. 2015), shuffled again in each epoch.
 
-    The order is a function of the seed and the epoch, so nothing is saved: a resumed run begins at ``start``. An
-    epoch is cut into steps of ``batch_size * world_size`` captions. With group ``length``, captions are sorted by
-    length first, so most steps have one length; then the steps are shuffled. Each rank takes every ``world_size``-th
-    caption of a step. Every caption appears once per epoch unless ``captions_per_image`` is set. One step is shorter
-    than the others; if it has fewer captions than ranks, at most ``world_size - 1`` are repeated. Differs from the
-    paper, which draws a random length for each update: lengths come in proportion to their captions.
+    The order is a function of seed, epoch and ``batch_size * world_size``, so nothing is saved: a resumed run begins at
+    ``start``. An epoch is cut into steps of ``batch_size * world_size`` captions. With group ``length``, captions are
+    sorted by length first, so most steps have one length; then the steps are shuffled. Each rank takes every
+    ``world_size``-th caption of a step. Every caption appears once per epoch unless ``captions_per_image`` is set. One
+    step is shorter than the others; if it has fewer captions than ranks, at most ``world_size - 1`` are repeated.
+    Differs from the paper, which draws a random length for each update: lengths come in proportion to their captions.
 
     Args:
         lengths, image_of_caption: (M,) words and image row of each caption, as in ``CaptionIndex``.
         batch_size: Captions per batch on each rank. With ``group="image"`` this is an average.
-        seed: The seed, the epoch and ``batch_size * world_size`` determine the captions of each step.
         group, captions_per_image: As in ``CaptionDataModule``. With ``"image"``, images are drawn regardless of caption
             length: batches sorted by length would hold similar pictures, from which the encoder learns badly.
         start: (epoch, batch) at which the first pass begins; workers prefetch it before ``set_epoch`` is called.

@@ -18,7 +18,7 @@ from captioning.errors import InputError, printable
 from captioning.files import FIGURES, check_output, replacing
 from captioning.trace import AttentionTrace
 from captioning.views.maps import Style
-from captioning.views.overlays import ModelAttention, attention_figure, save_figure
+from captioning.views.overlays import ModelAttention, attention_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -120,7 +120,7 @@ class Caption:
 
         check_output(path, suffixes=FIGURES)
         with rc_context({"pdf.fonttype": 42}), replacing(Path(path)) as part:  # TrueType, not Type 3
-            save_figure(self.figure(style, **options), part, format=Path(path).suffix[1:].lower())
+            self.figure(style, **options).savefig(part, format=Path(path).suffix[1:].lower())
 
     def for_explorer(self, run: str, **options: Any) -> dict[str, Any]:
         """Return this caption and its alternatives as the explorer shows them; see ``explorer.explorer_run``."""
@@ -164,7 +164,7 @@ class Caption:
     def _repr_jpeg_(self) -> bytes:
         """Return the figure as a notebook shows it."""
         buffer = io.BytesIO()
-        save_figure(self.figure(), buffer, format="jpeg", dpi=80, pil_kwargs={"quality": 85})
+        self.figure().savefig(buffer, format="jpeg", dpi=80, pil_kwargs={"quality": 85})
         return buffer.getvalue()
 
 

@@ -18,7 +18,7 @@ from captioning.files import replacing
 from captioning.metrics.table import log_key
 from captioning.run_folder import RunFolder
 from captioning.settings import attention_kind, read_config
-from captioning.views.overlays import ModelAttention, attention_figure, save_figure
+from captioning.views.overlays import ModelAttention, attention_figure
 
 
 def is_wandb_sweep() -> bool:
@@ -109,7 +109,7 @@ def draw_samples(folder: Path, suffix: str, evaluator: Evaluator) -> dict[str, s
         figure = attention_figure(photo, image.words, {"": attention}, text=image.text)
         path = folder / "samples" / f"{image.image_id}_{suffix}.png"
         with replacing(path) as part:
-            save_figure(figure, part, dpi=80, format="png", pil_kwargs={"compress_level": 1})  # in half the time
+            figure.savefig(part, dpi=80, format="png", pil_kwargs={"compress_level": 1})  # in half the time
         captions[str(path)] = image.text
     return captions
 

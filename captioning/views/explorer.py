@@ -46,12 +46,9 @@ def explorer_fragment(images: Sequence[ExplorerData]) -> str:
 def explorer_image(
     name: str, seen: Image.Image, runs: Sequence[ExplorerData], *, references: Sequence[str] = ()
 ) -> ExplorerData:
-    """Return an image with the captions of one or several runs.
+    """Return an image with the ``explorer_run`` entries of runs with different names.
 
-    Args:
-        name: Name of the image, for the page's search.
-        seen: The part of the image that the models saw, such as ``Caption.seen``.
-        runs: ``explorer_run`` entries of runs with different names.
+    ``seen`` is the part of the image that the models saw, such as ``Caption.seen``; the page's search finds ``name``.
     """
     seen = seen.convert("RGB")
     seen.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE), Image.Resampling.LANCZOS)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from captioning.cells import CellGrid
-from captioning.errors import check_choice, warn_once
+from captioning.errors import check_choice
 from captioning.trace import AttentionTrace, map_fields
 from captioning.views.maps import NEARLY_EVEN, Style, paint, smooth_alphas
 
@@ -63,7 +61,7 @@ def attention_figure(
 
     All maps of attention have one scale, which ends at the greatest attention of all words; maps of evidence have
     another. The scales are drawn at the bottom. If hard attention chose a cell, only this cell is painted and outlined.
-    A map that prefers no location is labeled "nearly even". Save with ``save_figure``; pyplot ignores the figure.
+    A map that prefers no location is labeled "nearly even". pyplot ignores the figure.
 
     Args:
         photo: The whole image, on which the first model's view is outlined.
@@ -136,21 +134,6 @@ def _empty_figure(
         size = 11 * min(1.0, 10 * word_width / max(1, len(word)))  # 10 letters fit in an inch
         panels[-1][0].set_title(word, fontsize=max(5.0, size), pad=4, parse_math=False)
     return figure, photo, panels
-
-
-def save_figure(figure: Figure, target: Path | IO[bytes], **options: Any) -> None:
-    """Save a figure; if the font lacks characters, one line says what to do instead of a warning for each."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.filterwarnings("always", "Glyph ")
-        figure.savefig(target, **options)
-    for warning in caught:
-        if str(warning.message).startswith("Glyph "):
-            warn_once(
-                "overlays: the font lacks characters of these captions; name one that has them to matplotlib, as by "
-                "the line  font.family: DejaVu Sans, Noto Sans CJK JP  in a file matplotlibrc here"
-            )
-        else:
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 class _Strip(NamedTuple):

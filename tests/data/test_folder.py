@@ -92,7 +92,7 @@ def test_without_a_column_the_split_follows_from_the_name_alone(tmp_path):
 
 def test_the_file_of_captions_is_found_by_its_usual_name_and_has_a_known_ending(tmp_path):
     csv(tmp_path, "image,caption\na.jpg,a dog\n")
-    assert [path.name for path in FolderSource(str(tmp_path)).annotations()] == ["captions.csv"]
+    assert [path.name for path in FolderSource(str(tmp_path)).files] == ["captions.csv"]
     (tmp_path / "captions.csv").rename(tmp_path / "Captions.CSV")
     (tmp_path / "metadata.jsonl").touch()  # another data set's, behind our own
     assert FolderSource(str(tmp_path)).index("val" if hashed_split("a.jpg") == "val" else "train").paths == ["a.jpg"]

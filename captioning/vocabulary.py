@@ -64,9 +64,6 @@ class Vocabulary:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Vocabulary) and (self.words, self.tokenizer) == (other.words, other.tokenizer)
 
-    def __hash__(self) -> int:
-        return hash(self.words)
-
     def __contains__(self, word: str) -> bool:
         return word in self._ids and word not in SPECIALS
 

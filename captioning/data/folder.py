@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import functools
 import glob
 import io
 import os
@@ -68,25 +67,24 @@ class FolderSource(CaptionSource):
                 raise InputError(f"{file}: captions must be a .jsonl or .csv file, or Flickr's .token")
 
     def index(self, split: str) -> CaptionIndex:
-        entries: dict[str, ImageEntry] = {}  # by real path, because an image may have several spellings and links
+        entries: dict[str, ImageEntry] = {}  # by normal path, because an image may have several spellings
         listed: dict[str, str] = {}  # the name of each image in its file
         split_of: dict[str, str] = {}
-        real = functools.cache(lambda name: os.path.realpath(self.root / name))
         for file in self.files:
             if not file.is_file():
                 folder = "the folder with captions.jsonl or captions.csv, or the file as captions"
                 raise InputError(f"{file}: missing; give {folder} (see data/README.md)")
             for line, name, row in self._named_rows(file):
-                image = real(name)
+                image = os.path.normpath(name)
                 entries.setdefault(image, ImageEntry(len(entries), name, [])).captions.append(row.caption)
                 listed.setdefault(image, row.image)
                 if row.split and (above := split_of.setdefault(image, row.split)) != row.split:
                     both = f"is in the {row.split} split here, in {above} above"
                     raise InputError(f"{file}: line {line}: {row.image} {both}")
-        folders = {image: os.path.normpath(entry.path).split(os.sep)[0].lower() for image, entry in entries.items()}
+        folders = {image: image.split(os.sep)[0].lower() for image in entries}
         by_folder = {image: _SPLIT_OF[folder] for image, folder in folders.items() if folder in _SPLIT_OF}
         split_of = {image: name for image, name in by_folder.items() if name != "train"} | split_of
-        free = sorted(entries.keys() - split_of, key=lambda image: (_hash(entries[image].path), entries[image].path))
+        free = sorted(entries.keys() - split_of, key=lambda image: (_hash(image), image))
         for image in free:
             by_hash = hashed_split(listed[image])
             split_of[image] = "train" if by_hash in by_folder.values() else by_hash

@@ -15,8 +15,6 @@ from torch import Tensor
 from captioning.data.images import load_image, rgb
 from captioning.errors import check_range
 
-_FILTERS = {name: Image.Resampling[name.upper()] for name in ("nearest", "bilinear", "bicubic", "lanczos")}
-
 
 class View(NamedTuple):
     """The part of an image that a model sees: the image is resized, cut, and perhaps mirrored."""
@@ -73,7 +71,7 @@ class Preprocessing:
     def view(self, image: Image.Image, view: View | None = None) -> Image.Image:
         """Return the pixels of a view, by default the view of evaluation: RGB uint8 before normalization."""
         view = view or self.evaluation_view(image.size)
-        return view.image(image if image.mode == "RGB" else rgb(image), _FILTERS[self.interpolation])
+        return view.image(image if image.mode == "RGB" else rgb(image), Image.Resampling[self.interpolation.upper()])
 
     def view_box(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
         """Return the (left, top, right, bottom) of the view in an image, as fractions of its width and height."""

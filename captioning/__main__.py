@@ -19,7 +19,7 @@ from captioning.settings import command_line
 @exits_on_input_error
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command that a command line names; ``args`` are the words after ``captioning``, None for sys.argv's."""
-    if hasattr(os, "getuid") and not os.access(os.path.expanduser("~"), os.W_OK):  # docker run --user
+    if not os.access(os.path.expanduser("~"), os.W_OK):  # docker run --user
         # Compiled kernels and files of libraries are kept in the home folder.
         os.environ["HOME"] = os.path.join(tempfile.gettempdir(), f"home-{os.getuid()}")
         os.makedirs(os.environ["HOME"], mode=0o700, exist_ok=True)

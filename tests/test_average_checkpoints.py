@@ -109,9 +109,9 @@ def test_what_has_no_mean_is_named_and_nothing_is_written(edit, message, capsys)
 @pytest.mark.parametrize(
     ("models", "words", "message"),
     [
-        (["a.ckpt", "b.ckpt"], ["--fraction", 1], "there are 1 fractions for 2 checkpoints; give each checkpoint one"),
-        (["a.ckpt", "b.ckpt"], ["--fraction=0", "--fraction=0"], "at least 0 and not all 0, got 0.0, 0.0"),
-        (["a.ckpt", "gone.ckpt"], [], "--model gone.ckpt: no such file"),
+        (["a.ckpt", "b.ckpt"], ["--fraction", 1], "fractions must be 2 numbers of at least 0, not all 0, got 1.0"),
+        (["a.ckpt", "b.ckpt"], ["--fraction=0", "--fraction=0"], "at least 0, not all 0, got 0.0, 0.0"),
+        (["a.ckpt", "gone.ckpt"], [], "gone.ckpt: the checkpoint cannot be read"),
     ],
 )
 def test_options_that_cannot_be_used_are_one_line(models, words, message, capsys):

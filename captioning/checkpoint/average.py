@@ -32,10 +32,9 @@ def average_checkpoints(paths: Sequence[Path], fractions: Sequence[float] | None
             below 0 or missing.
     """
     fractions = [1.0] * len(paths) if fractions is None else fractions
-    if len(fractions) != len(paths):
-        raise InputError(f"there are {len(fractions)} fractions for {len(paths)} checkpoints; give each checkpoint one")
-    if not (min(fractions) >= 0 and 0 < sum(fractions) < math.inf):
-        raise InputError(f"fractions must be at least 0 and not all 0, got {', '.join(map(str, fractions))}")
+    if len(fractions) != len(paths) or not (min(fractions) >= 0 and 0 < sum(fractions) < math.inf):
+        wanted = f"{len(paths)} numbers of at least 0, not all 0"
+        raise InputError(f"fractions must be {wanted}, got {', '.join(map(str, fractions))}")
     fractions = [fraction / math.fsum(fractions) for fraction in fractions]
     models, checkpoint = [read_model(path) for path in paths], read_checkpoint(paths[-1])
     last = models[-1]

@@ -33,14 +33,6 @@ def is_export(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file()
 
 
-def refuse_other_folder(folder: Path) -> None:
-    """Raise InputError if the folder has files that this project did not write, such as another library's model."""
-    is_ours = is_export(folder) and (folder / VOCABULARY).is_file()  # other libraries write no vocabulary.json
-    for name in () if is_ours else (CARD, WEIGHTS, CONFIG, VOCABULARY, CHECKSUMS):
-        if (folder / name).exists():
-            raise InputError(f"--output {folder}: has another program's {name}; choose an empty folder")
-
-
 def write_export(
     folder: Path,
     captioner: Captioner,
@@ -65,7 +57,10 @@ def write_export(
     from safetensors.torch import save
 
     check_choice(StoredType, dtype=dtype)
-    refuse_other_folder(folder)
+    is_ours = is_export(folder) and (folder / VOCABULARY).is_file()  # other libraries write no vocabulary.json
+    for name in () if is_ours else (CARD, WEIGHTS, CONFIG, VOCABULARY, CHECKSUMS):
+        if (folder / name).exists():
+            raise InputError(f"--output {folder}: has another program's {name}; choose an empty folder")
     weights = _stored_weights(captioner, dtype)
     with replacing(folder / WEIGHTS, "--output") as part:
         part.write_bytes(save(weights, metadata={"format": "pt"}))  # save_file makes a file that only its owner reads

@@ -1,12 +1,11 @@
 """Checkpoint files, and what they say of their model: plain data that rebuild encoder, decoder and vocabulary.
 
-Reading a file runs none of its code, and a crash while one is written leaves the old file.
+Reading a file runs none of its code.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import io
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 from captioning.data.transforms import Preprocessing
 from captioning.encoders import Encoder
 from captioning.errors import InputError, one_line
-from captioning.files import refuse_lfs_pointer, replacing
+from captioning.files import refuse_lfs_pointer
 from captioning.model.captioner import Captioner
 from captioning.model.decoder import Decoder
 from captioning.run_folder import RunFolder
@@ -99,11 +98,3 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not isinstance(checkpoint, dict) or not {"captioning", "state_dict"} <= checkpoint.keys():
         raise InputError(f"{path}: not a checkpoint of this project; give one that `captioning fit` wrote")
     return checkpoint
-
-
-def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint; on a full disk or without permission, raise InputError and leave the old file unchanged."""
-    content = io.BytesIO()  # torch.save's own message about a full disk does not mention the disk
-    torch.save(checkpoint, content)
-    with replacing(path) as part:
-        part.write_bytes(content.getbuffer())

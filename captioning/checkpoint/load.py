@@ -36,8 +36,7 @@ class SavedModel(NamedTuple):
         ``vocabulary`` starts with this model's words. Further words start with the weights of <unk>. Raises InputError
         if the vocabulary or the model does not fit.
         """
-        if vocabulary.words[: len(self.vocabulary.words)] != self.vocabulary.words:
-            check_vocabulary(f"{self.path}: its", self.vocabulary.words, vocabulary, ", or data.vocabulary.extend")
+        check_vocabulary(f"{self.path}: its", self.vocabulary.words, vocabulary)
         counter = ".batches"  # the batch count of hard attention's schedules
         weights = {name: value for name, value in self.captioner.state_dict().items() if not name.endswith(counter)}
         weights |= {name: value for name, value in captioner.state_dict().items() if name.endswith(counter)}
@@ -130,9 +129,9 @@ def check_tokenizer(checkpoint: Tokenizer, data: Tokenizer) -> None:
         raise InputError(f"data.vocabulary.tokenizer: {problem}")
 
 
-def check_vocabulary(whose: str, words: Sequence[str], vocabulary: Vocabulary, remedy: str = "") -> None:
-    """Raise InputError, with a message from ``whose`` to ``remedy``, if the data have other words than a checkpoint."""
-    if tuple(words) != vocabulary.words:
+def check_vocabulary(whose: str, words: Sequence[str], vocabulary: Vocabulary) -> None:
+    """Raise InputError unless the data's words begin with a checkpoint's; ``whose`` begins the message."""
+    if vocabulary.words[: len(words)] != tuple(words):
         problem = f"vocabulary ({len(words)} words) is not the data's ({len(vocabulary.words)})"
-        use = f"use the data settings the checkpoint was trained with{remedy}"
+        use = "use the data settings the checkpoint was trained with, or data.vocabulary.extend"
         raise InputError(f"{whose} {problem}; {use}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from captioning.files import check_output
+from captioning.files import check_output, replacing
 
 
 def average(*, model: list[Path], output: Path, fraction: list[float] | None = None) -> None:
@@ -24,11 +24,13 @@ def average(*, model: list[Path], output: Path, fraction: list[float] | None = N
         captioning average --model a.ckpt b.ckpt --fraction 0.3 0.7 --output mean.ckpt
     """
     check_output(output, "--output", inputs=model)
+    import torch
+
     from captioning.checkpoint.average import average_checkpoints
-    from captioning.checkpoint.format import write_checkpoint
 
     checkpoint = average_checkpoints(model, fraction)
-    write_checkpoint(checkpoint, output)
+    with replacing(output, "--output") as part:
+        torch.save(checkpoint, part)
     averaged = checkpoint["captioning"]["settings"]["averaged"]
     parts = ", ".join(f"{member['fraction']:.3g} of {member['checkpoint']}" for member in averaged)
     print(f"written to {output}: {parts}")

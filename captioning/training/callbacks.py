@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 import sys
 import time
@@ -194,23 +193,21 @@ class StopOnRequest(Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._lightning_handler = signal.getsignal(signal.SIGTERM)
-        for number in (signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGTERM)):  # not on Windows
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: Any) -> None:
         if number == signal.SIGINT:
-            if self.stop_signal is not None:
-                os._exit(128 + signal.SIGINT)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
             print("\nending after this step; Ctrl-C again ends at once, without saving", file=sys.stderr, flush=True)
         self.stop_signal = number
-        if hasattr(signal, "SIGALRM"):  # not on Windows
-            signal.signal(signal.SIGALRM, self._end_waiting)
-            signal.alarm(1)
+        signal.signal(signal.SIGALRM, self._end_waiting)
+        signal.setitimer(signal.ITIMER_REAL, 1, 1)  # every second
 
     def on_exception(self, *_: Any, **__: Any) -> None:
-        if self.stop_signal is not None and hasattr(signal, "SIGALRM"):
-            signal.alarm(0)
+        if self.stop_signal is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
     teardown = on_exception
 
@@ -221,11 +218,9 @@ class StopOnRequest(Callback):
         return agreed
 
     def _end_waiting(self, *_: Any) -> None:
-        """End training if it has waited for a batch too long; otherwise check again in a second."""
+        """End training if it has waited for a batch too long."""
         since = BatchLoader.waits_since
-        if since is None or time.monotonic() - since < _GRACE_SECONDS:
-            signal.alarm(1)
-        else:
+        if since is not None and time.monotonic() - since >= _GRACE_SECONDS:
             print(f"\nno batch came for {_GRACE_SECONDS} seconds; ending now", file=sys.stderr, flush=True)
             raise SIGTERMException
 

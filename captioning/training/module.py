@@ -34,7 +34,6 @@ from captioning.training.datamodule import CaptionDataModule
 from captioning.training.resume import (
     check_settings,
     is_inside_step,
-    processed_batches,
     rewind,
     start_new_epoch,
     unfinished_batches,
@@ -134,8 +133,8 @@ class CaptioningModule(pl.LightningModule):
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
             self._random_state_at_step = self._random_numbers()
         if self.trainer.world_size > 1:
-            batches = processed_batches(self.trainer)
-            stream = np.random.SeedSequence((self.data.seed, self.trainer.global_rank, batches))
+            place = (self.data.seed, self.trainer.global_rank, self.trainer.fit_loop.total_batch_idx)
+            stream = np.random.SeedSequence(place)
             torch.manual_seed(int(stream.generate_state(1, np.uint64)[0]))
 
     def training_step(self, batch: CaptionBatch, batch_idx: int) -> Tensor:

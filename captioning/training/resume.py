@@ -33,12 +33,6 @@ def next_batch(trainer: pl.Trainer) -> tuple[int, int]:
     return trainer.current_epoch, progress.current.processed if is_inside_epoch else 0
 
 
-def processed_batches(trainer: pl.Trainer) -> int:
-    """Return the batches of the whole run so far, in this process; Lightning saves the count in checkpoints."""
-    loop: Any = trainer.fit_loop.epoch_loop
-    return int(loop.batch_progress.total.processed)
-
-
 def is_inside_step(trainer: pl.Trainer) -> bool:
     """Return whether the optimizer step needs further batches; a checkpoint would lose the gradient of this one.
 

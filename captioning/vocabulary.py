@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -35,9 +36,10 @@ class Vocabulary:
     def __init__(self, words: Sequence[str], tokenizer: Tokenizer = PennTreebank()) -> None:  # noqa: B008 - no state
         self.words = tuple(words)
         self.tokenizer = tokenizer
-        self._ids = {word: i for i, word in enumerate(SPECIALS + self.words)}
-        if len(self._ids) != len(SPECIALS) + len(self.words):
-            twice = [word for word, n in Counter(SPECIALS + self.words).items() if n > 1]
+        self._by_id = SPECIALS + self.words
+        self._ids = {word: i for i, word in enumerate(self._by_id)}
+        if len(self._ids) != len(self):
+            twice = [word for word, n in Counter(self._by_id).items() if n > 1]
             raise InputError(f"words must be distinct and not special tokens, got {twice[:3]} twice")
 
     @classmethod
@@ -59,7 +61,7 @@ class Vocabulary:
         return cls(sorted(frequent, key=lambda word: (-counts[word], word))[:max_words], tokenizer)
 
     def __len__(self) -> int:
-        return len(SPECIALS) + len(self.words)
+        return len(self._by_id)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Vocabulary) and (self.words, self.tokenizer) == (other.words, other.tokenizer)
@@ -73,13 +75,8 @@ class Vocabulary:
 
     def decode(self, ids: Iterable[int]) -> list[str]:
         """Return the words up to the first <end>; <pad> and <start> are left out, <unk> stays visible."""
-        words = []
-        for i in ids:
-            if i == END:
-                break
-            if i not in (PAD, START):
-                words.append(SPECIALS[i] if i < len(SPECIALS) else self.words[i - len(SPECIALS)])
-        return words
+        until_end = itertools.takewhile(lambda i: i != END, ids)
+        return [self._by_id[i] for i in until_end if i not in (PAD, START)]
 
     def extended(self, words: Iterable[str]) -> Vocabulary:
         """Return this vocabulary with the ``words`` that it lacks appended. The ids of its words stay."""

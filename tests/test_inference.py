@@ -15,6 +15,7 @@ from helpers_runs import COLUMNS, ROWS, SIDE, WORDS, edit_checkpoint, save_check
 from PIL import Image, ImageSequence
 
 from captioning.attention import GumbelAttention, HardAttention, SoftAttention
+from captioning.data.images import load_image
 from captioning.errors import InputError, warn_once
 from captioning.inference import DecodingOptions, load
 from captioning.model import SummedOutput
@@ -59,8 +60,8 @@ def test_forced_decoding_is_the_recurrence_fed_the_given_words(tmp_path, images,
     captions = captioner.score_captions(images, given, context_mode=context_mode)
     assert [caption.words for caption in captions] == given
     for path, words, caption in zip(images, given, captions, strict=True):
-        model = captioner.model
-        memory = model.encode(captioner.encoder.preprocessing(captioner.encoder.preprocessing.load(path)).unsqueeze(0))
+        model, preprocessing = captioner.model, captioner.encoder.preprocessing
+        memory = model.encode(preprocessing(load_image(path, minimum_side=preprocessing.resize)).unsqueeze(0))
         state, token = model.decoder.init_state(memory), START
         with torch.inference_mode(), model.decoder.attention.in_context_mode(context_mode or "expected"):
             for step, target in enumerate([*captioner.vocabulary.encode(words), END]):

@@ -28,9 +28,6 @@ class CaptionBatch(NamedTuple):
     def to(self, device: torch.device | str, non_blocking: bool = False) -> CaptionBatch:
         return map_fields(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
-    def share_memory_(self) -> CaptionBatch:
-        return map_fields(self, torch.Tensor.share_memory_)
-
 
 def pad_captions(encoded: list[list[int]]) -> tuple[Tensor, Tensor]:
     """Return (captions (N, T+1), lengths (N,)) of word ids without special tokens."""

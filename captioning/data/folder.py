@@ -163,21 +163,22 @@ def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
         if is_json:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    row = msgspec.json.decode(line, type=dict[str, Any])
-                    yield number, _converted(dict(zip(_renamed_columns([*row]), row.values(), strict=True)))
+                    yield number, _converted(msgspec.json.decode(line, type=dict[str, Any]))
             return
         if token or bars:  # quotes belong to the captions in Flickr's files
             form |= {"delimiter": "\t" if token else "|", "quoting": csv.QUOTE_NONE}
             line_of = "image#number, a tab and a caption" if token else "image_name| comment_number| comment"
         table = csv.reader(lines, **form)
-        columns = ["image", "caption"] if token else _columns(next(table, []))
+        columns = ["image", "caption"] if token else next(table, [])
+        _check_columns(columns)
         number = table.line_num + 1
         for cells in table:
             if len(cells) > len(columns):
                 raise ValueError(f"has {len(cells)} columns, not {len(columns)}")
             if cells:
                 row = dict(zip(columns, cells, strict=False))
-                row["image"] = row["image"].partition("#")[0] if token else row["image"]
+                if token:
+                    row["image"] = row["image"].partition("#")[0]
                 yield number, _converted(row)
             number = table.line_num + 1
     except (csv.Error, ValueError, msgspec.MsgspecError) as error:
@@ -186,27 +187,20 @@ def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
 
 
 def _converted(row: dict[str, Any]) -> _Row:
-    """Return a row whose split may be empty, or named as a folder may be. Raises MsgspecError."""
-    split = row.pop("split", None)
-    return msgspec.convert(row | ({"split": _SPLIT_OF.get(str(split).lower(), split)} if split else {}), _Row)
-
-
-def _renamed_columns(names: Sequence[str]) -> list[str]:
-    """Return the names of columns, other data sets' names replaced by ours."""
-    renamed = list(names)
+    """Return a row, whose columns may have other data sets' names, and its split a folder's. Raises MsgspecError."""
     for other, name in _NAMES.items():
-        if other in renamed and name not in renamed:
-            renamed[renamed.index(other)] = name
-    return renamed
+        if other in row:
+            row.setdefault(name, row.pop(other))
+    if split := row.pop("split", None):
+        row["split"] = _SPLIT_OF.get(str(split).lower(), split)
+    return msgspec.convert(row, _Row)
 
 
-def _columns(names: list[str]) -> list[str]:
-    """Return the names of a table's columns. Raises ValueError, which quotes them, if one is missing or doubled."""
-    columns = _renamed_columns(names)
+def _check_columns(names: list[str]) -> None:
+    """Raise ValueError, which quotes the names of a table's columns, if one is missing or doubled."""
     for name in ("image", "caption"):
-        if columns.count(name) != 1:
-            wrong = f"{columns.count(name)} of them are called {name!r}"
+        if (count := names.count(name) or any(_NAMES.get(other) == name for other in names)) != 1:
+            wrong = f"{int(count)} of them are called {name!r}"
             if len(names) == 1 and (marks := [mark for mark in ";\t|" if mark in names[0]]):
                 wrong = f"{marks[0]!r} separates them, not a comma"
             raise ValueError(f"the columns are {', '.join(map(repr, names))}: {wrong}")
-    return columns

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
-import operator
 import os
 import signal
 import threading
@@ -23,6 +23,7 @@ from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.regions import LARGEST_REGION, RegionsInView
 from captioning.data.transforms import Augmentation, Preprocessing, ViewOf
 from captioning.errors import InputError, warn_once
+from captioning.trace import map_fields
 from captioning.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def batch_loader(
     if num_workers:
         # The worker puts its batch into shared memory itself, so that the main process raises its errors. In PyTorch's
         # default, a thread of the worker does so, and its errors are lost.
-        options = {"timeout": 300, "collate_fn": operator.methodcaller("share_memory_")} | options
+        options = {"timeout": 300, "collate_fn": functools.partial(map_fields, function=Tensor.share_memory_)} | options
     options |= {"num_workers": num_workers, "worker_init_fn": _obey_the_main_process}
     return BatchLoader(dataset, None, sampler=batches, **options)
 
@@ -108,11 +109,9 @@ class CaptionDataset(Dataset[CaptionBatch]):
     """Turns a list of numbers from a sampler into one batch.
 
     Args:
-        augmentation: Random changes, for training; none by default.
-        seed: Seed of the random changes. They depend only on the seed, the batch's place in training and the image:
-            not on the worker that loads the image, nor on where a run was resumed.
-        features: Cached annotations of the index's images, read instead of the images.
-        flipped: Cached annotations of the mirrored images, for training.
+        seed: Seed of the augmentation, which depends only on the seed, the batch's place in training and the image: not
+            on the worker that loads the image, nor on where a run was resumed.
+        features, flipped: Cached annotations of the images and of the mirrored images, read instead of the images.
         by_image: Whether the sampler's numbers are images, each with all its captions, instead of single captions.
         regions: Regions of the captions' phrases, for training that teaches attention by them.
     """
@@ -148,19 +147,18 @@ class CaptionDataset(Dataset[CaptionBatch]):
         ends = self._first_word
         ids, lengths = pad_captions([self._words[ends[n] : ends[n + 1]].tolist() for n in captions])
         images = annotations = None
-        views: list[ViewOf] = [self.preprocessing.evaluation_view] * len(rows)
         if self.features is None:
             loaded = [self._image(row, epoch_and_step) for row in rows.tolist()]
             images, views = torch.stack([image for image, _ in loaded]), [view_of for _, view_of in loaded]
         else:
-            annotations = self.features.gather(rows)
+            annotations, steps = self.features.gather(rows), self.preprocessing
+            mirrored = np.zeros(len(rows), dtype=bool)
             if self.flipped is not None:
                 # The sampler seeds its order with (seed, epoch); the 1 keeps the two streams apart.
                 drawn = np.random.default_rng((self.seed, epoch_and_step[0], 1)).random(len(index))
                 mirrored = drawn[rows] < self.augmentation.flip
                 annotations[torch.from_numpy(mirrored)] = self.flipped.gather(rows[mirrored])
-                steps = self.preprocessing
-                views = [steps.mirrored_view if flip else steps.evaluation_view for flip in mirrored]
+            views = [steps.mirrored_view if flip else steps.evaluation_view for flip in mirrored]
         caption_images, image_ids, image_rows = map(torch.from_numpy, (image_index, index.image_ids[rows], rows))
         batch = CaptionBatch(ids, lengths, caption_images, image_ids, image_rows, images, annotations)
         return batch if self.regions is None else self._with_regions(batch, captions, views)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, get_args
 import msgspec
 import numpy as np
 
+from captioning.data.images import load_image
 from captioning.errors import InputError, one_line
 from captioning.settings import Split
 from captioning.tokenizers import PennTreebank, Tokenizer
@@ -115,7 +116,7 @@ class CaptionIndex:
 
     def image(self, row: int, preprocessing: Preprocessing) -> Image:
         """Return image ``row`` as this preprocessing reads it. Raises InputError if the file cannot be read."""
-        return preprocessing.load(self.image_path(row))
+        return load_image(self.image_path(row), minimum_side=preprocessing.resize)
 
     def references(self, row: int) -> list[str]:
         return self.captions[self.first_caption[row] : self.first_caption[row + 1]]

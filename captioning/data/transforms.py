@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from captioning.data.images import load_image, rgb
+from captioning.data.images import rgb
 from captioning.errors import check_range
 
 
@@ -63,10 +62,6 @@ class Preprocessing:
     def size(self) -> tuple[int, int]:
         """(height, width) of the encoder's input, in pixels."""
         return (self.crop or self.resize,) * 2
-
-    def load(self, path: str | Path) -> Image.Image:
-        """Read an image file by ``load_image``, at a size that suffices for this preprocessing."""
-        return load_image(path, minimum_side=self.resize)
 
     def view(self, image: Image.Image, view: View | None = None) -> Image.Image:
         """Return the pixels of a view, by default the view of evaluation: RGB uint8 before normalization."""

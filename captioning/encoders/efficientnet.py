@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from captioning.data.transforms import Preprocessing
 from captioning.encoders.base import Encoder
-from captioning.errors import InputError, check_choice, check_whole
+from captioning.errors import InputError, check_choice
 
 # Blocks, channels, side of the kernel and stride of every stage.
 _STAGES = ((1, 16, 3, 1), (3, 24, 3, 2), (3, 48, 5, 2), (4, 88, 3, 2), (4, 120, 5, 1), (5, 208, 5, 2), (1, 352, 3, 1))
@@ -45,9 +45,8 @@ class EfficientNetLite2(Encoder):
         trainable_from: str | None = None,
         learning_rate: float | None = None,
     ) -> None:
-        check_whole(32, 4096, image_size=image_size)
         check_choice(("head", "expansion"), layer=layer)
-        if image_size % 32:
+        if image_size < 32 or image_size % 32:
             raise InputError(f"EfficientNetLite2: image_size must be a multiple of 32, got {image_size}")
         preprocessing = Preprocessing(image_size, None, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bicubic")
         network = _Network(head=layer == "head")

@@ -40,9 +40,9 @@ class FolderSource(CaptionSource):
     others are ignored. Images are numbered in the order of first appearance.
 
     Without a ``split`` column, an image in a folder ``train``, ``validation`` (or ``val``) or ``test`` belongs to that
-    split. The splits without a folder are drawn by a hash of the image's name: about one image in ten for validation,
-    one for the test, and the others for training. New images never move old ones to another split. A split that would
-    be empty, as in a small set, gets a tenth of the largest (training: eight tenths), at least one image from three on.
+    split. A hash of the image's name draws the splits without a folder: one image in ten for validation, one for the
+    test. So new images never move old ones. A split that would be empty, as in a small set, gets a tenth of the largest
+    (training: eight tenths), at least one image from three on.
 
     Also read: Hugging Face's ``metadata.jsonl`` or ``.csv`` with ``file_name`` and ``text``; ``Flickr8k.token.txt`` and
     Flickr30k's ``results.csv`` or ``.token``, whose images may lie in a folder beside the file. Known errors in the
@@ -199,8 +199,9 @@ def _converted(row: dict[str, Any]) -> _Row:
 def _check_columns(names: list[str]) -> None:
     """Raise ValueError, which quotes the names of a table's columns, if one is missing or doubled."""
     for name in ("image", "caption"):
-        if (count := names.count(name) or any(_NAMES.get(other) == name for other in names)) != 1:
-            wrong = f"{int(count)} of them are called {name!r}"
+        count, is_there = names.count(name), any(name in (other, _NAMES.get(other)) for other in names)
+        if count > 1 or not is_there:
+            wrong = f"{count} of them are called {name!r}"
             if len(names) == 1 and (marks := [mark for mark in ";\t|" if mark in names[0]]):
                 wrong = f"{marks[0]!r} separates them, not a comma"
             raise ValueError(f"the columns are {', '.join(map(repr, names))}: {wrong}")

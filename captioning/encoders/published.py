@@ -51,7 +51,8 @@ class TorchvisionEncoder(PublishedEncoder):
             weights with the same file name, or else the default one.
         image_size: Side of the square input in pixels; None takes the published one.
         crop: True crops the published fraction of the image; False squashes the whole image into the square.
-        mean, std: Mean and standard deviation of RGB in 0 .. 1; None takes the published ones.
+        mean: Mean of RGB in 0 .. 1; None takes the published one.
+        std: Standard deviation of RGB in 0 .. 1; None takes the published one.
         model_args: Further arguments of the network's builder, such as ``replace_stride_with_dilation``.
         trainable_from: First stage that is fine-tuned, such as ``layer3`` or ``features.28``; None freezes everything.
         learning_rate: Learning rate of the fine-tuned part; None uses the decoder's.

@@ -70,8 +70,7 @@ def explorer_run(
 
     Args:
         run: Name of the run, the same on every image.
-        captions: Captions with ``words``, ``trace``, ``log_prob`` and ``log_probs`` as in ``inference.Caption``, the
-            best one first. ``log_probs`` has at least one value for each word.
+        captions: Like ``inference.Caption``, with words, trace, log_prob and log_probs; the best one first.
         cells: The L cells on the view.
         numbers: Values beside the run's name, such as a metric of the caption, rounded to 4 digits.
         first_word: Index of the word that is shown first; a shorter caption starts at its last word. The default, the

@@ -24,7 +24,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from pytorch_lightning.utilities.warnings import PossibleUserWarning
 
 from captioning.checkpoint.format import read_checkpoint
-from captioning.checkpoint.load import read_model
+from captioning.checkpoint.load import SavedModel, read_model
 from captioning.cli import IMPORTED
 from captioning.cli.build import parse_training, restrict_imports
 from captioning.errors import InputError, one_line
@@ -168,13 +168,7 @@ class Fit(LightningCLI):
         self.stop = StopOnRequest()
         with self._claiming(), _library_errors_as_input_errors(ValueError, TypeError, ImportError):
             self.datamodule = CaptionDataModule(**self._instantiate("data"), seed=self.config.seed_everything)
-            if self.plan.resume is not None:
-                saved = read_checkpoint(self.plan.resume)
-                self.config.init_from = saved["captioning"]["settings"].get("init_from")  # wins over the command line
-            if self.is_rank_zero:
-                self.datamodule.prepare_data()
-                self.datamodule.setup("fit")
-            initial = read_model(self.plan.init_from) if self.plan.init_from else None
+            initial = self.read_inputs()
             self.settings = yaml.safe_load(self.parser.dump(self.config, skip_link_targets=False, skip_unset=False))
             self.model = CaptioningModule(**self._instantiate("model"), initial_model=initial, settings=self.settings)
             if initial is None and self.plan.resume is None:
@@ -195,6 +189,16 @@ class Fit(LightningCLI):
                 finish_loggers(1)
                 self.plan.folder.release()
             raise
+
+    def read_inputs(self) -> SavedModel | None:
+        """Read the data, and return the model of --init_from. Raises InputError if one is missing or damaged."""
+        if self.plan.resume is not None:
+            saved = read_checkpoint(self.plan.resume)
+            self.config.init_from = saved["captioning"]["settings"].get("init_from")  # wins over the command line
+        if self.is_rank_zero:
+            self.datamodule.prepare_data()
+            self.datamodule.setup("fit")
+        return read_model(self.plan.init_from) if self.plan.init_from else None
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Return the trainer, with the default callbacks that no callback of the user replaces or turns off."""

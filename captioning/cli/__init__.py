@@ -96,9 +96,9 @@ def model_name(model: str | Path) -> str:
 
 
 def announce(command: str) -> None:
-    """Print that PyTorch is being imported, which takes seconds, unless it has been imported."""
+    """Print that the command starts, which takes seconds, unless PyTorch has been imported already."""
     if "torch" not in sys.modules:
-        print(f"{command}: importing PyTorch ...", file=sys.stderr, flush=True)
+        print(f"{command}: starting ...", file=sys.stderr, flush=True)
 
 
 def print_written(path: Path) -> None:

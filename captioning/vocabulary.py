@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from captioning.component import known_class, public_path
-from captioning.errors import InputError, check_whole
+from captioning.errors import InputError
 from captioning.files import read_json, write_json
 from captioning.tokenizers import PennTreebank, Tokenizer
 
@@ -55,7 +55,6 @@ class Vocabulary:
 
         A word that occurs less than ``min_count`` times becomes <unk>; special tokens do not count as ``max_words``.
         """
-        check_whole(1, min_count=min_count, max_words=max_words)
         counts = Counter(word for words in captions for word in words)
         frequent = [word for word, n in counts.items() if n >= min_count and word not in SPECIALS]
         return cls(sorted(frequent, key=lambda word: (-counts[word], word))[:max_words], tokenizer)

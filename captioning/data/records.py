@@ -39,8 +39,7 @@ class ImageEntry(NamedTuple):
     captions: list[str]  # tokenized, their words joined by spaces
 
 
-@dataclass(frozen=True)
-class GroundedObject:
+class GroundedObject(NamedTuple):
     """One object of an image. Its mask lies in the upright image, or in the view of ``View.mask``."""
 
     noun: str  # in lower case; may be several words ("teddy bear")

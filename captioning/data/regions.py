@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,8 +36,7 @@ class Region(NamedTuple):
     covered: Floats  # (height, width) of the grid: the fraction of each cell's area that lies in the region
 
 
-@dataclass(frozen=True)
-class ObjectCells:
+class ObjectCells(NamedTuple):
     """Objects that share noun and attributes, so that no caption tells them apart."""
 
     names: frozenset[str]  # the noun and its synonyms
@@ -142,5 +140,5 @@ class RegionsInView:
 
     def _objects_in(self, row: int, view_of: ViewOf, cells: CellGrid) -> list[ObjectCells]:
         objects = [] if self._object_lookup is None else self._object_lookup(self.index.image_path(row))
-        in_view = [dataclasses.replace(item, mask=view_of(item.mask.shape[::-1]).mask(item.mask)) for item in objects]
+        in_view = [item._replace(mask=view_of(item.mask.shape[::-1]).mask(item.mask)) for item in objects]
         return object_cells(in_view, cells)

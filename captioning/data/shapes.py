@@ -114,10 +114,9 @@ class ShapesSource(CocoSource):
             progress.update()
         common = {"info": {"description": f"shapes, {split}, made from seed {self.seed}"}, "images": images}
         categories = [{"id": i, "name": noun, "supercategory": "shape"} for i, noun in enumerate(NOUNS, 1)]
-        contents = {"captions": {}, "instances": {"categories": categories}}
-        for (kind, further), items in zip(contents.items(), (captions, instances), strict=True):
-            content = common | {"annotations": items} | further
-            (folder / f"annotations/{kind}_{split}.json").write_bytes(msgspec.json.encode(content))
+        objects = {"annotations": instances, "categories": categories}
+        for kind, content in (("captions", {"annotations": captions}), ("instances", objects)):
+            (folder / f"annotations/{kind}_{split}.json").write_bytes(msgspec.json.encode(common | content))
 
 
 def _mask_fields(mask: np.ndarray) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import hashlib
 import os
 import shutil
 import zipfile
-from contextlib import suppress
 from pathlib import Path
 
 from captioning.errors import InputError
@@ -74,8 +73,6 @@ class RunFolder:
             self.config.unlink(missing_ok=True)
             if self.is_new:  # includes the loggers' files
                 shutil.rmtree(self.path, ignore_errors=True)
-            with suppress(OSError):  # the folder has other files
-                self.path.parent.rmdir()
 
 
 def checksum(checkpoint: str | Path) -> str:

@@ -52,7 +52,7 @@ def runs(tmp_path_factory) -> Iterator[dict[str, Run]]:
     """A run of two epochs, the same resumed for a third, its best checkpoint tested, and another of its config."""
     folder = tmp_path_factory.mktemp("wandb")
     config = tiny_config(folder / "shapes", val=3, test=1)
-    config["trainer"] |= {"max_epochs": EPOCHS, "logger": None}
+    config["trainer"] |= {"max_epochs": EPOCHS, "logger": None, "callbacks": None}
     with pytest.MonkeyPatch.context() as patch:
         enter(folder, config, patch)
         Path("overlay.yaml").write_text(yaml.safe_dump({"seed_everything": 7}))

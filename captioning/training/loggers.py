@@ -41,7 +41,6 @@ def logger_settings(config: Mapping[str, Any], folder: Path) -> list[dict[str, A
             defaults = {"project": os.environ.get("WANDB_PROJECT", "captioning"), "job_type": "train"}
             defaults |= {"name": folder.name, "group": attention_kind(config), "id": secrets.token_hex(4)}
             arguments |= {key: arguments.get(key) or default for key, default in defaults.items()}
-            arguments["resume"] = "allow"  # a resumed run continues in wandb, too
         if not logger["class_path"].endswith("CSVLogger"):
             loggers.append({"class_path": logger["class_path"], "init_args": arguments})
     csv = {"save_dir": str(folder), "name": "metrics"}

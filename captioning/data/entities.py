@@ -33,16 +33,19 @@ class Entities:
 
         The name of the image file, ``path``, begins with the image's number on Flickr.
         """
-        number = path.name[: len(path.name) - len(path.name.lstrip("0123456789"))]
-        file = self.folder / "Sentences" / f"{number}.txt"
-        lines = file.read_text("utf-8").splitlines() if file.is_file() else []
-        by_letters = {_letters(_PHRASE.sub(r"\2", line)): line for line in lines}
-        sentences = [by_letters.get(_letters(caption), "") for caption in captions]
+        sentences = self.sentences(path, captions)
         if not any(sentences):
             return [[] for _ in captions]
-        masks = _masks(self.folder / "Annotations" / f"{number}.xml", path)
+        masks = _masks(self.folder / "Annotations" / f"{_number(path)}.xml", path)
         pairs = zip(sentences, captions, strict=True)
         return [_phrases(sentence, caption.split(), masks) for sentence, caption in pairs]
+
+    def sentences(self, path: Path, captions: Sequence[str]) -> list[str]:
+        """Return each caption's sentence with marked phrases, "" for a caption that Entities lacks."""
+        file = self.folder / "Sentences" / f"{_number(path)}.txt"
+        lines = file.read_text("utf-8").splitlines() if file.is_file() else []
+        by_letters = {_letters(_PHRASE.sub(r"\2", line)): line for line in lines}
+        return [by_letters.get(_letters(caption), "") for caption in captions]
 
 
 def _masks(file: Path, image_path: Path) -> dict[str, np.ndarray]:
@@ -79,6 +82,10 @@ def _phrases(sentence: str, words: Sequence[str], masks: dict[str, np.ndarray]) 
         if match[1] in masks and letters > start:
             phrases.append(Phrase(first, min(last + 1, len(words)), masks[match[1]]))
     return phrases
+
+
+def _number(path: Path) -> str:
+    return path.name[: len(path.name) - len(path.name.lstrip("0123456789"))]
 
 
 def _letters(text: str) -> str:

@@ -18,7 +18,7 @@ from captioning.data.records import (
     PhraseLookup,
     read_annotations,
 )
-from captioning.errors import InputError
+from captioning.errors import InputError, warn_once
 from captioning.tokenizers import PennTreebank
 
 
@@ -65,7 +65,15 @@ class KarpathySource(CaptionSource):
         return Instances(self.instances, self.remedy(), synonyms).objects if self.instances else None
 
     def phrases(self, split: str) -> PhraseLookup | None:
-        return None if self.entities is None else Entities(self.entities).phrases
+        if self.entities is None:
+            return None
+        entities, index = Entities(self.entities), self.index(split)
+        rows = range(min(len(index), 100))  # enough to notice wrong files; reading all takes long
+        sentences = [text for row in rows for text in entities.sentences(index.image_path(row), index.references(row))]
+        if missing := sentences.count(""):
+            counted = f"{missing} of {len(sentences)} captions"
+            warn_once(f"{entities.folder}: has no sentence for {counted} (of {len(rows)} images of the {split} split)")
+        return entities.phrases
 
     def _entry(self, image: _Image) -> ImageEntry:
         tokenized = isinstance(self.tokenizer, PennTreebank)

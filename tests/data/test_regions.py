@@ -145,6 +145,12 @@ def test_phrases_stand_at_the_words_of_the_caption_however_it_was_split(folder):
     assert [(phrase.start, phrase.end) for phrase in joined] == [(0, 2), (3, 5)]
 
 
+def test_captions_without_a_sentence_are_counted_in_a_warning(folder, caplog):
+    source(folder, entities=str(folder / "entities")).phrases("val")
+    counted = "1 of 3 captions (of 1 images of the val split)"
+    assert caplog.messages == [f"{folder / 'entities'}: has no sentence for {counted}"]
+
+
 def test_a_folder_without_the_annotations_is_one_line(folder):
     with pytest.raises(InputError, match="has no folder Annotations; unpack"):
         source(folder, entities=str(folder / "nowhere")).phrases("val")

@@ -32,7 +32,7 @@ from captioning.files import write_text
 from captioning.metrics.table import few_images_warning
 from captioning.precision import best_precision
 from captioning.provenance import provenance
-from captioning.run_folder import CHECKPOINT_NAMES, RunFolder
+from captioning.run_folder import RunFolder
 from captioning.settings import attention_kind, read_config
 from captioning.training import CaptionDataModule, CaptioningModule, CaptionSamples, Throughput
 from captioning.training.callbacks import BestCheckpoint, LogLines, ResumableStopping, StopOnRequest
@@ -271,10 +271,7 @@ class Fit(LightningCLI):
 
 
 def _read_files(args: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the command line and the settings in its configurations, both completed from a resumed run.
-
-    A resumed run stays in its checkpoint's folder, whatever the configuration is called.
-    """
+    """Return the command line and the settings in its configurations. A resumed run has its own if none is given."""
     if is_wandb_sweep():  # its agent passes the options in any order
         args = sorted(args, key=lambda word: not word.startswith("--config="))
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -282,16 +279,9 @@ def _read_files(args: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
     for option in ("--runs", "--ckpt_path", "--name"):
         parser.add_argument(option)
     options = parser.parse_known_args(args)[0]
-    # With a configuration, best and last are checkpoints of a run that may have its name.
-    checkpoint = None if options.ckpt_path in CHECKPOINT_NAMES and options.config else options.ckpt_path
-    named = Path(options.runs or "runs", options.name or "run")
-    run = RunFolder.of(checkpoint, named) if checkpoint else None
-    if run is not None and run.config.is_file():
-        if options.runs is None:
-            args = [*args, "--runs", str(run.path.parent)]
-        if options.name is None:
-            args = [*args, "--name", run.path.name]
-        if not options.config:
+    if options.ckpt_path and not options.config:
+        run = RunFolder.of(options.ckpt_path, Path(options.runs or "runs", options.name or "run"))
+        if run is not None and run.config.is_file():
             options.config = [str(run.config)]
             args = ["--config", str(run.config), *args]
     return args, [read_config(Path(file), "--config") for file in options.config]

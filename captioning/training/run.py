@@ -45,8 +45,14 @@ def plan_run(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]], fold
     if name is None:  # the name of the first file; later files are overlays
         name = Path(str(config["config"][0])).stem if config["config"] else "run"
         name += f"_{config['seed_everything']}" if is_wandb_sweep() else ""
-    run = wanted = RunFolder(Path(folder or Path(config["runs"], name)))
+    wanted = RunFolder(Path(folder or Path(config["runs"], name)))
     resumed = RunFolder.of(checkpoint, wanted.path) if checkpoint else None
+    if resumed is not None and resumed.config.is_file() and not folder:
+        # A resumed run stays in its folder, whatever the configuration says; the command line may name another.
+        place: dict[str, Any] = {"runs": resumed.path.parent, "name": resumed.path.name}
+        place |= {part: config[part] for part in place if part in given[-1]}
+        wanted = RunFolder(Path(place["runs"], place["name"]))
+    run = wanted
     is_same_run = resumed is not None and resumed.path.resolve() == wanted.path.resolve()
     must_claim = not (folder or is_same_run)
     numbers = itertools.count(2)

@@ -25,6 +25,13 @@ def test_a_key_that_stands_twice_is_refused_with_both_lines(tmp_path):
     assert read_config(path)["b"] == {"x": 3, "y": 0.002, "z": 4}
 
 
+def test_settings_of_version_02_that_are_options_now_are_left_out_with_a_line(tmp_path, caplog):
+    path = tmp_path / "old.yaml"
+    path.write_text("data: {test_split: val, batch_size: 3}\nmodel: {bound_samples: null}\n")
+    assert read_config(path) == {"data": {"batch_size": 3}, "model": {}}
+    assert caplog.messages == ["data.test_split is ignored; it is an option now: captioning test --split"]
+
+
 def test_a_path_in_the_home_folder_is_written_out_in_settings_and_on_command_lines(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     path = tmp_path / "paths.yaml"

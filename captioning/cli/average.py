@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 from captioning.files import check_output, replacing
@@ -29,8 +30,10 @@ def average(*, model: list[Path], output: Path, fraction: list[float] | None = N
     from captioning.checkpoint.average import average_checkpoints
 
     checkpoint = average_checkpoints(model, fraction)
+    content = io.BytesIO()  # torch.save's own message about a full disk does not mention the disk
+    torch.save(checkpoint, content)
     with replacing(output, "--output") as part:
-        torch.save(checkpoint, part)
+        part.write_bytes(content.getbuffer())
     averaged = checkpoint["captioning"]["settings"]["averaged"]
     parts = ", ".join(f"{member['fraction']:.3g} of {member['checkpoint']}" for member in averaged)
     print(f"written to {output}: {parts}")

@@ -8,7 +8,7 @@ import dataclasses
 import json as json_text
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -83,11 +83,7 @@ def caption(
         captioning caption holiday/ --model best.ckpt --overlay attention/ --json captions.jsonl
     """
     given = {name: value for name, value in locals().items() if value is not None}
-    drawn = {"details": details, "heads": heads, "style": style != "color"}
-    if overlay is None and any(drawn.values()):
-        raise InputError(f"--{next(filter(drawn.get, drawn))}: has no effect without --overlay")
-    if sample and (searched := {"beam_size", "length_normalization"} & given.keys()):
-        raise InputError(f"--{min(searched)}: has no effect with --sample")
+    _refuse_without_effect(given)
     models = model or ["pretrained"]
     single = len(images) == 1 and images[0] != "-" and not os.path.isdir(images[0])
     failed: list[Any] = []
@@ -134,6 +130,18 @@ def caption(
         if not single:
             print(f"error: {len(failed)} of {len(paths)} images unreadable", file=sys.stderr)
         raise SystemExit(2)
+
+
+def _refuse_without_effect(given: Mapping[str, Any]) -> None:
+    """Raise InputError if an option of overlays stands without one, or an option of the beam beside ``sample``."""
+    drawn = [
+        name for name, default in (("details", False), ("heads", False), ("style", "color")) if given[name] != default
+    ]
+    if drawn and "overlay" not in given:
+        raise InputError(f"--{drawn[0]}: has no effect without --overlay")
+    searched = [name for name in ("beam_size", "length_normalization") if name in given]
+    if searched and given["sample"]:
+        raise InputError(f"--{searched[0]}: has no effect with --sample")
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from helpers_training import Signal, assert_equal, last_checkpoint, make_data, make_module, make_shapes, make_trainer
-from pytorch_lightning.callbacks import EMAWeightAveraging
+from pytorch_lightning.callbacks import EMAWeightAveraging, GradientAccumulationScheduler
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from captioning.attention import AdditiveScore, HardAttention
@@ -181,8 +181,8 @@ def never_better(patience: int) -> ResumableStopping:
 
 def accumulating(shapes, folder: Path, *callbacks: pl.Callback, patience: int = 100, **options: Any):
     """Two epochs of 7 batches in 3 steps, of 3, 3 and 1 batches, validated after 4 batches."""
-    callbacks = never_better(patience), *callbacks
-    options = {"max_epochs": 2, "val_check_interval": 4, "accumulate_grad_batches": 3} | options
+    callbacks = GradientAccumulationScheduler({0: 3}), never_better(patience), *callbacks
+    options = {"max_epochs": 2, "val_check_interval": 4} | options
 
     def module() -> CaptioningModule:  # without a schedule, whose length would be that of the shorter run
         return make_module(HardAttention(AdditiveScore(10), sample_probability=0.5), standardize=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,8 +38,8 @@ def extract_features(
     """Write the features of every image; resumes where an earlier call stopped, and prints its progress.
 
     The encoder is frozen, in evaluation mode and on the device. With ``flipped``, the training images are also written
-    mirrored. Raises InputError if an image cannot be read, a value does not fit into fp16, or the folder holds other
-    features.
+    mirrored. Raises InputError if an image cannot be read, the disk is too small, a value does not fit into fp16, or
+    the folder holds other features.
     """
     for index in indices.values():
         index.check_images()
@@ -48,6 +49,9 @@ def extract_features(
         json_path, rows, content = _open_or_create(encoder, index, output / name, identity)
         total, done = len(rows), content["done"]
         print(f"{name}: {total:,} images, {rows.nbytes / 1e9:.2f} GB; {done:,} images done already", flush=True)
+        missing, free = rows.nbytes * (total - done) / total, shutil.disk_usage(output).free
+        if missing > free:  # a memory map on a full disk would end the process by SIGBUS
+            raise InputError(f"--output {output}: needs {missing / 1e9:.2f} GB, {free / 1e9:.2f} GB are free")
         batches = [list(range(first, min(first + batch_size, total))) for first in range(done, total, batch_size)]
         augmentation = Augmentation(flip=float(mirrored))
         dataset = CaptionDataset(index, Vocabulary([]), encoder.preprocessing, augmentation=augmentation, by_image=True)

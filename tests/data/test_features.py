@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -170,3 +171,10 @@ def test_an_image_that_cannot_be_read_is_one_line_and_what_is_done_is_kept(index
     with pytest.raises(InputError, match=r"^[^\n]*bad\.jpg: cannot be read as an image[^\n]*$"):
         extract(CaptionIndex.build(tmp_path, entries), tmp_path / "out", num_workers=workers)
     assert json.loads((tmp_path / "out/train.json").read_text())["done"] == 2
+
+
+def test_a_disk_that_is_too_small_is_reported_first(index, tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10))
+    with pytest.raises(InputError, match=r"needs 0\.00 GB, 0\.00 GB are free"):
+        extract(index, tmp_path / "out")

@@ -120,7 +120,7 @@ def test_a_photograph_is_captioned_and_explored_and_another_takes_its_place(page
 @pytest.mark.browser
 def test_the_first_page_says_what_it_is_and_has_examples(page):
     page.get_by_role("heading", name="Describe a photo").wait_for()
-    assert page.get_by_text("Drop a photo").inner_text().endswith("are fluent and wrong.")
+    assert page.get_by_text("Drop a photo").inner_text().endswith("are fluent but wrong.")
     examples = page.locator("button.gallery-item")
     examples.nth(3).wait_for()
     assert examples.count() == 4

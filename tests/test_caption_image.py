@@ -229,6 +229,7 @@ def test_sampling_repeats_itself_with_a_seed(capsys, checkpoint, folder):
             ["x.png", "--model", "empty", "--overlay", "empty"],
             "--overlay empty: would replace empty, which is",
         ),
+        (["x.png", "y.png", "--overlay", "."], "--overlay .: has images of this command; give another folder"),
         (["x.png", "--json", "./x.png"], "--json x.png: would replace x.png, which is an input"),
         (["x.png", "notes", "--json", "o.json"], "--json o.json: must end in .jsonl"),
     ],
@@ -273,14 +274,6 @@ def test_a_reader_that_leaves_early_is_no_error(checkpoint, folder):
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.stderr.endswith("captioning caption: starting ...\n")
     assert done.stdout.startswith(f"{folder / 'a.JPG'}\t")
-
-
-def test_an_overlay_does_not_replace_a_picture_beside_the_image(checkpoint, folder, tmp_path, capsys):
-    both = [folder / "b.png", folder / "more" / "b.png"]
-    before = both[1].read_bytes()
-    run(capsys, *both, "--model", checkpoint, "--overlay", folder / "more")
-    assert {path.name for path in (folder / "more").iterdir()} == {"b.png", "001_b.png", "002_b.png"}
-    assert both[1].read_bytes() == before
 
 
 def test_a_folder_holds_every_format_that_is_read_when_named_and_the_others_are_counted(capsys, checkpoint, tmp_path):

@@ -483,7 +483,7 @@ def test_the_screen_of_a_run_has_no_line_in_vain_and_each_epochs_line_its_own_me
     said = out + err
     for words in ("already configured", "TPU", "to estimate", "Tip"):
         assert words not in said
-    assert re.search(r"captioner\.decoder +\S AttentionDecoder +\S +[\d.]+ K", said)
+    assert re.search(r"^decoder: AttentionDecoder, ([\d,]+) parameters, \1 of them trained$", said, re.MULTILINE)
     with next(Path("runs/tiny").rglob("metrics.csv")).open() as file:
         logged = [f"val/nll {float(row['val/nll']):.2f} " for row in csv.DictReader(file) if row["val/nll"]]
     lines = re.findall(r"^epoch (.), step .+: train/loss .+ (val/nll \S+ )val/bleu4", said, re.MULTILINE)

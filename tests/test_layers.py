@@ -49,7 +49,7 @@ ROOMS = {
 LIBRARIES = {
     "pytorch_lightning lightning_fabric": "training cli.fit",
     "lightning": "",  # the same library under its other name: an object of one fails isinstance checks of the other
-    "urllib.request urllib.error urllib3 http.client requests httpx aiohttp ftplib socket": "cli.app data.download",
+    "urllib.request urllib.error urllib3 http.client requests httpx aiohttp ftplib socket": "data.download",
     "huggingface_hub": "checkpoint.load",
     "gradio": "cli.app",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,19 +11,25 @@ import yaml
 from helpers_faults import refused
 from helpers_runs import tiny_config
 
+from captioning.__main__ import main
 from captioning.cli import IMPORTED
 from captioning.data.shapes import ShapesSource
+from captioning.inference import load
 
 OWN = """
 import dataclasses
 from pathlib import Path
 
+import torch
 from torch import nn
 
-from captioning.attention import DotScore, SoftAttention, Score
+from captioning.attention import Attention, DotScore, SoftAttention, Score
+from captioning.attention.memory import repeat_rows
 from captioning.encoders import ConvEncoder
-from captioning.model import AttentionDecoder
+from captioning.model import AttentionDecoder, Decoder
+from captioning.model.decoder import Packed
 from captioning.objective import Likelihood
+from captioning.trace import AttentionTrace
 
 
 class Plain(Score):
@@ -79,6 +86,46 @@ class Wide(AttentionDecoder):
         return dataclasses.replace(output, logits=output.logits.T)
 
 
+class Bare(SoftAttention):
+    def select(self, alphas, log_alphas, memory):
+        return super().select(alphas, log_alphas, memory).context
+
+
+class GRU(Decoder):
+    def __init__(self, attention: Attention, size: int = 8) -> None:
+        super().__init__(attention)
+        self.size = size
+
+    def build(self, vocabulary_size, annotation_dim, grid_size):
+        D = self.build_for_annotations(annotation_dim, grid_size)
+        self.embedding = nn.Embedding(vocabulary_size, self.size)
+        self.attention.build(D, self.size, grid_size)
+        self.cell, self.output = nn.GRUCell(self.size + D, self.size), nn.Linear(self.size, vocabulary_size)
+
+    def prepare_memory(self, annotations, mask):
+        return self.attention.prepare(annotations, mask)
+
+    def init_state(self, memory):
+        return (memory.annotations.new_zeros(len(memory.annotations), self.size), *self.attention.init_state(memory))
+
+    def step(self, tokens, state, memory):
+        attended, rest = self.attention(state[0], memory, state[1:])
+        h = self.cell(torch.cat([self.embedding(tokens), attended.context], dim=-1), state[0])
+        return self.output(h), (h, *rest), attended.trace()
+
+    def forward(self, captions, lengths, memory, samples=1):
+        packed = Packed(captions, lengths)
+        state = tuple(repeat_rows(x, len(captions) // len(memory.annotations)) for x in self.init_state(memory))
+        logits, traces = [], []
+        for tokens in captions[:, :-1].T:
+            out, state, trace = self.step(tokens, state, memory)
+            logits.append(out)
+            traces.append(trace)
+        steps = zip(*traces)
+        trace = AttentionTrace(*(None if field[0] is None else torch.stack(field, 1) for field in steps))
+        return packed.output(packed.pack(torch.stack(logits, 1)), trace)
+
+
 class PerWord(Likelihood):
     def forward(self, captioner, batch):
         loss = super().forward(captioner, batch)
@@ -110,7 +157,8 @@ ATTENTION = "model.decoder.init_args.attention"
         (SCORE, "Column", "Column: logits (B, R, L) must have the shape (10, 1, 36), got (10, 1, 36, 1)"),
         (SCORE, "Silent", "Silent: logits (B, R, L) must have the shape (10, 1, 36), got NoneType"),
         (ATTENTION, "Narrow", "Narrow: the context (B, R, D) must have the shape (10, 1, 8), got (10, 1, 7)"),
-        (ATTENTION, "Untyped", "Untyped: the context (B, R, D) must have the shape (10, 1, 8), got tuple"),
+        (ATTENTION, "Untyped", "Untyped: select must return an AttentionOutput, got tuple"),
+        (ATTENTION, "Bare", "Bare: select must return an AttentionOutput, got Tensor"),
         ("model.encoder", "Flat", "Flat: annotations (B, L, D) must have the shape (4, 288, 8), got (4, 288)"),
         ("model.decoder", "Wide", "Wide: logits (M, V) must have the shape"),
         ("model.objective", "PerWord", "PerWord: the loss () must have the shape (), got (3,)"),
@@ -119,3 +167,17 @@ ATTENTION = "model.decoder.init_args.attention"
 def test_what_a_class_returns_is_told_by_its_name_and_the_two_shapes(workdir, capsys, place, name, line):
     words = [f"--{place}", f"own_classes.{name}"]
     assert line in refused(capsys, "fit", "--config", "tiny.yaml", "--import", "own_classes", *words)
+
+
+def test_a_decoder_of_ones_own_trains_and_captions(workdir):
+    attention = tiny_config(workdir / "shapes")["model"]["decoder"]["init_args"]["attention"]
+    decoder = json.dumps({"class_path": "own_classes.GRU", "init_args": {"attention": attention}})
+    main(
+        [
+            *"fit --config tiny.yaml --import own_classes --name gru --trainer.max_epochs 1".split(),
+            f"--model.decoder={decoder}",
+        ]
+    )
+    captioner = load("runs/gru/checkpoints/last.ckpt")
+    caption = captioner(next((workdir / "shapes").rglob("*.png")))
+    assert caption.trace.alphas.shape == (len(caption.words), 36)

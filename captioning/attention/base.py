@@ -148,7 +148,10 @@ class Attention(Component):
         mask = None if memory.mask is None else memory.mask.unsqueeze(1)
         alphas, log_alphas = self.normalizer(logits, mask)  # (B, R, L), Eq. 5
         attended = self.select(alphas, log_alphas, memory)  # context (B, R, D), Eq. 6
-        check_shape(self, "the context (B, R, D)", getattr(attended, "context", attended), *alphas.shape[:2], D)
+        if not isinstance(attended, AttentionOutput):
+            got = type(attended).__name__
+            raise InputError(f"{type(self).__name__}: select must return an AttentionOutput, got {got}")
+        check_shape(self, "the context (B, R, D)", attended.context, *alphas.shape[:2], D)
         check_shape(self, "alphas (B, R, L)", attended.alphas, *alphas.shape)
         if attended.locations is None:
             attended = attended._replace(locations=torch.full(alphas.shape[:2], NO_LOCATION, device=alphas.device))

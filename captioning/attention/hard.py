@@ -169,6 +169,8 @@ class HardAttention(StochasticAttention):
 class GumbelAttention(StochasticAttention):
     """Straight-through Gumbel-softmax (Jang et al. 2017; Maddison et al. 2017), the control without REINFORCE.
 
+    It has no ``normalizer``: the relaxation is of the softmax.
+
     The context is the annotation of a drawn location, as in ``HardAttention``. The backward pass differentiates the
     relaxed draw softmax((log alpha + g) / temperature) with Gumbel noise g instead. The gradient is biased: as the
     temperature falls, the bias falls and the variance grows.

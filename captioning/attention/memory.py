@@ -20,8 +20,8 @@ class Memory:
 
     Attributes:
         annotations: (B, L, D).
-        projected: The score's projection of the annotations, usually (B, L, A) or (B, A, L). Attention with h heads
-            has (B * h, ..), the heads of an image adjacent.
+        projected: The score's projection of the annotations, usually (B, L, A) or (B, A, L). With h heads it
+            is (B * h, ..); the heads of an image are neighbors.
         mask: (B, L) bool, True where a location exists; None when all do.
         drawn: (B,) bool, True for images whose contexts are drawn in this batch, False where they are expectations
             (semi-sampling, Sec. 4.1); None if no such choice was made.

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +25,6 @@ from captioning.vocabulary import Vocabulary
 
 WEIGHTS, CONFIG, VOCABULARY, CARD = "model.safetensors", "config.json", "vocabulary.json", "README.md"
 CHECKSUMS = "SHA256SUMS"
-LARGE = 20_000
 
 StoredType = Literal["float32", "float16", "bfloat16"]
 
@@ -48,8 +48,8 @@ def write_export(
 
     Args:
         card: The model card, in Markdown.
-        dtype: Type that parameters of at least ``LARGE`` numbers are stored in. The model still computes in float32.
-            Smaller parameters and the buffers keep their types, because they need the digits.
+        dtype: Type that the large parameters are stored in. The model still computes in float32. The smallest
+            parameters, 2 % of all numbers, and the buffers keep their types, because they need the digits.
 
     Raises:
         InputError: The folder cannot be written or has other files, or a weight is out of the type's range.
@@ -90,18 +90,20 @@ def read_export(folder: Path) -> dict[str, Any]:
 
 
 def _stored_weights(captioner: Captioner, dtype: StoredType) -> dict[str, Tensor]:
-    """Return the model's state, with the large parameters in ``dtype``.
+    """Return the model's state, with all parameters in ``dtype`` except the smallest ones, 2 % of all numbers.
 
-    In the pretrained captioner, 2 % of the numbers are in smaller parameters: biases, depthwise convolutions and the
-    encoder's first layers. Rounding them to float16 changed more captions than rounding all others.
+    In the pretrained captioner the smallest parameters are the biases, the depthwise convolutions and the encoder's
+    first layers. Rounding them to float16 changed more captions than rounding all others.
     """
-    parameters = dict(captioner.named_parameters(remove_duplicate=False))
+    sizes = {name: parameter.numel() for name, parameter in captioner.named_parameters(remove_duplicate=False)}
+    by_size = sorted(sizes, key=sizes.__getitem__)
+    cumulated = np.cumsum([sizes[name] for name in by_size])
+    large = set(by_size[np.searchsorted(cumulated, 0.02 * cumulated[-1], side="right") :])
     stored = {}
     for name, tensor in captioner.state_dict().items():
         # Tied embeddings are one tensor with two names, and safetensors stores no tensor twice: each name gets a copy.
         kept = tensor.detach().cpu().contiguous().clone()
-        is_large = name in parameters and kept.numel() >= LARGE
-        stored[name] = kept.to(getattr(torch, dtype)) if is_large else kept
+        stored[name] = kept.to(getattr(torch, dtype)) if name in large else kept
         if kept.isfinite().all() and not stored[name].isfinite().all():
             raise InputError(f"--dtype {dtype}: {name} is beyond its range; take bfloat16 or float32")
     return stored

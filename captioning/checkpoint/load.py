@@ -36,7 +36,8 @@ class SavedModel(NamedTuple):
         ``vocabulary`` starts with this model's words. Further words start with the weights of <unk>. Raises InputError
         if the vocabulary or the model does not fit.
         """
-        check_vocabulary(f"{self.path}: its", self.vocabulary.words, vocabulary)
+        if vocabulary.words[: len(self.vocabulary.words)] != self.vocabulary.words:
+            check_vocabulary(f"{self.path}: its", self.vocabulary.words, vocabulary, ", or data.vocabulary.extend")
         counter = ".batches"  # the batch count of hard attention's schedules
         weights = {name: value for name, value in self.captioner.state_dict().items() if not name.endswith(counter)}
         weights |= {name: value for name, value in captioner.state_dict().items() if name.endswith(counter)}
@@ -82,7 +83,11 @@ def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.de
     except Exception as error:  # damaged content raises errors of many types
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise InputError(f"{path}: damaged, or does not describe the model of its weights ({reason})") from error
-    return SavedModel(str(path), captioner.to(target), vocabulary, settings)
+    cells = captioner.encoder.known_cells
+    captioner.to(target)
+    if cells is not None:
+        captioner.encoder.cells = cells  # moved weights would be measured again
+    return SavedModel(str(path), captioner, vocabulary, settings)
 
 
 def read_models(paths: Sequence[str | os.PathLike[str]], device: str | torch.device = "cpu") -> list[SavedModel]:
@@ -129,9 +134,8 @@ def check_tokenizer(checkpoint: Tokenizer, data: Tokenizer) -> None:
         raise InputError(f"data.vocabulary.tokenizer: {problem}")
 
 
-def check_vocabulary(whose: str, words: Sequence[str], vocabulary: Vocabulary) -> None:
-    """Raise InputError unless the data's words begin with a checkpoint's; ``whose`` begins the message."""
-    if vocabulary.words[: len(words)] != tuple(words):
+def check_vocabulary(whose: str, words: Sequence[str], vocabulary: Vocabulary, remedy: str = "") -> None:
+    """Raise InputError, with a message from ``whose`` to ``remedy``, if the data have other words than a checkpoint."""
+    if tuple(words) != vocabulary.words:
         problem = f"vocabulary ({len(words)} words) is not the data's ({len(vocabulary.words)})"
-        use = "use the data settings the checkpoint was trained with, or data.vocabulary.extend"
-        raise InputError(f"{whose} {problem}; {use}")
+        raise InputError(f"{whose} {problem}; use the data settings the checkpoint was trained with{remedy}")

@@ -1,4 +1,5 @@
-"""A command is a function in the module of its name, `prepare` five; `validate`, `test` and `predict` are in ``score``.
+"""Each command is a function in the module of its name. `prepare` has a function for each data set; `validate`,
+`test` and `predict` are one function, ``score``.
 
 This module imports nothing that is slow, because help is answered from it at once.
 """

@@ -60,10 +60,10 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
     examples = [example for example in read_json(folder / "examples.json") if example["app"]]
     sources = " · ".join(f"[{example['file']}: {example['credit']}]({example['source']})" for example in examples)
     with gradio.Blocks(title="Captions", analytics_enabled=False, delete_cache=(600, 600)) as page:  # seconds
-        introduction = (
-            "Drop a photo: the model describes it, and shows where it looked at each word. Captions of images"
+        gradio.Markdown(
+            "# Describe a photo\nDrop a photo: the model describes it, and shows where it looked at each word. "
+            "For images unlike those of its training, captions are fluent but wrong."
         )
-        gradio.Markdown(f"# Describe a photo\n{introduction} unlike those of its training are fluent and wrong.")
         with gradio.Row():
             photo: Any = gradio.Image(label="Photo", height=220, sources=["upload", "clipboard"], buttons=[])
             with gradio.Column():

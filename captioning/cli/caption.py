@@ -202,5 +202,7 @@ def _overlay_paths(target: Path, paths: Sequence[str], single: bool, inputs: Seq
         check_output(target, "--overlay", FIGURES, inputs)
         return dict.fromkeys(paths, target)
     check_output(target, "--overlay", inputs=inputs)
+    if target.resolve() in {Path(path).resolve().parent for path in paths}:
+        raise InputError(f"--overlay {target}: has images of this command; give another folder")
     unique = dict.fromkeys(paths)  # whose images may have the same name in two folders
     return {path: target / f"{number:03d}_{Path(path).stem}.png" for number, path in enumerate(unique, 1)}

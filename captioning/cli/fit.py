@@ -21,7 +21,6 @@ from jsonargparse import Namespace
 from pytorch_lightning import callbacks
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import SIGTERMException
-from pytorch_lightning.utilities.warnings import PossibleUserWarning
 
 from captioning.checkpoint.format import read_checkpoint
 from captioning.checkpoint.load import SavedModel, read_model
@@ -80,15 +79,16 @@ def _quieten() -> None:
     """Silence libraries' warnings about deliberate choices."""
     for message in (
         r"Found \d+ module\(s\) in eval mode",  # a frozen encoder
+        ".*does not have many workers",
         r".*isinstance\(treespec, LeafSpec\)",
+        r"It is recommended to use .*sync_dist=True",  # all processes have the same numbers
+        "You're resuming from a checkpoint that ended before the epoch ended",  # the sampler begins at its batch
         r"`ModelCheckpoint\(monitor=.* could not find the monitored key",  # a run of a few steps
         "You're using the WeightAveraging callback with a model that overrides",  # strategies that shard are not used
         "Checkpoint directory .* exists and is not empty",  # a resumed run's own
         "The dirpath has changed",  # of a run that was moved, or goes on in a folder of its own
     ):
         warnings.filterwarnings("ignore", message=message)
-    # Lightning's name for warnings that may be wrong, as here about workers, several processes and resuming.
-    warnings.filterwarnings("ignore", category=PossibleUserWarning)
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # type: ignore[assignment,misc]
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)  # ``LogLines`` prints instead
 
@@ -205,7 +205,7 @@ class Fit(LightningCLI):
         options = self._instantiate("trainer") | kwargs
         chosen = options["callbacks"] or []
         chosen = [*chosen] if isinstance(chosen, list) else [chosen]
-        for default in (CaptionSamples(), Throughput(), callbacks.RichModelSummary(2), LogLines(), self.stop):
+        for default in (CaptionSamples(), Throughput(), LogLines(), self.stop):
             if not any(isinstance(callback, type(default)) for callback in chosen):
                 chosen.append(default)
         last = callbacks.ModelCheckpoint(**vars(self.config.last))

@@ -22,7 +22,7 @@ from captioning.errors import InputError, check_choice
 from captioning.metrics.table import CAPTION_METRICS, FAMILIES, TITLES, few_images_warning
 
 _CAPTIONS = (
-    "Percent; BLEU with brevity penalty, CIDEr-D times 100. Below each score its 95 % interval (bootstrap over images)"
+    "Percent; BLEU with brevity penalty, CIDEr-D times 100. With each metric its 95 % interval (bootstrap over images)"
     "{}, {} resamples{}."
 )
 _CHANGE = (
@@ -30,8 +30,8 @@ _CHANGE = (
 )
 _GROUNDING = (
     "Over the nouns that name an object with a known mask, percent. Pointing accuracy: the strongest location "
-    "touches the object; attention correctness: the fraction of attention on it. Beneath each: what attention "
-    "that ignores the caption gets at the same nouns."
+    "touches the object; attention correctness: the fraction of attention on it. Beneath each metric: "
+    "its value for attention that ignores the caption."
 )
 
 

@@ -73,7 +73,7 @@ def grounding_families(scored: Mapping[str, Sequence[CaptionedImage]]) -> list[F
             if any(judged):  # (images, 2): the sum over an image's nouns, and their number
                 counts[run] = np.array([[sum(values), len(values)] for values in judged], dtype=np.float64)
         if counts:
-            families.append(FamilyCounts((name,), counts, percentage, baseline=metric.better is None, unit="nouns"))
+            families.append(FamilyCounts((name,), counts, percentage, baseline=metric.better is None, unit="noun"))
     return families
 
 
@@ -124,7 +124,8 @@ def _cell(family: FamilyCounts, key: Key, scores: Mapping[Key, Interval], tests:
         return TableCell()
     if family.baseline:
         return TableCell.plain(float(family.values(counts.sum(axis=0))), "{:.1f}")
-    score, nouns = scores[key], f", {int(counts[:, 1].sum())} {family.unit}" if family.unit else ""
+    score, count = scores[key], int(counts[:, 1].sum())
+    nouns = f", {count} {family.unit}{'s' * (count != 1)}" if family.unit else ""
     return TableCell.measured(score.value, f"{score.low:.1f} to {score.high:.1f}{nouns}", tests.get(key))
 
 

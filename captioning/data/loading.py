@@ -144,8 +144,8 @@ class CaptionDataset(Dataset[CaptionBatch]):
             # Captions of one image become neighbors; image_index is 0, 1, 2, .. unless an image has several.
             captions = np.array(numbers)[np.argsort(index.caption_image[numbers], kind="stable")]
             rows, image_index = np.unique(index.caption_image[captions], return_inverse=True)
-        ends = self._first_word
-        ids, lengths = pad_captions([self._words[ends[n] : ends[n + 1]].tolist() for n in captions])
+        first = self._first_word
+        ids, lengths = pad_captions([self._words[first[n] : first[n + 1]].tolist() for n in captions])
         images = annotations = None
         if self.features is None:
             loaded = [self._image(row, epoch_and_step) for row in rows.tolist()]

@@ -66,7 +66,7 @@ PhraseLookup = Callable[[Path, Sequence[str]], list[list[Phrase]]]
 
 @dataclass
 class CaptionIndex:
-    """One split of a data set: N images and their M captions. M is 0 for test images whose captions a server keeps."""
+    """One split of a data set: N images and their M captions. M is 0 for a test split without captions, as of COCO."""
 
     root: Path
     image_ids: np.ndarray  # (N,) int64, the data set's own numbers

@@ -11,7 +11,6 @@ from captioning.decoding.constraints import Constraints
 from captioning.decoding.options import BeamOptions, DecodingOptions
 from captioning.decoding.search import Slots, search
 from captioning.decoding.step import Hypothesis, StepFunction
-from captioning.errors import InputError
 from captioning.trace import State
 from captioning.vocabulary import Vocabulary
 
@@ -21,8 +20,8 @@ def decode(
 ) -> list[list[Hypothesis]]:
     """Return the captions of every image of ``state``, (B, ..) each: best first, or in the order of sampling.
 
-    ``vocabulary`` is the model's, which ``prefix`` and ``no_repeat_content`` need. Raises InputError if no caption
-    meets the constraints, or the model does not know a word of the prefix.
+    ``vocabulary`` is the model's, which ``prefix`` and ``no_repeat_content`` need. Raises InputError without it, if no
+    caption meets the constraints, or if the model does not know a word of the prefix.
     """
     if not isinstance(options, DecodingOptions):
         options = DecodingOptions(**vars(options))
@@ -71,8 +70,6 @@ def beam_search(
 
     limits: dict[str, Any] = {"max_length": max_length, "constraints": constraints}
     hypotheses = search(step, state, choose, K=K, length_normalization=length_normalization, **limits)
-    if len(hypotheses) < step.images:
-        raise InputError("the model gives no word a finite probability; use another checkpoint")
     return [sorted(image, key=lambda caption: (not caption.finished, -caption.log_prob)) for image in hypotheses]
 
 
@@ -156,4 +153,5 @@ def sample_words(log_probs: Tensor, uniform: Tensor) -> Tensor:
     log_probs (N, V) need not be normalized.
     """
     reached = log_probs.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
-    return torch.searchsorted(reached, uniform * reached[:, -1:], right=True).squeeze(-1)  # the first that lies beyond
+    word = torch.searchsorted(reached, uniform * reached[:, -1:], right=True).squeeze(-1)  # the first that lies beyond
+    return word.clamp(max=log_probs.shape[1] - 1)  # none does if the probabilities are NaN

@@ -39,9 +39,11 @@ class BeamOptions:
         check_range(-10, 10, length_normalization=self.length_normalization)
 
     def constraints(self, vocabulary: Vocabulary | None) -> Constraints:
-        """Return the constraints on a model's captions. Without its vocabulary, content words may be repeated."""
+        """Return the constraints on a model's captions. Raises InputError if one needs its vocabulary."""
         repeatable = None
-        if self.no_repeat_content and vocabulary is not None:
+        if self.no_repeat_content:
+            if vocabulary is None:
+                raise InputError("no_repeat_content needs the model's vocabulary")
             repeatable = tuple(vocabulary.encode(word for word in FUNCTION_WORDS if word in vocabulary))
         return Constraints(self.min_length, self.no_repeat_ngram or None, repeatable=repeatable)
 
@@ -100,8 +102,10 @@ class DecodingOptions(BeamOptions):
     def constraints(self, vocabulary: Vocabulary | None) -> Constraints:
         """Return the constraints on a model's captions. Raises InputError if it does not know a word of the prefix."""
         constraints = super().constraints(vocabulary)
-        if not self.prefix or vocabulary is None:
+        if not self.prefix:
             return constraints
+        if vocabulary is None:
+            raise InputError("prefix needs the model's vocabulary")
         words = vocabulary.tokenizer.tokenize(self.prefix)
         if unknown := next((word for word in words if word not in vocabulary), None):
             raise InputError(

@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from captioning.decoding.constraints import Constraints
 from captioning.decoding.step import Hypothesis, StepFunction
+from captioning.errors import InputError
 from captioning.trace import AttentionTrace, State, map_fields
 from captioning.vocabulary import END, START
 
@@ -36,9 +37,10 @@ def search(
     """Return up to K hypotheses of every image, by slot and then by step; ``beam_search`` explains the other arguments.
 
     A hypothesis leaves its slot with <end> or at ``max_length``. Finished images leave once they are half the batch.
+    Raises InputError if no word has a finite probability.
     """
     constraints.check(max_length)
-    B, device = step.images, state[0].device
+    B, device, all_images = step.images, state[0].device, step.images
     R = len(state[0]) // B
     images = torch.arange(B, device=device)
     open_slots = torch.full((B, 1), K, device=device)
@@ -76,7 +78,10 @@ def search(
             images, open_slots, total, words, rows = (x[unfinished] for x in (images, open_slots, total, words, rows))
         tokens, R = words.flatten(), K
         state = tuple(tensor.index_select(0, rows.flatten()) for tensor in out.state)
-    return _hypotheses(complete, traces, length_normalization)
+    hypotheses = _hypotheses(complete, traces, length_normalization)
+    if len(hypotheses) < all_images:
+        raise InputError("the model gives no word a finite probability; use another checkpoint")
+    return hypotheses
 
 
 def _hypotheses(

@@ -163,7 +163,7 @@ class Encoder(Component):
         center of mass of the squared gradient. Cells come in mirrored pairs from the middle half of the grid, so that
         the part of a gradient that is spread over the whole view cancels. The offset does not follow from the
         architecture: training may favor one side of every window, in one network by 10 pixels of 16. The standard
-        error of 64 probes is about 2 % of a stride. Cells without a gradient are even.
+        error of 64 probes is about 2 % of a stride. A probe without a gradient is left out.
         """
         regular = CellGrid.regular(self.grid_size, self.preprocessing.size)
         random, centers, batch = torch.Generator().manual_seed(0), [], _PROBES_AT_A_TIME

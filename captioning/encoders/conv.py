@@ -40,7 +40,7 @@ class ConvEncoder(Encoder):
         positions: bool = True,
         learning_rate: float | None = None,
     ) -> None:
-        check_whole(1, image_size=image_size, strides=min(strides), channels=min(channels))
+        check_whole(1, image_size=image_size, strides=min(strides, default=0), channels=min(channels, default=0))
         if len(channels) != len(strides) or image_size % math.prod(strides):
             layers = f"channels {list(channels)} and strides {list(strides)} must be equally many"
             raise InputError(f"ConvEncoder: {layers}, and the strides' product must divide image_size {image_size}")

@@ -113,7 +113,7 @@ class Decoder(Component):
         return output
 
     def evidence(self, captions: Tensor, lengths: Tensor, memory: Memory) -> Tensor | None:
-        """Return the evidence of the words, (N, T, L), in evaluation; None if the logits are no sum over locations."""
+        """Return the evidence of the words, (N, T, L), in evaluation; None if the decoder has none."""
         return None
 
     def attentions(self) -> Iterator[Attention]:
@@ -122,9 +122,12 @@ class Decoder(Component):
 
     @abstractmethod
     def build(self, vocabulary_size: int, annotation_dim: int, grid_size: GridSize) -> None:
-        """Create the parameters for V words and annotations of size D."""
+        """Create the parameters for V words and annotations of size D.
 
-    def _build_for_annotations(self, annotation_dim: int, grid_size: GridSize) -> int:
+        It begins with ``build_for_annotations``, which returns the size of the annotations that attention sees.
+        """
+
+    def build_for_annotations(self, annotation_dim: int, grid_size: GridSize) -> int:
         """Create the layers before attention; returns the size of the annotations that attention sees."""
         self.annotation_dim = annotation_dim
         # affine=False: the layers after it can learn scale and shift.

@@ -88,7 +88,7 @@ class AttentionDecoder(Decoder):
 
     def build(self, vocabulary_size: int, annotation_dim: int, grid_size: GridSize) -> None:
         E, H = self.embedding_dim, self.hidden_dim
-        D = self._build_for_annotations(annotation_dim, grid_size)
+        D = self.build_for_annotations(annotation_dim, grid_size)
         self.attention.build(D, H, grid_size)
         self.init_h = InitialMLP(D, H, self.init_layers, self.dropout)
         self.init_c = InitialMLP(D, H, self.init_layers, self.dropout)
@@ -143,7 +143,7 @@ class AttentionDecoder(Decoder):
 
     def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, samples: int = 1) -> DecoderOutput:
         packed = Packed(repeat_rows(captions, samples), repeat_rows(lengths, samples))
-        embedded = self.embedding(captions[:, :-1])  # (N, T, E); this, the word terms and Eq. 7 take all steps at once
+        embedded = self.embedding(captions[:, :-1])  # (N, T, E); words and Eq. 7 are computed for all steps at once
         # Deterministic attention gives all samples of a caption the same states: compute them once.
         repeats = 1 if self.attention.deterministic else samples
         B = len(memory.annotations)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from captioning.attention import Attention, Memory, SoftAttention
+from captioning.attention import Attention, Memory
 from captioning.errors import InputError
 from captioning.kernels.summed import location_exponentials, summed_log_probs, summed_posterior, summed_step
 from captioning.model.output import LSTMStep, Output
@@ -37,9 +37,9 @@ class SummedOutput(Output):
     """
 
     def check(self, attention: Attention) -> None:
-        is_soft = isinstance(attention, SoftAttention)
-        if not (is_soft and attention.weighs_annotations):
-            does = "looks at several locations at once, or writes over them" if is_soft else "chooses locations itself"
+        draws = attention.context_modes != ("expected",)
+        if draws or not attention.weighs_annotations:
+            does = "chooses locations itself" if draws else "looks at several locations at once, or writes over them"
             raise InputError(f"output: {type(attention).__name__} {does}; a sum over all of them takes SoftAttention")
 
     def prepare_search(self, memory: Memory) -> SearchMemory:

@@ -91,7 +91,7 @@ class TransformerDecoder(Decoder):
 
     def build(self, vocabulary_size: int, annotation_dim: int, grid_size: GridSize) -> None:
         d, p = self.dim, self.dropout_probability
-        D = self._build_for_annotations(annotation_dim, grid_size)
+        D = self.build_for_annotations(annotation_dim, grid_size)
         self.annotation_projection = nn.Linear(D, d)
         for attention in self.attentions():
             attention.build(d, d, grid_size)

@@ -54,7 +54,7 @@ class Estimator(Component):
     """The return R_t of a draw, and the baseline b_t that is subtracted from it.
 
     Attributes:
-        samples: Draws of every caption, adjacent among the N.
+        samples: Draws per caption. The draws of a caption are neighbors among the N rows.
         to_go: Whether R_t sums the rewards from step t on, which s_t can influence, or all rewards of the caption.
     """
 

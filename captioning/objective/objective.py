@@ -53,7 +53,7 @@ class Objective(Component):
     def bind(self, decoder: Decoder) -> Self:
         """Prepare for a decoder; called once, when the model is put together.
 
-        Raises InputError if an option has no effect on this decoder or its attention, or does not work with it.
+        Raises InputError if a term or an estimator does not work with this decoder or its attention.
         """
         return self
 
@@ -137,8 +137,8 @@ class Likelihood(Objective):
 
     def forward(self, captioner: Captioner, batch: CaptionBatch) -> Loss:
         memory = captioner.encode_batch(batch)
-        per_caption = memory_of_captions(batch, memory)
-        output = captioner.decoder(batch.captions, batch.lengths, per_caption, self.samples)  # logits (M, V)
+        caption_memory = memory_of_captions(batch, memory)
+        output = captioner.decoder(batch.captions, batch.lengths, caption_memory, self.samples)  # logits (M, V)
         alphas, log_prob, mask = output.trace.alphas, output.log_prob, output.mask  # (N, T, L), (N, T), (N, T)
         reduction = self.reduction
         image_index = repeat_rows(batch.image_index, self.samples)  # (N,)
@@ -151,7 +151,7 @@ class Likelihood(Objective):
             loss = loss - self.entropy_weight * reduction.over_steps(step_entropy(alphas), mask)
         logged = {"nll": nll, "attention_penalty": penalty}
         for term in self.guidance:
-            logged[term.name] = reduction.over_steps(term(captioner.decoder, batch, per_caption, output), mask)
+            logged[term.name] = reduction.over_steps(term(captioner.decoder, batch, caption_memory, output), mask)
             loss = loss + term.weight * logged[term.name]
         logged["loss"] = loss
         if self.estimator is not None and log_prob is not None and captioner.decoder.attention.may_draw:

@@ -42,10 +42,14 @@ class CaptionSamples(Callback):
 
 
 class LogLines(Callback):
-    """Prints the position where a resumed run continues, and a line of metrics per validation."""
+    """Prints the model's sizes, the position where a resumed run continues, and a line of metrics per validation."""
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._started, self._trains = time.perf_counter(), False
+        for name, part in pl_module.captioner.named_children() if trainer.is_global_zero else ():
+            sizes = [(weights.numel(), weights.requires_grad) for weights in part.parameters()]
+            count, trained = sum(size for size, _ in sizes), sum(size for size, trains in sizes if trains)
+            print(f"{name}: {type(part).__name__}, {count:,} parameters, {trained:,} of them trained", flush=True)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._trains = True
@@ -112,8 +116,8 @@ class BestCheckpoint(callbacks.ModelCheckpoint):
 class ResumableStopping(callbacks.EarlyStopping):
     """Lightning's callback, for runs that end inside an epoch and are resumed.
 
-    The validation at ``max_time`` does not count; the last one counts once. A resumed run uses the patience in its
-    settings. If that patience is used up, it stops before the first batch.
+    The validation that ``max_time`` adds does not count. The last validation of a run that is resumed counts once. A
+    resumed run uses the patience in its settings. If that patience is used up, it stops before the first batch.
     """
 
     @property

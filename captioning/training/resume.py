@@ -42,7 +42,7 @@ def is_inside_step(trainer: pl.Trainer) -> bool:
 
 
 def unfinished_batches(trainer: pl.Trainer) -> int:
-    """Return the batches since the last optimizer step, which a resumed run repeats.
+    """Return the number of batches since the last optimizer step. A resumed run repeats them.
 
     Lightning counts a batch as ``ready`` before its training step, and as ``processed`` after it.
     """

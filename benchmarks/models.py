@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -126,7 +125,7 @@ class Data(NamedTuple):
         steps &= torch.rand(steps.shape, generator=generator) < 0.4
         regions = (torch.rand(int(steps.sum()), self.annotations.shape[1], generator=generator) < 0.25).float()
         device = self.captions.device
-        return replace(self.batch(), regions=regions.to(device), region_steps=steps.nonzero().to(device))
+        return self.batch()._replace(regions=regions.to(device), region_steps=steps.nonzero().to(device))
 
 
 def lstm(

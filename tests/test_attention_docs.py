@@ -19,7 +19,7 @@ from captioning.attention.hard import StochasticAttention
 from captioning.cli import IMPORTED
 from captioning.cli.build import build, restrict_imports
 from captioning.data.batch import pad_captions
-from captioning.model import AttentionDecoder
+from captioning.model import AttentionDecoder, SummedOutput
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
@@ -90,3 +90,8 @@ def test_example_config_builds_it(my_attention):
         IMPORTED.remove("my_attention")
     assert isinstance(attention, my_attention.TopAttention) and attention.k == 3
     assert isinstance(attention.score, my_attention.HadamardScore)
+
+
+def test_example_can_have_a_summed_output(my_attention):
+    attention = my_attention.TopAttention(my_attention.HadamardScore(), k=3)
+    assert AttentionDecoder(attention, output=SummedOutput()).attention is attention

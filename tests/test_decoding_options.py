@@ -113,3 +113,9 @@ def test_no_repeat_ngram_of_zero_allows_what_the_models_own_options_forbid(capti
 def test_an_option_that_cannot_be_met_is_refused(captioners, images, options, message):
     with pytest.raises(InputError, match=message):
         captioners["soft"].caption(images[0], **options)
+
+
+@pytest.mark.parametrize("options", [{"prefix": "a dog"}, {"no_repeat_content": True}])
+def test_options_about_words_need_the_vocabulary(options):
+    with pytest.raises(InputError, match=f"^{next(iter(options))} needs the model's vocabulary"):
+        DecodingOptions(**options).constraints(None)

@@ -75,18 +75,17 @@ def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.de
         checkpoint = checkpoint or read_export(source)
         content = checkpoint["captioning"]
         captioner, vocabulary = rebuild(content, checkpoint["state_dict"])
-        if "cells" in content:
-            captioner.encoder.cells = CellGrid(**{name: tuple(pair) for name, pair in content["cells"].items()})
+        pairs = content.get("cells")
+        cells = None if pairs is None else CellGrid(**{name: tuple(pair) for name, pair in pairs.items()})
         settings = dict(content["settings"] or {})
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     except Exception as error:  # damaged content raises errors of many types
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise InputError(f"{path}: damaged, or does not describe the model of its weights ({reason})") from error
-    cells = captioner.encoder.known_cells
     captioner.to(target)
     if cells is not None:
-        captioner.encoder.cells = cells  # moved weights would be measured again
+        captioner.encoder.cells = cells  # after the move: cells belong to weights in one place
     return SavedModel(str(path), captioner, vocabulary, settings)
 
 

@@ -147,8 +147,8 @@ def _check_data_options(file: Path, content: Mapping[str, Any]) -> None:
     """Raise InputError if the ``data`` of a configuration has an unknown option."""
     from captioning.training.datamodule import CaptionDataModule
 
+    known = inspect.signature(CaptionDataModule).parameters
     for name in content.get("data") or {}:
-        known = inspect.signature(CaptionDataModule).parameters
         check_choice(known, **{f"--config {file}: an option of data": name.partition(".")[0]})
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
-from PIL import ExifTags, Image
+from PIL import Image
 
-from captioning.data.images import formats
+from captioning.data.images import formats, upright_size
 from captioning.data.records import Phrase
 from captioning.errors import InputError, one_line
 
@@ -52,13 +52,12 @@ def _masks(file: Path, image_path: Path) -> dict[str, np.ndarray]:
     """Return the mask of each entity that has boxes in the upright image, by the entity's number."""
     try:
         root = ElementTree.parse(file).getroot()
-    except (OSError, ElementTree.ParseError) as error:
+        width, height = (int(root.findtext(f"size/{side}", "")) for side in ("width", "height"))
+    except (OSError, ElementTree.ParseError, ValueError) as error:
         raise InputError(f"{file}: not an annotation of Flickr30k Entities ({one_line(error)})") from error
-    width, height = (int(root.findtext(f"size/{side}", "")) for side in ("width", "height"))
     stored = width, height
     with suppress(OSError), Image.open(image_path, formats=formats()) as image:
-        is_turned = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
-        stored = image.size[::-1] if is_turned else image.size  # which may be smaller, or squashed
+        stored = upright_size(image)  # the image may be stored smaller, or squashed
     masks: dict[str, np.ndarray] = {}
     for item in root.iter("object"):
         if (box := item.find("bndbox")) is None:

@@ -90,7 +90,7 @@ def test_a_split_is_scored_on_its_captions_and_its_references(split):
 
 
 def test_without_references_there_are_captions_and_no_metrics(split):
-    metrics, images = split.evaluator(split.batch(0, 1), references=False).finish()
+    metrics, images = split.evaluator(split.batch(0, 1), with_references=False).finish()
     assert metrics == {} and [image.image_id for image in images] == [*split.index.image_ids[:2]]
 
 

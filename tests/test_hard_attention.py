@@ -200,9 +200,9 @@ def test_schedules_continue_from_a_checkpoint():
     again.build(D, H, (1, L))
     again.load_state_dict(attention.state_dict())
     again.training_batches = 10
-    assert again.sample_probability == attention.sample_probability == pytest.approx(0.35)
+    assert again.current_sample_probability == attention.current_sample_probability == pytest.approx(0.35)
     again.begin_batch()
-    assert again.sample_probability == pytest.approx(0.4)
+    assert again.current_sample_probability == pytest.approx(0.4)
 
 
 def test_temperature_falls_to_half_over_training_and_relaxes_the_samples_of_its_batch():

@@ -27,7 +27,7 @@ class StochasticAttention(Attention):
         score: Gives the logits.
         normalizer: Turns the logits into alphas; None for ``Softmax()``.
         sample_probability: Probability, at the ramp's top, that an image's contexts are drawn in training; otherwise
-            they are expectations. The paper has 0.5 (Sec. 4.1). The attribute is this batch's probability.
+            they are expectations. The paper has 0.5 (Sec. 4.1).
         ramp: Fractions of training, 0 to 1, between which that probability changes. With two, it rises linearly from
             0 between them; with four, it also falls back to 0 between the last two. Empty for a constant probability,
             as in the paper. Early alphas are uninformative, and draws from them teach the decoder to ignore its
@@ -59,7 +59,7 @@ class StochasticAttention(Attention):
             meaning = "0, 2 or 4 fractions of training (0 to 1, no numbers of batches) in ascending order"
             raise InputError(f"ramp must have {meaning}, got {list(ramp)}")
         self.score = score
-        self.largest_sample_probability = sample_probability
+        self.sample_probability = sample_probability
         self.ramp = tuple(ramp)
         self.scheduled = bool(ramp)
         self.per_batch = per_batch
@@ -82,38 +82,38 @@ class StochasticAttention(Attention):
         return max(self._batches - 1, 0) / (self.training_batches or math.inf)
 
     @property
-    def sample_probability(self) -> float:
+    def current_sample_probability(self) -> float:
         """Probability that the contexts of an image are drawn in this training batch."""
         if not self.ramp:
-            return self.largest_sample_probability
+            return self.sample_probability
         fraction = np.interp(self.progress, self.ramp, (0.0, 1.0, 1.0, 0.0)[: len(self.ramp)])
-        return self.largest_sample_probability * float(fraction)
+        return self.sample_probability * float(fraction)
 
     @property
     def may_draw(self) -> bool:
-        return self.sample_probability > 0
+        return self.current_sample_probability > 0
 
     @property
     def deterministic(self) -> bool:
         return self.training and not self.may_draw and self.score.deterministic and not self.dropout.p
 
     def schedule(self) -> dict[str, float]:
-        return {"sample_probability": self.sample_probability}
+        return {"sample_probability": self.current_sample_probability}
 
     def closing_note(self) -> str:
-        if self.largest_sample_probability > 0 and (not self.ramp or self.progress > self.ramp[0]):
+        if self.sample_probability > 0 and (not self.ramp or self.progress > self.ramp[0]):
             return ""
-        values = f"sample_probability {self.largest_sample_probability}, ramp {list(self.ramp)}"
+        values = f"sample_probability {self.sample_probability}, ramp {list(self.ramp)}"
         where = f"training ended at {self.progress:.0%} of its length"
         return f"{type(self).__name__} has drawn no location: {where}, with {values}"
 
     def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
         memory = super().prepare(annotations, mask)
-        if not self.training or self.sample_probability == 1:
+        if not self.training or self.current_sample_probability == 1:
             return memory  # the contexts of all images are drawn, or this is evaluation
         B = len(annotations)
         uniform = torch.rand(1 if self.per_batch else B, device=annotations.device).expand(B)
-        return replace(memory, drawn=uniform < self.sample_probability)
+        return replace(memory, drawn=uniform < self.current_sample_probability)
 
     def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
         if self.training:

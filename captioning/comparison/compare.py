@@ -57,7 +57,7 @@ def compare_runs(
     scored = {name: [captions[i] for i in common or sorted(captions)] for name, captions in captioned.items()}
     captions = caption_families(scored, java=not any(run.search.get("tokenizer") for run in runs))
     nouns = grounding_families(scored)
-    if captions and not any(metric in family.keys for family in captions):
+    if captions and not any(metric in family.names for family in captions):
         raise InputError(f"metric: {TITLES[metric]} cannot be computed here; it needs Java and English captions")
     variants = variants_of([run for run in runs if run.captions])
     # A run is compared with the first over images alone if the variant of either has one seed.
@@ -142,7 +142,7 @@ def _disagreements(
     captioned: Mapping[str, Captions], families: Sequence[FamilyCounts], common: Sequence[int], metric: str
 ) -> list[Disagreement]:
     """Return the common images whose captions differ, largest difference of scores first."""
-    (counted,) = [family for family in families if metric in family.keys]
+    (counted,) = [family for family in families if metric in family.names]
     (family,) = [family for family in FAMILIES if metric in family.names]
     column = family.names.index(metric)
     scores = np.stack([family.image_values(counted.counts[run])[:, column] for run in captioned])  # (runs, images)

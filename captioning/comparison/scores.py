@@ -46,7 +46,7 @@ Captions = Mapping[int, CaptionedImage]
 class FamilyCounts(NamedTuple):
     """S metrics that are functions of the same C counts."""
 
-    keys: tuple[str, ...]  # names in files; ``TITLES`` has the names in tables
+    names: tuple[str, ...]  # names in files; ``TITLES`` has the names in tables
     counts: dict[str, Floats]  # by run, (images, C)
     values: Statistic  # from counts summed over images, (.., C), to percent, (.., S), or (..) of a single metric
     baseline: bool = False  # whether attention ignores the caption; not tested
@@ -96,17 +96,17 @@ def score_runs(
         first = family.counts.get(table.columns[0])
         for run, counts in () if family.baseline else family.counts.items():
             ends = intervals(counts, family.values, resamples=resamples, seed=seed).reshape(3, -1).T.tolist()
-            scores |= {(run, key): Interval(*three) for key, three in zip(family.keys, ends, strict=True)}
+            scores |= {(run, key): Interval(*three) for key, three in zip(family.names, ends, strict=True)}
             if run in compared and first is not None:
                 changes = differences(first, counts, family.values, resamples=resamples, seed=seed)
-                tests |= {(run, key): change for key, change in zip(family.keys, changes, strict=True)}
+                tests |= {(run, key): change for key, change in zip(family.names, changes, strict=True)}
     tests = _corrected(tests)
     rows = [
         Row(TITLES[key], [_cell(family, (run, key), scores, tests) for run in table.columns], family.baseline)
         for family in families
         for key in family.keys
     ]
-    if "bleu4" in families[0].keys:
+    if "bleu4" in families[0].names:
         ratios = {run: bleu_metrics(counts.sum(axis=0))["length_ratio"] for run, counts in families[0].counts.items()}
         rows.append(Row(TITLES["length_ratio"], [TableCell.plain(ratios.get(run), "{:.3f}") for run in table.columns]))
     note = f"{_CORRECTED} The tests are over images; {ONE_SEED}." if tests else ""
@@ -133,7 +133,7 @@ def score_variants(variants: Sequence[Variant], families: Sequence[FamilyCounts]
     """Return the means and deviations of variants ``with_scores``, and tests over images and seeds ``with_tests``."""
     families = [family for family in families if not family.baseline]
     tests = _variant_tests(variants, families) if with_tests else {}
-    titles = {key: TITLES[key] for family in families for key in family.keys}
+    titles = {key: TITLES[key] for family in families for key in family.names}
     of_tests = [key for key in _NEEDS_MODEL if any(key in variant.scores for variant in variants)]
     titles |= {key: f"{TITLES[key]}, {METRICS[key].unit}" for key in of_tests}
     rows = [
@@ -158,7 +158,7 @@ def _variant_tests(variants: Sequence[Variant], families: Sequence[FamilyCounts]
             continue
         for name, variant_counts in counts.items():
             changes = seed_differences(first, variant_counts, family.values)
-            tests |= {(name, key): change for key, change in zip(family.keys, changes, strict=True)}
+            tests |= {(name, key): change for key, change in zip(family.names, changes, strict=True)}
     return _corrected(tests)
 
 
@@ -172,7 +172,7 @@ def with_scores(variant: Variant, families: Sequence[FamilyCounts], runs: Sequen
     for family in families:
         if not family.baseline and family.counts.keys() >= set(variant.runs):
             values = [np.atleast_1d(family.values(family.counts[run].sum(axis=0))) for run in variant.runs]
-            scores |= dict(zip(family.keys, np.stack(values, axis=1).tolist(), strict=True))
+            scores |= dict(zip(family.names, np.stack(values, axis=1).tolist(), strict=True))
     # The scores of a run's test are over all of its images.
     if not images or all(len(run.captions or ()) == images for run in members):
         of_tests = [key for key in _NEEDS_MODEL if all(key in run.scores for run in members)]

@@ -64,9 +64,9 @@ def beam_search(
     K = beam_size
     slots = torch.arange(K, device=state[0].device)
 
-    def choose(log_probs: Tensor, total: Tensor, open_slots: Tensor, images: Tensor) -> Slots:
+    def choose(log_probs: Tensor, total: Tensor, open_count: Tensor, images: Tensor) -> Slots:
         total, parent, word, log_prob = _best(log_probs, total, K)
-        return total.masked_fill(slots >= open_slots, float("-inf")), parent, word, log_prob
+        return total.masked_fill(slots >= open_count, float("-inf")), parent, word, log_prob
 
     limits: dict[str, Any] = {"max_length": max_length, "constraints": constraints}
     hypotheses = search(step, state, choose, K=K, length_normalization=length_normalization, **limits)
@@ -124,7 +124,7 @@ def sample(
     device, B = state[0].device, step.images
     R = len(state[0]) // B
 
-    def choose(log_probs: Tensor, total: Tensor, open_slots: Tensor, images: Tensor) -> Slots:
+    def choose(log_probs: Tensor, total: Tensor, open_count: Tensor, images: Tensor) -> Slots:
         uniform = torch.rand(B, R, 1, dtype=torch.float64, device=device)[images]
         word = sample_words(_likely(log_probs.flatten(0, 1) / temperature, top_k, top_p), uniform.flatten(0, 1))
         log_prob = log_probs.gather(2, word.view(-1, R, 1)).squeeze(2)

@@ -17,7 +17,7 @@ from captioning.vocabulary import END, START
 
 Slots = tuple[Tensor, Tensor, Tensor, Tensor]
 Choose = Callable[[Tensor, Tensor, Tensor, Tensor], Slots]
-"""``choose(log_probs, total, open_slots, images)`` fills the K slots of B images with the continuations of R beams.
+"""``choose(log_probs, total, open_count, images)`` fills the K slots of B images with the continuations of R beams.
 
 Arguments: log-probabilities of the next word (B, R, V) and of the beams (B, R), -inf for no beam; how many hypotheses
 may still leave the slots (B, 1); numbers of the images (B,). Results, (B, K) each: log-probability of the hypothesis in
@@ -43,7 +43,7 @@ def search(
     B, device, all_images = step.images, state[0].device, step.images
     R = len(state[0]) // B
     images = torch.arange(B, device=device)
-    open_slots = torch.full((B, 1), K, device=device)
+    open_count = torch.full((B, 1), K, device=device)
     total = torch.zeros(B, R, device=device)
     tokens = torch.full((B * R,), START, device=device)
     # Words, log-probabilities and numbers of traces of all hypotheses in the slots: (B, R, t) each.
@@ -52,7 +52,7 @@ def search(
     for t in range(max_length):
         out = step(tokens, state)
         log_probs = constraints.mask(out.log_probs, history[0].flatten(0, 1))
-        total, parent, word, log_prob = choose(log_probs.unflatten(0, (B, R)), total, open_slots, images)
+        total, parent, word, log_prob = choose(log_probs.unflatten(0, (B, R)), total, open_count, images)
         rows = parent + torch.arange(0, B * R, R, device=device).unsqueeze(1)  # (B, K)
         entries = word, log_prob, trace_count + rows
         history = [
@@ -70,12 +70,12 @@ def search(
         remaining = int(searched.sum())
         if not remaining:
             break
-        open_slots = open_slots - ended.sum(dim=1, keepdim=True)
+        open_count = open_count - ended.sum(dim=1, keepdim=True)
         total, words = total.masked_fill(~growing, float("-inf")), word.masked_fill(~growing, END)
         if remaining <= B // 2:
             unfinished, B = searched.nonzero().squeeze(1), remaining
             step, history = step.select(unfinished), [x[unfinished] for x in history]
-            images, open_slots, total, words, rows = (x[unfinished] for x in (images, open_slots, total, words, rows))
+            images, open_count, total, words, rows = (x[unfinished] for x in (images, open_count, total, words, rows))
         tokens, R = words.flatten(), K
         state = tuple(tensor.index_select(0, rows.flatten()) for tensor in out.state)
     hypotheses = _hypotheses(complete, traces, length_normalization)

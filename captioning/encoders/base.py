@@ -28,7 +28,7 @@ _IMAGES_IN_CACHE = 4  # the maps of more images exceed a CPU's cache and are rea
 
 _PROBES, _PROBES_OF_FROZEN = 64, 32  # probes of cells; frozen networks are large, so get fewer
 _PROBES_AT_A_TIME = 8
-_EVEN = 1 / 16  # strides; a measured offset this close to the even one counts as even
+_NEARLY_EVEN = 1 / 16  # strides; a measured offset this close to the even one counts as even
 
 WEIGHTS_OPTION = "model.encoder.init_args.weights"
 
@@ -181,7 +181,7 @@ class Encoder(Component):
             center = torch.stack([mass.sum(dim=2) @ y, mass.sum(dim=1) @ x], dim=1)
             centers.append(center - torch.stack([rows, columns], dim=1) * stride)
         offset, even = torch.cat(centers).nanmean(dim=0), stride / 2  # a cell whose units are all off has no gradient
-        down, across = torch.where((offset - even).abs() > _EVEN * stride, offset, even).tolist()
+        down, across = torch.where((offset - even).abs() > _NEARLY_EVEN * stride, offset, even).tolist()
         return dataclasses.replace(regular, offset=(down, across))
 
     # Freezing

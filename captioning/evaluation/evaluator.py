@@ -43,7 +43,7 @@ class Evaluator:
     """Draws of locations for each reference, to estimate the bounds of stochastic attention. 0 estimates none."""
     seed: int = 0
     keep: int = 0  # number of images at the beginning of the split whose hypotheses are kept
-    references: bool = True  # whether references are teacher-forced; metrics need them
+    with_references: bool = True  # whether references are teacher-forced; metrics need them
     kept: dict[int, Hypothesis] = field(default_factory=dict)  # keys are rows of the split
     images: dict[int, CaptionedImage] = field(default_factory=dict)  # keys are rows of the split
     sums: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Evaluator:
     last digits. Keys are rows, so a batch that two processes evaluated counts once after they are merged."""
 
     def __post_init__(self) -> None:
-        if self.references and not self.regions.index.captions:
+        if self.with_references and not self.regions.index.captions:
             raise InputError(f"{self.regions.index.origin}: has no captions to compare with; use captioning predict")
 
     @property
@@ -67,7 +67,7 @@ class Evaluator:
         ``grounding_metrics``. ``java`` computes METEOR, which knows only English, where it is available.
         """
         images = self.records
-        if not (images and self.references):
+        if not (images and self.with_references):
             return {}, images
         metrics = caption_metrics([image.words for image in images], [i.reference_words for i in images], java=java)
         totals: dict[str, float] = defaultdict(float)
@@ -86,7 +86,7 @@ class Evaluator:
             torch.manual_seed(int(stream[0]))
             memory = self.captioner.encode_batch(batch)
             objects = [self.regions.objects(row) for row in rows]
-            reference_hits = self._reference_hits(batch, memory) if self.references else [{}] * len(rows)
+            reference_hits = self._reference_hits(batch, memory) if self.with_references else [{}] * len(rows)
             hypotheses = [[best] for best, *_ in self.captioner.search(memory, self.search, self.vocabulary)]
             if any(objects) or any(row < self.keep for row in rows):
                 hypotheses = self.captioner.with_evidence(memory, hypotheses)

@@ -104,7 +104,7 @@ def score_runs(
     rows = [
         Row(TITLES[key], [_cell(family, (run, key), scores, tests) for run in table.columns], family.baseline)
         for family in families
-        for key in family.keys
+        for key in family.names
     ]
     if "bleu4" in families[0].names:
         ratios = {run: bleu_metrics(counts.sum(axis=0))["length_ratio"] for run, counts in families[0].counts.items()}

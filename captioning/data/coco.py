@@ -66,10 +66,10 @@ class CocoSource(CaptionSource):
         for annotation in content.annotations:
             if annotation.image_id not in captions:
                 raise InputError(f"{path}: has a caption of image {annotation.image_id}, but not the image")
-            captions[annotation.image_id].append(" ".join(self.tokenizer.tokenize(annotation.caption)))
+            captions[annotation.image_id].append(annotation.caption)
         entries = [ImageEntry(image.id, f"{folder}/{image.file_name}", captions[image.id]) for image in content.images]
         uncaptioned = split == "test" and not content.annotations
-        return CaptionIndex.build(self.root, entries, origin=path, uncaptioned=uncaptioned)
+        return CaptionIndex.build(self.root, entries, self.tokenizer, origin=path, uncaptioned=uncaptioned)
 
     def objects(self, split: str) -> ObjectLookup | None:
         """Return a lookup in ``annotations/instances_*.json``; None if that file is missing.

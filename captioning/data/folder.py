@@ -35,9 +35,10 @@ _UNPUBLISHED = "2258277193_586949ec62.jpg.1"
 class FolderSource(CaptionSource):
     """Images anywhere below a folder, and a file with one caption per line.
 
-    The file is JSON lines (``{"image": "cats/1.jpg", "caption": "A cat asleep."}``) or CSV with a header. Its columns
-    are ``image`` (relative to ``root``), ``caption`` and ``split`` (train, val or test), which may be empty or missing;
-    others are ignored. Images are numbered in the order of first appearance.
+    The file is JSON lines (``{"image": "cats/1.jpg", "caption": "A cat asleep."}``) or a table with a header, whose
+    columns are separated by commas, semicolons, tabs or bars. They are ``image`` (relative to ``root``), ``caption``
+    and ``split`` (train, val or test), which may be empty or missing; others are ignored. Images are numbered in the
+    order of first appearance.
 
     Without a ``split`` column, an image in a folder ``train``, ``validation`` (or ``val``) or ``test`` belongs to that
     split. A hash of the image's name draws the splits without a folder: one image in ten for validation, one for the
@@ -95,9 +96,7 @@ class FolderSource(CaptionSource):
             remedy = "add images, three or more are split automatically; or " if free and len(entries) < 3 else ""
             remedy += "write it in the split column of some"
             raise InputError(f"{origin}: none of {len(entries)} images is in the {split} split; {remedy}")
-        for entry in chosen:
-            entry.captions[:] = [" ".join(self.tokenizer.tokenize(caption)) for caption in entry.captions]
-        return CaptionIndex.build(self.root, chosen, origin=origin)
+        return CaptionIndex.build(self.root, chosen, self.tokenizer, origin=origin)
 
     def _named_rows(self, captions: Path) -> Iterator[tuple[int, str, _Row]]:
         """Yield the line, the image's name below the root, and the caption of each row of a file."""
@@ -148,60 +147,50 @@ class _Row(msgspec.Struct):
 
 def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
     """Yield each caption of a file with the line that it begins on."""
-    text, token = read_text(path), ".token" in path.name.lower()
-    if bars := text.startswith("image_name|"):
+    text, is_token = read_text(path), ".token" in path.name.lower()
+    if is_flickr30k := text.startswith("image_name|"):
         # The published file has one such line: "2199200615.jpg| 4   A dog runs across the grass ."
         text, mended = re.subn(r"(?m)^([^|\n]+\| *\d+)(?= +[^|\s])", r"\1|", text)
         if mended:
             warn_once(f"{path}: lines without the bar before the caption, read as if they had it: {mended}")
     lines, number = io.StringIO(text, newline=""), 1
-    is_json = path.suffix.lower() == ".jsonl"
-    line_of = "image, caption and perhaps split (train, val or test)"
-    line_of += "" if is_json else ", separated by commas, a caption with commas in quotes"
-    form: dict[str, Any] = {"strict": True, "skipinitialspace": True}
+    separator = "\t" if is_token else max(",;\t|", key=text.partition("\n")[0].count)
     try:
-        if is_json:
+        if path.suffix.lower() == ".jsonl":
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield number, _converted(msgspec.json.decode(line, type=dict[str, Any]))
             return
-        if token or bars:  # quotes belong to the captions in Flickr's files
-            form |= {"delimiter": "\t" if token else "|", "quoting": csv.QUOTE_NONE}
-            line_of = "image#number, a tab and a caption" if token else "image_name| comment_number| comment"
-        table = csv.reader(lines, **form)
-        columns = ["image", "caption"] if token else next(table, [])
-        _check_columns(columns)
+        # Quotes belong to the captions in Flickr's files.
+        quoting = csv.QUOTE_NONE if is_token or is_flickr30k else csv.QUOTE_MINIMAL
+        form: dict[str, Any] = {"delimiter": separator, "quoting": quoting, "skipinitialspace": True, "strict": True}
+        table = csv.DictReader(lines, ["image", "caption"] if is_token else None, **form)
+        columns = [*(table.fieldnames or ())]
+        for name in ("image", "caption"):
+            if columns.count(name) > 1 or all(name not in (column, _NAMES.get(column)) for column in columns):
+                named = f"{columns.count(name)} of them are called {name!r}"
+                raise ValueError(f"the columns are {', '.join(map(repr, columns))}: {named}")
         number = table.line_num + 1
-        for cells in table:
-            if len(cells) > len(columns):
-                raise ValueError(f"has {len(cells)} columns, not {len(columns)}")
-            if cells:
-                row = dict(zip(columns, cells, strict=False))
-                if token:
-                    row["image"] = row["image"].partition("#")[0]
-                yield number, _converted(row)
+        for row in table:
+            if others := row.pop(None, ()):
+                raise ValueError(f"has {len(columns) + len(others)} columns, not {len(columns)}")
+            if is_token:
+                row["image"] = row["image"].partition("#")[0]
+            yield number, _converted(row)
             number = table.line_num + 1
     except (csv.Error, ValueError, msgspec.MsgspecError) as error:
         quote = "a quote that opens here is not closed: " if isinstance(error, csv.Error) else ""
+        line_of = "image, caption and perhaps split (train, val or test)"
+        line_of += f"; in a table, a caption with {separator!r} has quotes"
         raise InputError(f"{path}: line {number}: {quote}{one_line(error)}; a line has {line_of}") from error
 
 
 def _converted(row: dict[str, Any]) -> _Row:
     """Return a row, whose columns may have other data sets' names, and its split a folder's. Raises MsgspecError."""
+    row = {name: value for name, value in row.items() if value is not None}  # a line may end early
     for other, name in _NAMES.items():
         if other in row:
             row.setdefault(name, row.pop(other))
     if split := row.pop("split", None):
         row["split"] = _SPLIT_OF.get(str(split).lower(), split)
     return msgspec.convert(row, _Row)
-
-
-def _check_columns(names: list[str]) -> None:
-    """Raise ValueError, which quotes the names of a table's columns, if one is missing or doubled."""
-    for name in ("image", "caption"):
-        count, is_there = names.count(name), any(name in (other, _NAMES.get(other)) for other in names)
-        if count > 1 or not is_there:
-            wrong = f"{count} of them are called {name!r}"
-            if len(names) == 1 and (marks := [mark for mark in ";\t|" if mark in names[0]]):
-                wrong = f"{marks[0]!r} separates them, not a comma"
-            raise ValueError(f"the columns are {', '.join(map(repr, names))}: {wrong}")

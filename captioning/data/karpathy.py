@@ -59,7 +59,7 @@ class KarpathySource(CaptionSource):
         if not entries:
             names = ", ".join(sorted({image.split for image in images}))
             raise InputError(f"{self.json_path}: has no {split} split, only {names}")
-        return CaptionIndex.build(self.image_dir, entries, origin=self.json_path)
+        return CaptionIndex.build(self.image_dir, entries, self.tokenizer, origin=self.json_path)
 
     def objects(self, split: str) -> ObjectLookup | None:
         return Instances(self.instances, self.remedy(), synonyms).objects if self.instances else None
@@ -77,8 +77,7 @@ class KarpathySource(CaptionSource):
 
     def _entry(self, image: _Image) -> ImageEntry:
         tokenized = isinstance(self.tokenizer, PennTreebank)
-        texts = (" ".join(sentence.tokens) if tokenized else sentence.raw for sentence in image.sentences)
-        captions = [" ".join(self.tokenizer.tokenize(text)) for text in texts]
+        captions = [" ".join(sentence.tokens) if tokenized else sentence.raw for sentence in image.sentences]
         image_id = image.imgid if image.cocoid is None else image.cocoid
         return ImageEntry(image_id, str(Path(image.filepath, image.filename)), captions)
 

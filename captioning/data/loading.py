@@ -84,9 +84,7 @@ class BatchLoader(DataLoader[Any]):
                 raise RuntimeError(f"DataLoader worker (pid unknown) is gone: {error}") from error
         except BaseException:
             for worker in self.workers:  # PyTorch would wait for each worker
-                if worker.is_alive():
-                    worker.terminate()
-                    os.kill(worker.pid, getattr(signal, "SIGCONT", signal.SIGTERM))
+                worker.terminate()
             raise
         finally:
             BatchLoader.waits_since = None

@@ -36,7 +36,7 @@ class ImageEntry(NamedTuple):
 
     image_id: int  # the data set's own number, unique within a split
     path: str  # relative to the index's root; the index writes ./a//1.jpg as a/1.jpg
-    captions: list[str]  # tokenized, their words joined by spaces
+    captions: list[str]
 
 
 class GroundedObject(NamedTuple):
@@ -83,15 +83,23 @@ class CaptionIndex:
 
     @classmethod
     def build(
-        cls, root: str | Path, entries: Iterable[ImageEntry], *, origin: str | Path = "", uncaptioned: bool = False
+        cls,
+        root: str | Path,
+        entries: Iterable[ImageEntry],
+        tokenizer: Tokenizer | None = None,
+        *,
+        origin: str | Path = "",
+        uncaptioned: bool = False,
     ) -> CaptionIndex:
         """Return the index of a reader's images. Raises InputError if none has a caption or one appears twice.
 
-        A caption without a word is left out. An image without captions is left out, too, unless all are
-        ``uncaptioned``. One line in the log counts both. Equal captions of one image are kept: they are two references.
+        The tokenizer splits captions into words; without one, they are split at spaces. A caption without a word is
+        left out. An image without captions is left out, too, unless all are ``uncaptioned``. One line in the log counts
+        both. Equal captions of one image are kept: they are two references.
         """
         name, entries = str(origin or root), list(entries)
-        texts = [[" ".join(words) for caption in entry.captions if (words := caption.split())] for entry in entries]
+        split = str.split if tokenizer is None else tokenizer.tokenize
+        texts = [[" ".join(words) for caption in entry.captions if (words := split(caption))] for entry in entries]
         images = [(entry, own) for entry, own in zip(entries, texts, strict=True) if own or uncaptioned]
         if not images:
             raise InputError(f"{name}: holds no image{'' if uncaptioned else ' with a caption'}")

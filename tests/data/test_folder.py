@@ -100,6 +100,8 @@ def test_the_file_of_captions_is_found_by_its_usual_name_and_has_a_known_ending(
     ("name", "text"),
     [
         ("captions.csv", 'image, caption, split\na/1.jpg, "A cat, asleep.", train\na/1.jpg,The cat sleeps , train\n'),
+        ("captions.csv", "caption;image\nA cat, asleep.;a/1.jpg\nThe cat sleeps;a/1.jpg\n"),
+        ("captions.txt", 'image\tcaption\na/1.jpg\t"A cat\t asleep."\na/1.jpg\tThe cat sleeps\n'),
         ("captions.txt", 'image,caption\na/1.jpg,"A cat, asleep ."\na/1.jpg,The cat sleeps\n'),
         (
             "metadata.jsonl",
@@ -232,15 +234,10 @@ def test_a_split_without_a_folder_takes_one_in_ten_of_the_training_images(tmp_pa
             {"captions.csv": "image,caption,caption\n"},
             "line 1: .*: 2 of them are called 'caption'",
         ),
-        (
-            {"captions.csv": "image;caption\na;b\n"},
-            "line 1: the columns are 'image;caption': ';' separates them, not a",
-        ),
-        ({"captions.csv": "image\tcaption\na\tb\n"}, r"line 1: .*: '\t' separates them, not a comma"),
         ({"captions.csv": ""}, "line 1: the columns are : 0 of them are called 'image'"),
         (
             {"captions.csv": "image,caption\na.png,a dog, a cat\n"},
-            "line 2: has 3 columns, .*a caption with commas in q",
+            "line 2: has 3 columns, .*a caption with ',' has quotes",
         ),
         ({"captions.csv": 'image,caption\na,b\nc,"d\ne,f\ng,h\n'}, "line 3: a quote that opens here is not closed"),
         ({"captions.csv": 'image,caption\na,"b\nc,"d"\n'}, "line 2: a quote that opens here is not closed"),
@@ -252,7 +249,7 @@ def test_a_split_without_a_folder_takes_one_in_ten_of_the_training_images(tmp_pa
         ({"captions.csv": "image,caption\n".encode("utf-16")}, "is not in UTF-8 (.*; save the file in UTF-8"),
         (
             {"results.csv": "image_name| comment_number| comment\n1.jpg| 0| a\n1.jpg\n"},
-            "line 3: Object missing required field `caption`; a line has image_name| comment_number| comment",
+            "line 3: Object missing required field `caption`",
         ),
         ({"Flickr8k.token.txt": "1.jpg#0\ta\n1.jpg#1 a\n"}, "line 2: Object missing required field `caption`"),
         (

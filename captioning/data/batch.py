@@ -25,8 +25,10 @@ class CaptionBatch(NamedTuple):
     regions: Tensor | None = None  # (P, L) float, for P words of phrases, the fraction of each cell in the region
     region_steps: Tensor | None = None  # (P, 2) int64, caption and step of the word: captions[caption, step + 1]
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> CaptionBatch:
-        return map_fields(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+    def to(self, device: torch.device | str) -> CaptionBatch:
+        """Return the batch on a device; the copy from page-locked memory to a GPU overlaps with computation."""
+        overlaps = torch.device(device).type == "cuda"
+        return map_fields(self, lambda tensor: tensor.to(device, non_blocking=overlaps))
 
 
 def pad_captions(encoded: list[list[int]]) -> tuple[Tensor, Tensor]:

@@ -90,34 +90,31 @@ class Instances:
     """
 
     def __init__(self, paths: Sequence[Path], remedy: str, synonyms: Callable[[str], frozenset[str]]) -> None:
-        self._images: dict[str, _Image] = {}
-        self._annotations: dict[str, list[tuple[str, _Annotation]]] = {}
+        self._images: dict[str, tuple[_Image, list[tuple[str, _Annotation]]]] = {}
         self._synonyms = synonyms
         for path in paths:
             content = read_annotations(path, _File, "COCO annotation file", remedy)
-            images = {image.id: image for image in content.images}
+            images = {image.id: self._images.setdefault(image.file_name, (image, [])) for image in content.images}
             nouns = {category.id: category.name.lower() for category in content.categories}
-            self._images |= {image.file_name: image for image in content.images}
             for annotation in content.annotations:
                 if annotation.segmentation and annotation.image_id in images:
-                    name = images[annotation.image_id].file_name
-                    self._annotations.setdefault(name, []).append((nouns[annotation.category_id], annotation))
+                    images[annotation.image_id][1].append((nouns[annotation.category_id], annotation))
 
     def objects(self, path: Path) -> list[GroundedObject]:
         """Return the objects of an image file, with masks of the upright image; [] if none are known."""
         from pycocotools import mask as coco
 
-        if path.name not in self._annotations:
+        if path.name not in self._images:
             return []
-        image = self._images[path.name]
+        image, annotations = self._images[path.name]
         masks = []
-        for _, annotation in self._annotations[path.name]:
+        for _, annotation in annotations:
             runs = annotation.segmentation  # packed run lengths, plain ones, or polygons
             if isinstance(runs, list) or isinstance(runs["counts"], list):
                 runs = coco.frPyObjects(runs, image.height, image.width)
             masks.append(coco.decode(coco.merge(runs) if isinstance(runs, list) else runs).astype(bool))
         objects = []
-        for (noun, annotation), mask in zip(self._annotations[path.name], upright_masks(masks, path), strict=True):
+        for (noun, annotation), mask in zip(annotations, upright_masks(masks, path), strict=True):
             adjectives = frozenset(annotation.attributes)
             attributes = adjectives.union(*map(self._synonyms, adjectives))
             objects.append(GroundedObject(noun, self._synonyms(noun), attributes, mask))

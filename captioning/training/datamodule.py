@@ -167,10 +167,6 @@ class CaptionDataModule(pl.LightningDataModule):
         """The number of processes that load images: ``num_workers``, or its default on this machine."""
         return default_workers(cached=self.features is not None) if self.num_workers is None else self.num_workers
 
-    def transfer_batch_to_device(self, batch: CaptionBatch, device: torch.device, dataloader_idx: int) -> CaptionBatch:
-        """Return the batch on the device; the copy from page-locked memory overlaps with computation."""
-        return batch.to(device, non_blocking=device.type == "cuda")
-
     def sampler(self, start: tuple[int, int] = (0, 0)) -> CaptionBatches:
         """Return this process's training batches, lists of caption indices, from ``start`` (epoch, batch)."""
         lengths, images = self.index("train").caption_lengths, self.index("train").caption_image

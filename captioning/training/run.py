@@ -69,12 +69,10 @@ def plan_run(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]], fold
         "last.dirpath": str(run.checkpoints),
     }
     for part in ("checkpoint", "early_stopping"):
-        mode = None
-        for options in given:
-            if options.get(f"{part}.mode") is not None:
-                mode = config[part]["mode"]
-            elif f"{part}.monitor" in options:  # a new monitor drops the mode of the old one
-                mode = None
+        keys = {f"{part}.monitor", f"{part}.mode"}
+        latest = next((options for options in reversed(given) if keys & options.keys()), given[-1])
+        # A new monitor drops the mode of the old one.
+        mode = config[part]["mode"] if latest.get(f"{part}.mode") else None
         settings[f"{part}.mode"] = monitor_mode(f"--{part}", config[part]["monitor"], mode)
     init_from = None if resume else config["init_from"]
     return RunPlan(run, wanted if run is not wanted else None, must_claim, resume, init_from, settings)

@@ -6,7 +6,6 @@ with the parameters. Unlike in COCO, instances have ``attributes``; masks cover 
 
 from __future__ import annotations
 
-import shlex
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -60,7 +59,7 @@ class ShapesSource(CocoSource):
         return self.root / "annotations" / f"captions_{split}.json", split
 
     def remedy(self) -> str:
-        return f"run captioning prepare shapes --root {shlex.quote(str(self.root))}"
+        return f"delete {self.root}, and training draws it again"
 
     def synonyms(self, word: str) -> frozenset[str]:
         return frozenset({SYNONYMS[word]} if word in SYNONYMS else ())

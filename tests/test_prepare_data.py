@@ -170,6 +170,14 @@ def test_an_archive_of_something_else_is_named(flickr, tmp_path, capsys):
     assert f"{tmp_path}/Flickr8k_text.zip has no images. Fill in https://forms" in line
 
 
+def test_shapes_are_generated_and_checked(tmp_path, capsys):
+    words = ["prepare", "shapes", "--root", tmp_path / "shapes", "--train", 3, "--val", 2, "--test", 1, "--seed"]
+    command(*words, 7)
+    command(*words, 7)
+    assert len(re.findall(r"train +3 images +15 captions +all files there", capsys.readouterr().out)) == 2
+    assert "seed" in refused(capsys, *words, 8)
+
+
 @pytest.fixture
 def weights(server, monkeypatch):
     """Random weights of the whole network, on the server."""

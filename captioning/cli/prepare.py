@@ -122,6 +122,25 @@ def _get_flickr(name: str, root: Path, form: str, archive: str) -> None:
         raise InputError(f"{error}. {empty}{what_to_do}") from error
 
 
+def shapes(
+    *, root: Path = Path("data/shapes"), seed: int = 0, train: int = 6000, val: int = 500, test: int = 500
+) -> None:
+    """Generate images of shapes with captions, in a minute.
+
+    Args:
+        root: Folder of the files.
+        seed: Seed of the generator.
+        train: Number of training images.
+        val: Number of validation images.
+        test: Number of test images.
+    """
+    from captioning.data.shapes import ShapesSource
+
+    source = ShapesSource(str(root), train=train, val=val, test=test, seed=seed)
+    source.prepare()
+    _finish(source, "train", "val", "test")
+
+
 def weights(*, root: Path = Path("data/weights")) -> None:
     """Download timm's weights of EfficientNet-Lite2, the encoder of the Lite2 configurations.
 
@@ -137,7 +156,7 @@ def weights(*, root: Path = Path("data/weights")) -> None:
     print(f"{path}: fits EfficientNetLite2")
 
 
-prepare = {"coco": coco, "flickr8k": flickr8k, "flickr30k": flickr30k, "weights": weights}
+prepare = {"coco": coco, "flickr8k": flickr8k, "flickr30k": flickr30k, "shapes": shapes, "weights": weights}
 
 
 def _get_split_file(name: str, root: Path) -> None:

@@ -6,6 +6,7 @@ with the parameters. Unlike in COCO, instances have ``attributes``; masks cover 
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ class ShapesSource(CocoSource):
         return self.root / "annotations" / f"captions_{split}.json", split
 
     def remedy(self) -> str:
-        return f"delete {self.root}, and training draws it again"
+        return f"run captioning prepare shapes --root {shlex.quote(str(self.root))}"
 
     def synonyms(self, word: str) -> frozenset[str]:
         return frozenset({SYNONYMS[word]} if word in SYNONYMS else ())

@@ -84,7 +84,9 @@ class BatchLoader(DataLoader[Any]):
                 raise RuntimeError(f"DataLoader worker (pid unknown) is gone: {error}") from error
         except BaseException:
             for worker in self.workers:  # PyTorch would wait for each worker
-                worker.terminate()
+                if worker.is_alive():
+                    worker.terminate()
+                    os.kill(worker.pid, getattr(signal, "SIGCONT", signal.SIGTERM))  # it may be suspended
             raise
         finally:
             BatchLoader.waits_since = None

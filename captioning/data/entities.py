@@ -25,8 +25,7 @@ class Entities:
         self.folder = Path(folder).expanduser()
         for name in ("Annotations", "Sentences"):
             if not (self.folder / name).is_dir():
-                remedy = "unpack annotations.zip of Flickr30k Entities there, see data/README.md"
-                raise InputError(f"{self.folder}: has no folder {name}; {remedy}")
+                raise InputError(f"{self.folder}: has no folder {name}; unpack Entities' annotations.zip there")
 
     def phrases(self, path: Path, captions: Sequence[str]) -> list[list[Phrase]]:
         """Return each caption's phrases that have boxes; [] for a caption that Entities lacks.

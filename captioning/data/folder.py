@@ -73,8 +73,9 @@ class FolderSource(CaptionSource):
         split_of: dict[str, str] = {}
         for file in self.files:
             if not file.is_file():
-                folder = "the folder with captions.jsonl or captions.csv, or the file as captions"
-                raise InputError(f"{file}: missing; give {folder} (see data/README.md)")
+                raise InputError(
+                    f"{file}: missing; give the folder with captions.jsonl or .csv, or the file as captions"
+                )
             for line, name, row in self._named_rows(file):
                 image = os.path.normpath(name)
                 entries.setdefault(image, ImageEntry(len(entries), name, [])).captions.append(row.caption)

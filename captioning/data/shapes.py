@@ -73,8 +73,7 @@ class ShapesSource(CocoSource):
             stored = read_json(path, "choose another root or delete the folder")
             if different := [key for key in wanted if stored.get(key) != wanted[key]]:
                 values = ", ".join(f"{key} {stored.get(key)} instead of {wanted[key]}" for key in different)
-                remedy = "use those values, choose another root, or delete the folder"
-                raise InputError(f"{path}: these shapes were made with {values}; {remedy}")
+                raise InputError(f"{path}: made with {values}; choose another root, or delete the folder")
             return
         root = self.root.resolve()  # it may be a link to another disk
         root.parent.mkdir(parents=True, exist_ok=True)

@@ -185,8 +185,7 @@ class CaptionDataModule(pl.LightningDataModule):
         if self.needs_regions:
             options["regions"] = regions = self.regions("train")
             if not regions.available:
-                problem = "RegionGuidance needs regions, and the data set has none; see data/README.md"
-                raise InputError(f"objective.guidance: {problem}")
+                raise InputError("objective.guidance: the data set has no regions; see data/README.md")
             # Processes that load images keep the weights of their start, so the cells of training stay, too.
             regions.cells = self.encoder.cells
         start = (0, 0) if self.trainer is None else next_batch(self.trainer)

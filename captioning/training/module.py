@@ -191,8 +191,9 @@ class CaptioningModule(pl.LightningModule):
         if trainer.max_epochs is not None and trainer.max_epochs >= 0:
             limits.append((trainer.max_epochs * epoch_steps, trainer.max_epochs * batches))
         if not limits:
-            needed = "give --trainer.max_epochs or --trainer.max_steps"
-            raise InputError(f"model.scheduler, or the schedule of attention: needs the length of training; {needed}")
+            raise InputError(
+                "the schedule of the learning rate or of attention needs --trainer.max_epochs or max_steps"
+            )
         return min(limits)
 
     def configure_gradient_clipping(
@@ -213,10 +214,9 @@ class CaptioningModule(pl.LightningModule):
         try:
             norm = torch.nn.utils.get_total_norm(gradients, error_if_nonfinite=scaler is None)
         except RuntimeError as error:
-            raise InputError(
-                f"training has diverged: the gradient is not finite at step {self.trainer.global_step + 1}; try a "
-                "lower learning rate, --trainer.gradient_clip_val 5, or --trainer.precision 32-true"
-            ) from error
+            remedy = "try a lower learning rate, --trainer.gradient_clip_val 5, or --trainer.precision 32-true"
+            step = self.trainer.global_step + 1
+            raise InputError(f"training has diverged: the gradient is not finite at step {step}; {remedy}") from error
         if gradient_clip_val and by_norm:
             torch.nn.utils.clip_grads_with_norm_(parameters, gradient_clip_val, norm)
         elif gradient_clip_val:

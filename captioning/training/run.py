@@ -112,8 +112,7 @@ def _check_usable(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]])
     for name, low in lowest.items():
         check_range(low, **{f"--trainer.{name}": trainer[name]})
     if trainer["overfit_batches"]:
-        instead = "give --config configs/overlays/overfit.yaml, or --data.limit_images"
-        raise InputError(f"--trainer.overfit_batches: the sampler makes the batches; {instead}")
+        raise InputError("--trainer.overfit_batches: has no effect; give --config configs/overlays/overfit.yaml")
     if (precision := trainer["precision"]) in ("bf16-true", "16-true"):
         mixed = precision.replace("true", "mixed")
         raise InputError(f"--trainer.precision {precision}: weights are trained in float32; take {mixed}")

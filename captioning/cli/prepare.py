@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -41,9 +41,8 @@ COCO = {
 """Archives of COCO by year and content."""
 
 
-def _wanted(name: str) -> bool:
-    """Return whether a file of COCO's archives is an image, or has captions or outlines of objects."""
-    return name.endswith(".jpg") or name.startswith(("annotations/captions_", "annotations/instances_"))
+_OF_COCO = r"\.jpg$|^annotations/(captions|instances)_"  # what is unpacked of its archives
+_OF_FLICKR = r"(?i)(^|/)[^./][^/]*\.jpg$"  # without the hidden files that macOS adds
 
 
 def coco(*, root: Path = Path("data/coco"), year: Literal[2014, 2017] | None = None, karpathy: bool = False) -> None:
@@ -71,15 +70,12 @@ def coco(*, root: Path = Path("data/coco"), year: Literal[2014, 2017] | None = N
     wanted = [] if has_annotations else [COCO[chosen, "annotations"]]
     counts = {split: len([*(root / f"{split}{chosen}").glob("*.jpg")]) for split in ("train", "val")}
     wanted += [COCO[chosen, split] for split, count in counts.items() if count < COCO[chosen, split].images]
-    _get(wanted, _wanted, root)
+    _get(wanted, _OF_COCO, root)
     if karpathy:
         _get_split_file("coco", root)
         _finish(KarpathySource(str(root / "dataset_coco.json"), str(root)), "train", "val", "test")
     else:
         _finish(CocoSource(str(root), year=chosen), "train", "val")
-
-
-_JPEG = re.compile(r"(?i)(^|/)[^./][^/]*\.jpg$")  # without the hidden files that macOS adds
 
 
 def flickr8k(*, root: Path = Path("data/flickr8k")) -> None:
@@ -111,7 +107,7 @@ def _get_flickr(name: str, root: Path, form: str, archive: str) -> None:
     source = KarpathySource(str(root / f"dataset_{name}.json"), str(images))
     for file in sorted(root.iterdir()):
         is_archive = re.search(r"(?i)\.(zip|tar|tgz|tar\.\w+)$", file.name)
-        if is_archive and not unpack(file, images, lambda member: bool(_JPEG.search(member)), flat=True):
+        if is_archive and not unpack(file, images, _OF_FLICKR, flat=True):
             empty += f"{file} has no images. "
     if not images.exists() and (image := next(root.rglob(source.index("test").paths[0]), None)):  # unpacked by hand
         images.symlink_to(os.path.relpath(image.parent, root))
@@ -162,10 +158,10 @@ prepare = {"coco": coco, "flickr8k": flickr8k, "flickr30k": flickr30k, "shapes":
 def _get_split_file(name: str, root: Path) -> None:
     file = f"dataset_{name}.json"
     if not (root / file).is_file():
-        _get([Archive(KARPATHY_URL)], lambda member: member == file, root)
+        _get([Archive(KARPATHY_URL)], f"^{file}$", root)
 
 
-def _get(archives: Sequence[Archive], wanted: Callable[[str], bool], root: Path) -> None:
+def _get(archives: Sequence[Archive], wanted: str, root: Path) -> None:
     """Download, verify, unpack and delete one archive after another, so that the disk never has two."""
     from captioning.data.download import fetch, unpack
 

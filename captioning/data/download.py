@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import re
 import shutil
 import tarfile
 import time
@@ -11,7 +12,6 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -75,30 +75,28 @@ def _receive(url: str, part: Path) -> None:
         raise ConnectionError("the connection broke")
 
 
-def unpack(path: Path, root: Path, wanted: Callable[[str], bool], *, flat: bool = False) -> int:
+def unpack(path: Path, root: Path, wanted: str, *, flat: bool = False) -> int:
     """Write the wanted files of a zip or tar archive below ``root``, and return their number.
 
-    Complete files are skipped. ``wanted`` takes a name in the archive. ``flat`` drops folders from the names and makes
+    Complete files are skipped. ``wanted`` is a pattern of their names. ``flat`` drops folders from the names and makes
     them lower case. Raises InputError if the archive is damaged.
     """
     try:
-        read: Any
-        files: list[tuple[str, int, Any]]
+        members: list[tuple[str, int, Any]]
         with zipfile.ZipFile(path) if path.suffix.lower() == ".zip" else tarfile.open(path) as archive:
             if isinstance(archive, zipfile.ZipFile):
-                read, infos = archive.open, [info for info in archive.infolist() if not info.is_dir()]
-                files = [(info.filename, info.file_size, info) for info in infos if wanted(info.filename)]
+                read: Any = archive.open
+                members = [(info.filename, info.file_size, info) for info in archive.infolist() if not info.is_dir()]
             else:
                 read = archive.extractfile
-                files = [(info.name, info.size, info) for info in archive if info.isfile() and wanted(info.name)]
-            with Progress(f"{path.name}: unpacking", len(files), unit=" files") as progress:
-                for name, size, info in files:
-                    target = root / (PurePosixPath(name).name.lower() if flat else name)
-                    if not (target.is_file() and target.stat().st_size == size):
-                        target.parent.mkdir(parents=True, exist_ok=True)
-                        with read(info) as source, target.open("wb") as file:
-                            shutil.copyfileobj(source, file, CHUNK)
-                    progress.update()
+                members = [(info.name, info.size, info) for info in archive if info.isfile()]
+            files = [member for member in members if re.search(wanted, member[0])]
+            for name, size, info in Progress(f"{path.name}: unpacking", len(files), over=files, unit=" files"):
+                target = root / (PurePosixPath(name).name.lower() if flat else name)
+                if not (target.is_file() and target.stat().st_size == size):
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    with read(info) as source, target.open("wb") as file:
+                        shutil.copyfileobj(source, file, CHUNK)
         return len(files)
     except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError) as error:
         raise InputError(f"{path}: damaged ({error}); download it again") from error

@@ -120,10 +120,10 @@ def test_wanted_files_are_unpacked_complete_ones_left_alone_and_damaged_archives
     (root / "a").mkdir(parents=True)
     (root / "a/1.jpg").write_bytes(b"1st")  # as long as the file in the archive
     (root / "a/2.jpg").write_bytes(b"t")  # cut short
-    unpack(packed, root, lambda name: name.endswith(".jpg"))
+    unpack(packed, root, r"\.jpg$")
     assert {path.name: path.read_bytes() for path in (root / "a").iterdir()} == {"1.jpg": b"1st", "2.jpg": b"two"}
-    unpack(packed, tmp_path / "flat", lambda name: name.endswith("2.jpg"), flat=True)
+    unpack(packed, tmp_path / "flat", r"2\.jpg$", flat=True)
     assert [path.name for path in (tmp_path / "flat").iterdir()] == ["2.jpg"]
     packed.write_bytes(packed.read_bytes()[:-30])
     with pytest.raises(InputError, match=r"x\.(zip|tar\.gz): damaged \("):
-        unpack(packed, tmp_path / "again", lambda _: True)
+        unpack(packed, tmp_path / "again", "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,9 +19,7 @@ from captioning.data.records import (
     ObjectLookup,
     read_annotations,
 )
-from captioning.errors import InputError
-
-logger = logging.getLogger(__name__)
+from captioning.errors import InputError, warn_once
 
 
 class CocoSource(CaptionSource):
@@ -60,7 +57,7 @@ class CocoSource(CaptionSource):
     def index(self, split: str) -> CaptionIndex:
         path, folder = self.files(split)
         if split == "test" and path == self.files("val")[0]:
-            logger.warning("%s: COCO has no test captions, the validation split stands in for them", self.root)
+            warn_once(f"{self.root}: COCO has no test captions, the validation split stands in for them")
         content = read_annotations(path, _File, "COCO annotation file", self.remedy())
         captions: dict[int, list[str]] = {image.id: [] for image in content.images}
         for annotation in content.annotations:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +14,7 @@ import msgspec
 import numpy as np
 
 from captioning.data.images import load_image
-from captioning.errors import InputError, one_line
+from captioning.errors import InputError, one_line, warn_once
 from captioning.settings import Split
 from captioning.tokenizers import PennTreebank, Tokenizer
 
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from captioning.data.transforms import Preprocessing
-
-logger = logging.getLogger(__name__)
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 
@@ -106,8 +103,8 @@ class CaptionIndex:
         captions = [text for _, own in images for text in own]
         wordless = sum(len(entry.captions) for entry in entries) - len(captions)
         if wordless or len(images) < len(entries):
-            message = "%s: left out %d captions without a word and %d images without captions"
-            logger.warning(message, name, wordless, len(entries) - len(images))
+            left_out = f"{wordless} captions without a word and {len(entries) - len(images)} images without captions"
+            warn_once(f"{name}: left out {left_out}")
         counts = Counter(entry.image_id for entry, _ in images)
         if (twice := counts.most_common(1)[0])[1] > 1:
             raise InputError(f"{name}: image {twice[0]} appears twice, and would count twice; leave one entry")

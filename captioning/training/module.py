@@ -29,7 +29,7 @@ from captioning.metrics.table import log_key
 from captioning.model import Captioner, Decoder
 from captioning.objective import Likelihood, Objective
 from captioning.objective.collapse import CollapseWatch, attention_statistics
-from captioning.training.callbacks import CaptionSamples
+from captioning.training.callbacks import CaptionSamples, Unfreeze
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.resume import (
     check_settings,
@@ -122,8 +122,8 @@ class CaptioningModule(pl.LightningModule):
 
     def on_train_start(self) -> None:
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, GradientAccumulationScheduler):  # it acts only at the start of an epoch
-                callback.on_train_epoch_start(self.trainer)
+            if isinstance(callback, (GradientAccumulationScheduler, Unfreeze)):  # they act at the start of an epoch
+                callback.on_train_epoch_start(self.trainer, self)
         start_new_epoch(self.trainer)
         if self._random_state is not None:  # a resumed run continues the same stream of random numbers
             torch.set_rng_state(self._random_state["cpu"].cpu())
@@ -244,8 +244,7 @@ class CaptioningModule(pl.LightningModule):
         metrics, _ = self.evaluator.finish()  # without METEOR, which takes seconds
         # Monitored grounding metrics need a value (NaN) even if only references name objects.
         metrics = {name.removeprefix("reference_"): math.nan for name in metrics} | metrics
-        for name, value in metrics.items():
-            self.log(log_key("val", name), value, sync_dist=False)
+        self.log_dict({log_key("val", name): value for name, value in metrics.items()})
         self.log("epoch", float(self.current_epoch + 1))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

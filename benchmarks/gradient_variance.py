@@ -140,7 +140,6 @@ def _variance(
     objective = bare_likelihood(decoder, estimator)
     with torch.no_grad():
         for earlier in warm_up:
-            captioner.begin_batch()
             objective(captioner, earlier)
     warm = copy.deepcopy(objective.state_dict())
     scores = set(attention.score.parameters()) if attention.score is not None else set()
@@ -148,7 +147,6 @@ def _variance(
     of_score = torch.cat([torch.full((p.numel(),), p in scores) for p in parameters])
     mean, squares = torch.zeros(len(of_score)), torch.zeros(len(of_score))
     for number in range(1, draws + 1):  # Welford's sums: some entries' mean is large compared with their spread
-        captioner.begin_batch()
         objective.load_state_dict(warm)  # the moving average must not include this batch
         gradient = _gradient(objective(captioner, batch).loss, parameters)
         deviation = gradient - mean

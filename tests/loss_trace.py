@@ -39,7 +39,6 @@ def losses(kind: str, *, lr: float = 0.2, scale: float = 1.0) -> list[float]:
     attention = (
         HardAttention(AdditiveScore(6), ramp=[0, 1 / STEPS]) if kind == "hard" else SoftAttention(AdditiveScore(6))
     )
-    attention.training_batches = STEPS  # which soft attention does not read
     output = SummedOutput() if kind == "summed" else None
     decoder = AttentionDecoder(attention, embedding_dim=8, hidden_dim=10, dropout=0.0, output=output)
     captioner = Captioner(ConvEncoder((4, 7), (2, 2), image_size=12), decoder, vocabulary_size=V).train()
@@ -54,12 +53,12 @@ def losses(kind: str, *, lr: float = 0.2, scale: float = 1.0) -> list[float]:
 
     torch.manual_seed(5)  # of hard attention's draws
     values = []
-    for _ in range(STEPS):
+    for number in range(STEPS):
         captions, lengths = pad_captions([draw.integers(UNK, V, size).tolist() for size in (6, 3, 5, 1, 4, 4)])
         images = torch.from_numpy(draw.random((3, 3, 12, 12), dtype=np.float32))
         numbers = torch.arange(3)
         batch = CaptionBatch(captions, lengths, numbers.repeat_interleave(2), numbers, numbers, images=images)
-        captioner.begin_batch()
+        attention.progress = number / STEPS  # which soft attention does not read
         loss, terms, _ = objective(captioner, batch)
         for parameter, gradient in zip(
             parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True

@@ -26,6 +26,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from captioning.__main__ import main
 from captioning.cli.export import export
 from captioning.cli.fit import Fit, fit
+from captioning.data import ShapesSource
 from captioning.errors import InputError
 from captioning.inference import load
 from captioning.run_folder import checksum
@@ -141,6 +142,15 @@ def test_runs_that_start_together_have_folders_of_their_own(workdir, capsys):
     ]
     assert seeds == [7, 1] and step_of(LAST) == step_of("runs/tiny-2/checkpoints/last.ckpt") == 2
     assert "run folder: runs/tiny-2 (runs/tiny is taken)" in capsys.readouterr().out.splitlines()
+
+
+def test_a_run_that_is_ended_while_it_prepares_its_data_leaves_its_name_to_the_next(workdir, monkeypatch):
+    """As a scheduler ends it."""
+    monkeypatch.setattr(ShapesSource, "prepare", lambda self: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(SystemExit) as left:
+        command("fit", "--config", "tiny.yaml")
+    assert left.value.code == 143 and not Path("runs/tiny").exists()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.parametrize("wrong", ["--data.batch_size=0", "--data.features=nowhere", "--trainer.limit_val_batches=9.5"])

@@ -298,10 +298,10 @@ def test_bounds_by_sampling_match_enumeration_and_are_in_order():
 
 def test_a_batch_before_the_ramp_draws_nothing_and_earns_nothing():
     captioner = make_captioner()
-    captioner.decoder.attention.ramp, captioner.decoder.attention.training_batches = (0, 1), 1
+    captioner.decoder.attention.ramp = (0, 1)
     objective = Likelihood(estimator=Estimator()).bind(captioner.decoder).double()
     seen = []
-    for _ in range(2):
-        captioner.begin_batch()
+    for progress in (0, 1):
+        captioner.decoder.attention.progress = progress
         seen.append(set(objective(captioner, make_batch()).logged))
     assert "reward" not in seen[0] and "reward" in seen[1]

@@ -105,7 +105,6 @@ def test_both_terms_equal_a_loop_over_steps(name):
     objective = Likelihood(attention_penalty=0.0, entropy_weight=0.0, guidance=terms, **options).bind(captioner.decoder)
     for term in terms:
         term.prepare(VOCABULARY)
-    captioner.begin_batch()
     _, logged, output = objective(captioner, batch)
     L_z, L_o = (layer.weight.detach().numpy() for layer in (captioner.decoder.output.L_z, captioner.decoder.output.L_o))
     evidence = region = 0.0
@@ -157,7 +156,6 @@ def test_regions_teach_attention_to_look_at_them(attention):
     objective = Likelihood(attention_penalty=0.0, guidance=[RegionGuidance(1.0)]).bind(captioner.decoder)
     optimizer = torch.optim.Adam(captioner.decoder.parameters(), lr=0.03)
     for _ in range(150):
-        captioner.begin_batch()
         optimizer.zero_grad()
         objective(captioner, batch).loss.backward()
         optimizer.step()

@@ -161,17 +161,6 @@ def training(attention: StochasticAttention) -> StochasticAttention:
     return attention.train()
 
 
-def after_batches(attention: StochasticAttention, batches: int) -> list[dict[str, float]]:
-    """Begin training batches, encode each of them twice, and return the values of the schedule."""
-    values = []
-    for _ in range(batches):
-        attention.begin_batch()
-        for _ in range(2):
-            attention.prepare(torch.randn(2, L, D))
-        values.append(attention.schedule())
-    return values
-
-
 @pytest.mark.parametrize(
     ("ramp", "probabilities"),
     [
@@ -181,36 +170,25 @@ def after_batches(attention: StochasticAttention, batches: int) -> list[dict[str
 )
 def test_ramp_moves_the_probability_linearly_between_fractions_of_training(ramp, probabilities):
     attention = training(HardAttention(AdditiveScore(A), sample_probability=0.8, ramp=ramp))
-    with pytest.raises(ValueError, match="set training_batches, the number of all its batches"):
-        attention.begin_batch()
-    attention.training_batches = len(probabilities)
-    assert not attention.may_draw and not attention.prepare(torch.randn(50, L, D)).drawn.any()
-    values = after_batches(attention, len(probabilities))
-    assert [value["sample_probability"] for value in values] == pytest.approx(probabilities)
-    drawn = attention.prepare(torch.randn(50, L, D)).drawn
-    assert attention.may_draw == (probabilities[-1] > 0) == bool(drawn.any())
-    assert int(attention.batches) == len(probabilities)
+    with pytest.raises(ValueError, match="set progress before each batch"):
+        attention.prepare(torch.randn(2, L, D))
+    for number, probability in enumerate(probabilities):
+        attention.progress = number / len(probabilities)
+        drawn = attention.prepare(torch.randn(50, L, D)).drawn
+        assert attention.schedule() == {"sample_probability": pytest.approx(probability)}
+        assert attention.may_draw == (probability > 0) == bool(drawn.any())
 
 
-def test_schedules_continue_from_a_checkpoint():
+def test_the_count_of_batches_in_a_checkpoint_of_0_2_is_ignored():
     attention = training(HardAttention(AdditiveScore(A), ramp=(0, 1)))
-    attention.training_batches = 10
-    after_batches(attention, 8)
-    again = HardAttention.from_config(attention.to_config())
-    again.build(D, H, (1, L))
-    again.load_state_dict(attention.state_dict())
-    again.training_batches = 10
-    assert again.current_sample_probability == attention.current_sample_probability == pytest.approx(0.35)
-    again.begin_batch()
-    assert again.current_sample_probability == pytest.approx(0.4)
+    attention.load_state_dict(attention.state_dict() | {"batches": torch.tensor(8)})
 
 
 def test_temperature_falls_to_half_over_training_and_relaxes_the_samples_of_its_batch():
     attention = training(GumbelAttention(AdditiveScore(A), temperature=2.0))
-    attention.training_batches = 4
     annotations, query = torch.randn(B, L, D), torch.randn(B, H, requires_grad=True)
-    for temperature in (2.0, 2**0.75, 2**0.5, 2**0.25, 1.0, 1.0):
-        attention.begin_batch()
+    for progress, temperature in ((0, 2.0), (0.25, 2**0.75), (0.5, 2**0.5), (0.75, 2**0.25), (1, 1.0), (1.25, 1.0)):
+        attention.progress = progress
         assert attention.temperature == pytest.approx(temperature)
         memory = attention.prepare(annotations)
         torch.manual_seed(6)

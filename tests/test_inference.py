@@ -6,6 +6,7 @@ import functools
 import json
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -217,6 +218,24 @@ def test_sampling_with_a_seed_repeats_itself_and_leaves_the_global_stream_alone(
     assert top.text == captioner.caption(images[0], method="greedy").text
 
 
+def test_a_search_of_the_model_uses_the_seed_and_the_context_mode_of_its_options(tmp_path, images):
+    captioner = load(
+        save_checkpoint(tmp_path / "x.ckpt", attention=functools.partial(HardAttention, context_mode="argmax"))
+    )
+    model = captioner.model
+    memory = model.encode_views([torch.randn(2, 3, SIDE, SIDE)])
+
+    def search(**options: Any) -> list[Any]:
+        return [best.log_probs for best, *_ in model.search(memory, DecodingOptions(max_length=6, **options))]
+
+    with model.in_context_mode("expected"):
+        expected = search()
+    assert search(context_mode="expected") == expected != search()
+    before = torch.get_rng_state()
+    assert search(method="sample", temperature=9.0, seed=3) == search(method="sample", temperature=9.0, seed=3)
+    assert torch.equal(before, torch.get_rng_state())
+
+
 def test_a_model_that_draws_its_locations_takes_a_seed(tmp_path, images):
     drawing = functools.partial(HardAttention, context_mode="sample")
     caption = load(save_checkpoint(tmp_path / "x.ckpt", attention=drawing)).caption
@@ -286,7 +305,7 @@ def test_an_image_that_cannot_be_read_does_not_stop_the_others(captioner, images
 
 def test_a_run_folder_points_to_its_checkpoint(tmp_path):
     with pytest.raises(
-        InputError, match=r"is a folder; give a \.ckpt file \(fit --init_from takes exported folders, too\)$"
+        InputError, match=r"is a folder; give a \.ckpt file \(--model and --init_from take exported folders, too\)$"
     ):
         load(tmp_path)
     (tmp_path / "checkpoints").mkdir()

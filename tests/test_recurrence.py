@@ -93,7 +93,6 @@ def test_only_images_whose_contexts_are_drawn_draw_while_they_remain():
     """Semi-sampling belongs to an image, wherever the recurrence puts it."""
     decoder = make_decoder(HardAttention(AdditiveScore(16), sample_probability=0.5))
     decoder.train()
-    decoder.attention.begin_batch()
     captions, lengths = pad_captions([[4] * n for n in WORDS[1]])
     for seed in range(8):
         torch.manual_seed(seed)

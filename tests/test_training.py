@@ -196,7 +196,7 @@ def test_a_ramp_moves_with_every_batch_of_a_training_also_resumed_and_a_run_with
 
     probabilities: list[float] = []
     fit().save_checkpoint(tmp_path / "x.ckpt")
-    without = "HardAttention has drawn no location: training ended at 30% of its length, with sample_probability 0.5"
+    without = "HardAttention has drawn no location: the last batch was at 30% of training, with sample_probability 0.5"
     assert f"{without}, ramp [0.5, 1]" in capsys.readouterr().out
     fit(ckpt_path=tmp_path / "x.ckpt", weights_only=True)
     assert (

@@ -55,9 +55,9 @@ class Attention(Component):
             draws has only "expected".
         weighs_annotations: Whether the context is a weighted sum of the annotations themselves.
         needs_estimator: Whether draws block the gradient to the alphas, so that training needs an estimator.
-        scheduled: Whether a quantity changes over training, so that ``training_batches`` must be set.
-        training_batches: Number of batches of the whole training. The trainer sets it; in a loop of your own, set it
-            before the first batch.
+        scheduled: Whether a quantity changes over training, so that ``progress`` must be set.
+        progress: The fraction of training, 0 to 1, before this batch. The trainer sets it; in a loop of your own, set
+            it before each batch.
     """
 
     score: Score
@@ -65,7 +65,7 @@ class Attention(Component):
     weighs_annotations = True
     needs_estimator = False
     scheduled = False
-    training_batches: int | None = None
+    progress: float | None = None
     _context_mode = "expected"
 
     def __init__(self, normalizer: Normalizer | None = None) -> None:
@@ -93,9 +93,6 @@ class Attention(Component):
         A subclass that returns True must draw and drop nothing.
         """
         return False
-
-    def begin_batch(self) -> None:
-        """Start the next training batch. The training step calls it once; schedules count these calls."""
 
     def schedule(self) -> dict[str, float]:
         """Return the current values of scheduled quantities, by name."""

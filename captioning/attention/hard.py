@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,7 +40,6 @@ class StochasticAttention(Attention):
     """
 
     context_modes = CONTEXT_MODES
-    batches: Tensor
 
     def __init__(
         self,
@@ -65,27 +65,14 @@ class StochasticAttention(Attention):
         self.per_batch = per_batch
         self.dropout = nn.Dropout(dropout)
         self.context_mode = context_mode
-        # The number of batches begun is a buffer, for resumed runs, and an int, to spare a device synchronization.
-        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
-        self._batches = 0
-        self.register_load_state_dict_post_hook(_read_batches)
-
-    def begin_batch(self) -> None:
-        if self.ramp and self.training_batches is None:
-            raise ValueError("ramp is a fraction of training: set training_batches, the number of all its batches")
-        self._batches += 1
-        self.batches.fill_(self._batches)
-
-    @property
-    def progress(self) -> float:
-        """The fraction of training, 0 to 1, that lies before this batch; 0 if ``training_batches`` is not set."""
-        return max(self._batches - 1, 0) / (self.training_batches or math.inf)
 
     @property
     def current_sample_probability(self) -> float:
         """Probability that the contexts of an image are drawn in this training batch."""
         if not self.ramp:
             return self.sample_probability
+        if self.progress is None:
+            raise ValueError("ramp is a fraction of training: set progress before each batch")
         fraction = np.interp(self.progress, self.ramp, (0.0, 1.0, 1.0, 0.0)[: len(self.ramp)])
         return self.sample_probability * float(fraction)
 
@@ -101,11 +88,16 @@ class StochasticAttention(Attention):
         return {"sample_probability": self.current_sample_probability}
 
     def closing_note(self) -> str:
-        if self.sample_probability > 0 and (not self.ramp or self.progress > self.ramp[0]):
+        last = self.progress or 0.0
+        if self.sample_probability > 0 and (not self.ramp or last > self.ramp[0]):
             return ""
         values = f"sample_probability {self.sample_probability}, ramp {list(self.ramp)}"
-        where = f"training ended at {self.progress:.0%} of its length"
+        where = f"the last batch was at {last:.0%} of training"
         return f"{type(self).__name__} has drawn no location: {where}, with {values}"
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        state_dict.pop(f"{prefix}batches", None)  # which versions up to 0.2 counted
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
         memory = super().prepare(annotations, mask)
@@ -209,7 +201,7 @@ class GumbelAttention(StochasticAttention):
     @property
     def temperature(self) -> float:
         """Temperature of this training batch."""
-        return self.first_temperature * 0.5 ** min(self.progress, 1.0)
+        return self.first_temperature * 0.5 ** min(self.progress or 0.0, 1.0)
 
     def schedule(self) -> dict[str, float]:
         return super().schedule() | {"temperature": self.temperature}
@@ -218,10 +210,6 @@ class GumbelAttention(StochasticAttention):
         gumbel = -torch.empty_like(alphas).exponential_().log()
         relaxed = torch.softmax((log_alphas + gumbel) / self.temperature, dim=-1)  # (B, R, L)
         return self.draws_and_expectations(alphas, log_alphas, relaxed.argmax(dim=-1), memory, relaxed)
-
-
-def _read_batches(attention: StochasticAttention, _: object) -> None:
-    attention._batches = int(attention.batches)
 
 
 def draw(alphas: Tensor) -> Tensor:

@@ -83,7 +83,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     InputError if the file is missing, damaged, or another project's.
     """
     if path.is_dir() or str(path) == "pretrained" or str(path).startswith("hf:"):
-        best, other = RunFolder(path).checkpoint("best"), "a .ckpt file (fit --init_from takes exported folders, too)"
+        best, other = (
+            RunFolder(path).checkpoint("best"),
+            "a .ckpt file (--model and --init_from take exported folders, too)",
+        )
         raise InputError(f"{path}: is a folder; give {best if best.is_file() else other}")
     refuse_lfs_pointer(path)
     try:

@@ -21,7 +21,8 @@ def decode(
     """Return the captions of every image of ``state``, (B, ..) each: best first, or in the order of sampling.
 
     ``vocabulary`` is the model's, which ``prefix`` and ``no_repeat_content`` need. Raises InputError without it, if no
-    caption meets the constraints, or if the model does not know a word of the prefix.
+    caption meets the constraints, or if the model does not know a word of the prefix. The model applies ``seed`` and
+    ``context_mode`` (``CaptionModel.search``).
     """
     if not isinstance(options, DecodingOptions):
         options = DecodingOptions(**vars(options))

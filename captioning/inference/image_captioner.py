@@ -189,13 +189,9 @@ class ImageCaptioner(Generic[Model]):
         """
         device = next(self.model.parameters()).device
         views_by_model = zip(*(views for _, (views, _) in images), strict=True)
-        with (
-            torch.inference_mode(),
-            torch.random.fork_rng([device] if device.type == "cuda" else [], options.seed is not None),
-            self.model.in_context_mode(options.context_mode),
-        ):
-            if options.seed is not None:
-                torch.manual_seed(options.seed + number)  # a different stream for every batch
+        if options.seed is not None:
+            options = dataclasses.replace(options, seed=options.seed + number)  # a different stream for every batch
+        with torch.inference_mode(), self.model.configured(options):
             preprocessed = zip(self.model.preprocessings, views_by_model, strict=True)
             memory = self.model.encode_views([steps.normalize_all(views, device) for steps, views in preprocessed])
             if forced is None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABCMeta, abstractmethod
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any
@@ -87,10 +87,22 @@ class CaptionModel(nn.Module, metaclass=ABCMeta):
         """Return the hypotheses of every image with evidence in their traces, unchanged if the model has none."""
         return hypotheses
 
+    @contextmanager
+    def configured(self, options: BeamOptions) -> Iterator[None]:
+        """Use the context mode and the seed of ``DecodingOptions`` within a ``with`` block, where they are not None."""
+        mode, seed = (getattr(options, name, None) for name in ("context_mode", "seed"))
+        device = next(self.parameters()).device
+        with torch.random.fork_rng([device] if device.type == "cuda" else [], seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
+            with self.in_context_mode(mode):
+                yield
+
     @torch.inference_mode()
     def search(self, memory: Any, options: BeamOptions, vocabulary: Vocabulary | None = None) -> list[list[Hypothesis]]:
         """Return the captions of every image in ``memory``; see ``decoding.decode``."""
-        return decode(self.step_function(memory), self.init_state(memory), options, vocabulary)
+        with self.configured(options):
+            return decode(self.step_function(memory), self.init_state(memory), options, vocabulary)
 
     @torch.inference_mode()
     def score_captions(self, memory: Any, captions: list[list[int]]) -> list[Hypothesis]:
@@ -137,11 +149,6 @@ class Captioner(CaptionModel):
         if self.freeze_statistics and self.encoder.frozen and self.decoder.feature_norm is not None:
             self.decoder.feature_norm.eval()
         return self
-
-    def begin_batch(self) -> None:
-        """Start the next training batch: schedules of attention count these calls."""
-        for attention in self.decoder.attentions():
-            attention.begin_batch()
 
     def encode(
         self, images: Tensor | None = None, annotations: Tensor | None = None, mask: Tensor | None = None

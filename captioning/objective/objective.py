@@ -68,7 +68,7 @@ class Objective(Component):
 
     @abstractmethod
     def forward(self, captioner: Captioner, batch: CaptionBatch) -> Loss:
-        """Return the objective of one training batch. ``captioner.begin_batch`` has been called for it."""
+        """Return the objective of one training batch."""
 
 
 class Likelihood(Objective):

@@ -115,9 +115,8 @@ class CaptioningModule(pl.LightningModule):
     def on_fit_start(self) -> None:
         if self.objective.needs_pretrained and self.trainer.ckpt_path is None and self.initial_model is None:
             rank_zero_warn("self-critical training begins with random weights; pass others with --init_from")
-        for attention in self.captioner.decoder.attentions():
-            if attention.scheduled:
-                attention.training_batches = self._run_length()[1]
+        self._scheduled = [attention for attention in self.captioner.decoder.attentions() if attention.scheduled]
+        self._batches = self._run_length()[1] if self._scheduled else 0
         self.objective.prepare(self.data.index("train"), self.data.vocabulary, self.search)
 
     def on_train_start(self) -> None:
@@ -141,7 +140,8 @@ class CaptioningModule(pl.LightningModule):
             torch.manual_seed(int(stream.generate_state(1, np.uint64)[0]))
 
     def training_step(self, batch: CaptionBatch, batch_idx: int) -> Tensor:
-        self.captioner.begin_batch()
+        for attention in self._scheduled:
+            attention.progress = self.trainer.fit_loop.total_batch_idx / self._batches
         loss, terms, output = self.objective(self.captioner, batch)
         check_shape(self.objective, "the loss ()", loss)
         statistics = attention_statistics(output.trace, output.mask, sparse=self.attention.normalizer.sparse)

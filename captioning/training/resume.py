@@ -69,12 +69,12 @@ def rewind(checkpoint: dict[str, Any]) -> None:
         InputError: The checkpoint has no position, because it was made to be used and not to be resumed.
     """
     if "loops" not in checkpoint or "random_state" not in checkpoint:
-        raise InputError("the checkpoint holds the model alone; training cannot go on from it, see --init_from")
+        raise InputError(
+            "--ckpt_path: the checkpoint holds the model alone; training cannot go on from it, see --init_from"
+        )
     loop = checkpoint["loops"]["fit_loop"]
     batches = loop["epoch_loop.batch_progress"]
     unfinished = checkpoint.get("unfinished", 0)
-    for name in (name for name in checkpoint["state_dict"] if name.endswith(".batches")):
-        checkpoint["state_dict"][name] = checkpoint["state_dict"][name] - unfinished
     if unfinished:
         batches["is_last_batch"] = False
         for span in ("current", "total"):  # the batches of the epoch, and of the run

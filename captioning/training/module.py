@@ -29,6 +29,7 @@ from captioning.metrics.table import log_key
 from captioning.model import Captioner, Decoder
 from captioning.objective import Likelihood, Objective
 from captioning.objective.collapse import CollapseWatch, attention_statistics
+from captioning.objective.processes import process_count, sum_over_processes
 from captioning.training.callbacks import CaptionSamples, Unfreeze
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.resume import (
@@ -147,8 +148,12 @@ class CaptioningModule(pl.LightningModule):
         statistics = attention_statistics(output.trace, output.mask, sparse=self.attention.normalizer.sparse)
         mask = batch.annotation_mask
         self._watch.update(statistics, output.trace.alphas.shape[-1] if mask is None else mask.sum(dim=1))
-        for name, value in (terms | statistics | self.attention.schedule()).items():
-            self.log(f"train/{name}", value, prog_bar=name == "loss", sync_dist=True)
+        values = terms | statistics
+        if (processes := process_count()) > 1:  # log the means; Lightning would wait for all processes at every value
+            means = sum_over_processes(torch.stack([value.float() for value in values.values()])) / processes
+            values = dict(zip(values, means, strict=True))
+        for name, value in (values | self.attention.schedule()).items():
+            self.log(f"train/{name}", value, prog_bar=name == "loss")
         self.log("epoch", float(self.current_epoch + 1))  # counted from 1; Lightning's own column begins at 0
         return loss
 

@@ -15,7 +15,6 @@ from captioning.checkpoint.load import check_tokenizer, read_model
 from captioning.data.batch import CaptionBatch
 from captioning.data.loading import SplitData, batch_loader, default_workers
 from captioning.data.records import CaptionIndex, CaptionSource
-from captioning.data.regions import RegionsInView
 from captioning.data.sampler import CaptionBatches, Group, image_batches
 from captioning.data.transforms import Augmentation
 from captioning.encoders import Encoder
@@ -124,10 +123,6 @@ class CaptionDataModule(pl.LightningDataModule):
         """Return the records of a split."""
         return self.split_data(split).index
 
-    def regions(self, split: str) -> RegionsInView:
-        """Return the objects and phrases of a split on the encoder's cells."""
-        return self.split_data(split).regions(self.encoder)
-
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
         """The words of the training captions, of a file, or of a model followed by new words of the captions."""
@@ -183,7 +178,7 @@ class CaptionDataModule(pl.LightningDataModule):
         if self.features is not None and flip:
             options["flipped"] = self.split_data("train").cached(self.encoder, flipped=True)
         if self.needs_regions:
-            options["regions"] = regions = self.regions("train")
+            options["regions"] = regions = self.split_data("train").regions(self.encoder)
             if not regions.available:
                 raise InputError("objective.guidance: the data set has no regions; see data/README.md")
             # Processes that load images keep the weights of their start, so the cells of training stay, too.

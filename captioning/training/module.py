@@ -232,8 +232,8 @@ class CaptioningModule(pl.LightningModule):
     def on_validation_epoch_start(self) -> None:
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         keep = max((callback.images for callback in callbacks if isinstance(callback, CaptionSamples)), default=0)
-        data = self.data.vocabulary, self.data.regions("val")
-        self.evaluator = Evaluator(self.captioner, *data, self.search, seed=self.data.seed, keep=keep)
+        vocabulary, regions = self.data.vocabulary, self.data.split_data("val").regions(self.encoder)
+        self.evaluator = Evaluator(self.captioner, vocabulary, regions, self.search, seed=self.data.seed, keep=keep)
 
     def validation_step(self, batch: CaptionBatch, batch_idx: int) -> None:
         self.evaluator.update(batch)

@@ -40,7 +40,12 @@ def touch(path: str) -> str:
 
 def test_a_run_has_the_name_of_its_first_configuration_and_planning_writes_nothing(tmp_path, monkeypatch):
     found = plan()
-    assert (found.folder.path, found.taken, found.must_claim, found.resume) == (Path("runs/soft"), None, True, None)
+    assert (found.folder.path, found.taken, found.must_claim, found.settings["ckpt_path"]) == (
+        Path("runs/soft"),
+        None,
+        True,
+        None,
+    )
     assert found.settings["checkpoint.dirpath"] == found.settings["last.dirpath"] == "runs/soft/checkpoints"
     assert plan(name="mine", runs="elsewhere").folder.path == Path("elsewhere/mine")
     monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
@@ -60,12 +65,10 @@ def test_a_taken_name_gets_the_first_free_number(tmp_path):
 
 
 @pytest.mark.parametrize(("checkpoint", "file"), [("last", "last"), ("best", "best"), (None, "last")])
-def test_a_resumed_run_keeps_its_folder_and_begins_with_no_other_model(checkpoint, file):
+def test_a_resumed_run_keeps_its_folder(checkpoint, file):
     path = touch(f"runs/soft/checkpoints/{file}.ckpt")
-    found = plan(ckpt_path=checkpoint or path, init_from="other.ckpt")
-    assert found.folder.path == Path("runs/soft") and not found.must_claim and found.init_from is None
-    assert found.resume == Path(path) and found.settings["ckpt_path"] == path
-    assert plan(init_from="other.ckpt").init_from == "other.ckpt"
+    found = plan(ckpt_path=checkpoint or path)
+    assert found.folder.path == Path("runs/soft") and not found.must_claim and found.settings["ckpt_path"] == path
     assert plan(ckpt_path=path, name="new").folder.path == Path("runs/new")
 
 

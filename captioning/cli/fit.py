@@ -181,7 +181,7 @@ class Fit(LightningCLI):
             initial = self.read_inputs()
             self.settings = yaml.safe_load(self.parser.dump(self.config, skip_link_targets=False, skip_unset=False))
             self.model = CaptioningModule(**self._instantiate("model"), initial_model=initial, settings=self.settings)
-            if initial is None and self.plan.resume is None:
+            if initial is None and self.config.ckpt_path is None:
                 self.model.encoder.load_published_weights()
             self.best = BestCheckpoint(**vars(self.config.checkpoint))
             self.trainer: Any = self.instantiate_trainer()
@@ -202,13 +202,13 @@ class Fit(LightningCLI):
 
     def read_inputs(self) -> SavedModel | None:
         """Read the data, and return the model of --init_from. Raises InputError if one is missing or damaged."""
-        if self.plan.resume is not None:
-            saved = read_checkpoint(self.plan.resume)
-            self.config.init_from = saved["captioning"]["settings"].get("init_from")  # wins over the command line
+        resume = self.config.ckpt_path
+        if resume is not None:  # the settings of its run win over the command line
+            self.config.init_from = read_checkpoint(Path(resume))["captioning"]["settings"].get("init_from")
         if self.is_rank_zero:
             self.datamodule.prepare_data()
             self.datamodule.setup("fit")
-        return read_model(self.plan.init_from) if self.plan.init_from else None
+        return read_model(self.config.init_from) if self.config.init_from and resume is None else None
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Return the trainer, with the default callbacks that no callback of the user replaces or turns off."""

@@ -23,8 +23,6 @@ class RunPlan:
     folder: RunFolder  # RUNS/NAME, or the first free one of RUNS/NAME-2, RUNS/NAME-3 ..
     taken: RunFolder | None  # RUNS/NAME, if another run has it
     must_claim: bool  # False for a resumed run, which owns its folder
-    resume: Path | None  # checkpoint that training goes on from
-    init_from: str | None  # model whose weights training begins with
     settings: dict[str, Any]  # to be set in the configuration, by dotted key: paths, modes of monitors, loggers
 
 
@@ -58,11 +56,10 @@ def plan_run(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]], fold
     numbers = itertools.count(2)
     while must_claim and run.is_taken():
         run = RunFolder(wanted.path.with_name(f"{wanted.path.name}-{next(numbers)}"))
-    resume = run.checkpoint(checkpoint) if checkpoint else None
     settings = {
         "name": run.path.name,
         "runs": str(run.path.parent),
-        "ckpt_path": resume and str(resume),
+        "ckpt_path": str(run.checkpoint(checkpoint)) if checkpoint else None,
         "trainer.default_root_dir": str(run.path),
         "trainer.logger": logger_settings(config, run.path),
         "checkpoint.dirpath": str(run.checkpoints),
@@ -74,8 +71,7 @@ def plan_run(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]], fold
         # A new monitor drops the mode of the old one.
         mode = config[part]["mode"] if latest.get(f"{part}.mode") else None
         settings[f"{part}.mode"] = monitor_mode(f"--{part}", config[part]["monitor"], mode)
-    init_from = None if resume else config["init_from"]
-    return RunPlan(run, wanted if run is not wanted else None, must_claim, resume, init_from, settings)
+    return RunPlan(run, wanted if run is not wanted else None, must_claim, settings)
 
 
 def monitor_mode(option: str, monitor: str | None, mode: str | None) -> str:

@@ -17,7 +17,7 @@ CHECKPOINT_NAMES = ("best", "last")
 class RunFolder:
     """RUNS/NAME, the folder of a training run. Any of its files may be missing."""
 
-    is_new = False  # whether ``claim`` has made the folder
+    made_by_claim = False  # whether ``claim`` has made the folder on disk
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -28,8 +28,8 @@ class RunFolder:
     def of(cls, checkpoint: str | Path, named: Path | None = None) -> RunFolder | None:
         """Return RUNS/NAME for RUNS/NAME/checkpoints/x.ckpt or a link to it, None for a file elsewhere.
 
-        The path is relative if the folder lies below the current one. With ``named``, the words best and last stand for
-        checkpoints of that folder. Raises InputError if it has no such checkpoint.
+        The path is relative if the folder lies below the current one. ``named`` is the folder of --name; with it, best
+        and last mean checkpoints of that folder. Raises InputError if the folder has no such checkpoint.
         """
         if named is not None and checkpoint in CHECKPOINT_NAMES:
             if not (run := cls(named)).checkpoint(str(checkpoint)).is_file():
@@ -57,7 +57,7 @@ class RunFolder:
 
     def claim(self) -> bool:
         """Take the free folder for a new run; return False if another run was faster."""
-        self.is_new = not self.path.exists()
+        self.made_by_claim = not self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.config.open("x").close()
@@ -71,7 +71,7 @@ class RunFolder:
         """Undo ``claim`` unless the run has saved a checkpoint."""
         if not self.is_trained():
             self.config.unlink(missing_ok=True)
-            if self.is_new:  # includes the loggers' files
+            if self.made_by_claim:  # includes the loggers' files
                 shutil.rmtree(self.path, ignore_errors=True)
 
 

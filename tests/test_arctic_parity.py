@@ -138,5 +138,5 @@ def test_reinforce_and_entropy_grow_with_the_batch_and_ours_do_not():
     values, mask = torch.rand(B, STEPS), torch.ones(B, STEPS, dtype=torch.bool)
     twice = values.repeat(2, 1), mask.repeat(2, 1)
     authors, ours = reductions.ArcticReduction(), reductions.Reduction()
-    torch.testing.assert_close(authors.over_steps(*twice), 2 * authors.over_steps(values, mask))
-    torch.testing.assert_close(ours.over_steps(*twice), ours.over_steps(values, mask))
+    torch.testing.assert_close(authors.reduce_steps(*twice), 2 * authors.reduce_steps(values, mask))
+    torch.testing.assert_close(ours.reduce_steps(*twice), ours.reduce_steps(values, mask))

@@ -303,5 +303,5 @@ def test_a_batch_before_the_ramp_draws_nothing_and_earns_nothing():
     seen = []
     for progress in (0, 1):
         captioner.decoder.attention.progress = progress
-        seen.append(set(objective(captioner, make_batch()).logged))
+        seen.append(set(objective(captioner, make_batch()).logs))
     assert "reward" not in seen[0] and "reward" in seen[1]

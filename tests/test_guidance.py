@@ -196,7 +196,7 @@ class Own(Guidance):
 def test_a_term_of_ones_own_without_a_name_is_logged_and_two_of_one_name_are_refused():
     captioner = make_captioner().train()
     objective = Likelihood(guidance=[Own(weight=0.5), RegionGuidance()]).bind(captioner.decoder)
-    assert float(objective(captioner, make_batch()).logged["guidance"]) == 1
+    assert float(objective(captioner, make_batch()).logs["guidance"]) == 1
     with pytest.raises(InputError, match=r"must differ; got region_guidance, guidance, region_guidance"):
         Likelihood(guidance=[RegionGuidance(), Own(weight=0.5), RegionGuidance(1.0)])
 

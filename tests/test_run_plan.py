@@ -40,12 +40,8 @@ def touch(path: str) -> str:
 
 def test_a_run_has_the_name_of_its_first_configuration_and_planning_writes_nothing(tmp_path, monkeypatch):
     found = plan()
-    assert (found.folder.path, found.taken, found.must_claim, found.settings["ckpt_path"]) == (
-        Path("runs/soft"),
-        None,
-        True,
-        None,
-    )
+    assert (found.folder.path, found.taken_folder) == (Path("runs/soft"), None)
+    assert found.claims_folder and found.settings["ckpt_path"] is None
     assert found.settings["checkpoint.dirpath"] == found.settings["last.dirpath"] == "runs/soft/checkpoints"
     assert plan(name="mine", runs="elsewhere").folder.path == Path("elsewhere/mine")
     monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
@@ -58,17 +54,17 @@ def test_a_taken_name_gets_the_first_free_number(tmp_path):
     touch("runs/soft-2/checkpoints/last.ckpt")
     Path("runs/soft-3").symlink_to("nowhere")
     found = plan()
-    assert found.folder.path == Path("runs/soft-4") and found.taken.path == Path("runs/soft")
+    assert found.folder.path == Path("runs/soft-4") and found.taken_folder.path == Path("runs/soft")
     assert found.settings["name"] == "soft-4" and found.settings["trainer.default_root_dir"] == "runs/soft-4"
     second = plan(folder="runs/soft")  # another process of the run
-    assert second.folder.path == Path("runs/soft") and not second.must_claim
+    assert second.folder.path == Path("runs/soft") and not second.claims_folder
 
 
 @pytest.mark.parametrize(("checkpoint", "file"), [("last", "last"), ("best", "best"), (None, "last")])
 def test_a_resumed_run_keeps_its_folder(checkpoint, file):
     path = touch(f"runs/soft/checkpoints/{file}.ckpt")
     found = plan(ckpt_path=checkpoint or path)
-    assert found.folder.path == Path("runs/soft") and not found.must_claim and found.settings["ckpt_path"] == path
+    assert found.folder.path == Path("runs/soft") and not found.claims_folder and found.settings["ckpt_path"] == path
     assert plan(ckpt_path=path, name="new").folder.path == Path("runs/new")
 
 

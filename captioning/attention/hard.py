@@ -123,9 +123,9 @@ class StochasticAttention(Attention):
     def draws_and_expectations(
         self, alphas: Tensor, log_alphas: Tensor, locations: Tensor, memory: Memory, relaxed: Tensor | None = None
     ) -> AttentionOutput:
-        """Take the contexts of ``memory.drawn`` images from their locations (B, R); for others take expectations.
+        """Return the annotation at ``locations`` (B, R) for images of ``memory.drawn``, the expectation for the others.
 
-        The weights of a drawn context are 1 at its location, with the gradient of ``relaxed`` (B, R, L) if given.
+        A drawn context has the weight 1 at its location, with the gradient of ``relaxed`` (B, R, L) if given.
         """
         one_hot = torch.zeros_like(alphas.detach()).scatter_(-1, locations.unsqueeze(-1), 1.0)  # (B, R, L)
         if relaxed is not None:

@@ -23,8 +23,8 @@ class Memory:
         projected: The score's projection of the annotations, usually (B, L, A) or (B, A, L). With h heads it
             is (B * h, ..); the heads of an image are neighbors.
         mask: (B, L) bool, True where a location exists; None when all do.
-        drawn: (B,) bool, True for images whose contexts are drawn in this batch, False where they are expectations
-            (semi-sampling, Sec. 4.1); None if no such choice was made.
+        drawn: (B,) bool, True for images whose contexts are drawn in this batch, False for images whose contexts are
+            expectations (Sec. 4.1). None in evaluation, and in training if all contexts are drawn, or none ever.
     """
 
     annotations: Tensor

@@ -23,8 +23,8 @@ class Score(Component):
     them as further arguments, ``update`` returns the next step's. Most scores carry nothing.
 
     Attributes:
-        deterministic: Whether equal queries get equal logits also in training. Set it to True only in a class that
-            drops no units and draws nothing.
+        deterministic: Whether two equal queries always get equal logits, in training mode, too. True only for a class
+            without dropout and random numbers.
         needs_softmax: Whether the logits are logarithms of weights, which only a softmax turns into the score's alphas.
     """
 

@@ -25,8 +25,8 @@ def extract(
 ) -> None:
     """Compute features (the encoder's annotations) once; training reads them from disk with --data.features.
 
-    Encoder and data come from a training configuration, whose options of them work here, too, such as
-    --data.source.root DIR. After an interruption, run the same command again to continue.
+    Encoder and data come from a training configuration. Options of `captioning fit` that set them, such as
+    --data.source.root DIR, work here, too. After an interruption, run the same command again to continue.
 
     Args:
         config: The training configuration; of several, the later ones win.

@@ -163,9 +163,9 @@ class Fit(LightningCLI):
         # Under torchrun the variable is unset, and the trainer broadcasts the folder.
         self.plan = plan_run(config, self.files, None if self.is_rank_zero else os.environ.get(_FOLDER_VARIABLE))
         if self.is_rank_zero:
-            while self.plan.must_claim and not self.plan.folder.claim():  # another run was faster
+            while self.plan.claims_folder and not self.plan.folder.claim():  # another run was faster
                 self.plan = plan_run(config, self.files)
-            reason = f" ({self.plan.taken.path} is taken)" if self.plan.taken else ""
+            reason = f" ({self.plan.taken_folder.path} is taken)" if self.plan.taken_folder else ""
             print(f"run folder: {self.plan.folder.path}{reason}", flush=True)
         os.environ[_FOLDER_VARIABLE] = str(self.plan.folder.path)  # processes started by this one take the same folder
         for key, value in self.plan.settings.items():
@@ -195,7 +195,7 @@ class Fit(LightningCLI):
         try:
             yield
         except BaseException:
-            if self.is_rank_zero and self.plan.must_claim:
+            if self.is_rank_zero and self.plan.claims_folder:
                 finish_loggers(1)
                 self.plan.folder.release()
             raise

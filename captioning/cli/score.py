@@ -109,7 +109,7 @@ def score(
     folder = results or home.joinpath(*_variants(other_mode, ensemble or [], config or [], other_split, limit))
     logged = run if task == "test" and run is not None and folder == run.path and not no_logger else None
 
-    options = data | {"split": split or prefix, "seed": seed, "keep": 0 if logged is None else 4}
+    options = data | {"split": split or prefix, "seed": seed, "figure_count": 0 if logged is None else 4}
     options |= {"with_references": False} if task == "predict" else {"bound_samples": bound_samples}
     machine = {"device": target.type, "precision": precision or best_precision(target.type)}
     with autocast(**machine), captioner.model.in_context_mode(context_mode):

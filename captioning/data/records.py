@@ -145,8 +145,8 @@ class CaptionSource(ABC):
     """A data set. Constructors take plain options, so that a YAML file can name a source."""
 
     tokenizer: Tokenizer = PennTreebank()
-    """Splits captions into words. Captions need the tokenizer of the vocabulary that encodes or scores them, so it is
-    assigned wherever a source meets a vocabulary, as in the data module and in ``evaluate``."""
+    """Splits captions into words. Before captions are encoded or scored with a vocabulary, assign the vocabulary's own:
+    ``source.tokenizer = vocabulary.tokenizer``. The data module and ``evaluate`` do so."""
 
     def prepare(self) -> None:  # noqa: B027 - most data sets are there already
         """Generate the data, where a data set is generated. `fit` calls it once per machine."""

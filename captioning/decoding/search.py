@@ -19,9 +19,9 @@ Slots = tuple[Tensor, Tensor, Tensor, Tensor]
 Choose = Callable[[Tensor, Tensor, Tensor, Tensor], Slots]
 """``choose(log_probs, total, open_count, images)`` fills the K slots of B images with the continuations of R beams.
 
-Arguments: log-probabilities of the next word (B, R, V) and of the beams (B, R), -inf for no beam; how many hypotheses
-may still leave the slots (B, 1); numbers of the images (B,). Results, (B, K) each: log-probability of the hypothesis in
-the slot, -inf for none; the beam that it continues, 0 .. R - 1; its next word; log-probability of that word."""
+Arguments: log-probabilities of the next word (B, R, V) and of the beams (B, R), -inf for no beam; K less the
+number of ended hypotheses (B, 1); numbers of the images (B,). Results, (B, K) each: log-probability of the slot's
+hypothesis, -inf for none; the beam that it continues, 0 .. R - 1; its next word; log-probability of that word."""
 
 
 def search(

@@ -42,9 +42,9 @@ class Evaluator:
     bound_samples: int = 0
     """Draws of locations for each reference, to estimate the bounds of stochastic attention. 0 estimates none."""
     seed: int = 0
-    keep: int = 0  # number of images at the beginning of the split whose hypotheses are kept
+    figure_count: int = 0  # number of images at the beginning of the split that get a figure
     with_references: bool = True  # whether references are teacher-forced; metrics need them
-    kept: dict[int, Hypothesis] = field(default_factory=dict)  # keys are rows of the split
+    figure_hypotheses: dict[int, Hypothesis] = field(default_factory=dict)  # of those images; keys as in ``images``
     images: dict[int, CaptionedImage] = field(default_factory=dict)  # keys are rows of the split
     sums: dict[int, dict[str, float]] = field(default_factory=dict)
     """Sums of each batch, by the row of its first image: log-probabilities of its references in nats, and their number
@@ -89,7 +89,7 @@ class Evaluator:
             reference_hits = self._reference_hits(batch, memory) if self.with_references else [{}] * len(rows)
             with self.captioner.configured(self.search):
                 hypotheses = [[best] for best, *_ in self.captioner.search(memory, self.search, self.vocabulary)]
-                if any(objects) or any(row < self.keep for row in rows):
+                if any(objects) or any(row < self.figure_count for row in rows):
                     hypotheses = self.captioner.with_evidence(memory, hypotheses)
         cells = self.captioner.encoder.cells
         images = zip(batch.image_ids.tolist(), rows, objects, reference_hits, hypotheses, strict=True)
@@ -110,8 +110,8 @@ class Evaluator:
                 evidence_hits=[] if evidence is None else noun_hits(words, evidence.numpy(), regions, cells),
                 **hits,
             )
-            if row < self.keep:
-                self.kept[row] = best
+            if row < self.figure_count:
+                self.figure_hypotheses[row] = best
 
     def _reference_hits(self, batch: CaptionBatch, memory: Any) -> list[dict[str, list[NounHit]]]:
         """Teacher-force the references, and return the hits of attention at their phrases for each image."""

@@ -8,9 +8,9 @@ w_t0 = 1 - beta_t and w_ti = beta_t alpha_ti,
     Z = exp(S) exp(G)^T                                (T, L) for an image, one product over V
     P = exp(S) * ((w / Z) exp(G))                      (T, V), one product over L
 
-with each exponential divided by its sum over the words, which cancels. Callers pass the factors of G = A W^T:
-A (B, L, r), what each location adds to the output's hidden layer, and W (V, r). G and its gradient are computed for a
-few images at a time, which fit in the cache; only exp(G) is kept for the backward pass.
+Both exponentials are divided by their sums over the words, which does not change P. Callers pass the factors of
+G = A W^T: A (B, L, r), what each location adds to the output's hidden layer, and W (V, r). G and its gradient are
+computed for a few images at a time, which fit in the cache; only exp(G) is kept for the backward pass.
 
 Letters: B images; M steps, of the images ``image_index`` (M,); L locations, and L + 1 weights. Locations without a
 weight, such as those outside the support of sparse alphas, are left out.

@@ -11,10 +11,10 @@ between these very runs. E_g is the variance over images that no other run of va
 effect of a variant on single images, the same with every seed. J and E_g come from the jackknife, which leaves out one
 image at a time, so that any metric of summed counts has them, corpus BLEU included.
 
-The critical value is the mean of Student's t critical values for each source's degrees of freedom, weighted by their
-fractions of the variance (Cochran 1964, Biometrics 20). Satterthwaite's single number of degrees of freedom gives up to
-12 % false positives, not 5 %, if few seeds agree by chance. An interval is no narrower than the interval over images
-alone.
+Each source of variance has its own degrees of freedom, hence its own critical value of Student's t. The difference has
+the mean of these values, weighted by the sources' fractions of the variance (Cochran 1964, Biometrics 20). With one
+number of degrees of freedom for all (Satterthwaite), up to 12 % of the tests are false positives, not 5 %, because few
+seeds may agree by chance. An interval is no narrower than the interval over images alone.
 
 If run s of the second variant started from run s of the first, the differences of the pairs have one S^2.
 docs/statistics.md has the simulated coverage. An exact permutation test cannot replace this rule: three seeds against

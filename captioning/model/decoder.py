@@ -66,7 +66,7 @@ class Packed:
         zeros = packed.new_zeros(self.mask.numel(), *packed.shape[1:])
         return zeros.index_copy(0, self._index, packed).unflatten(0, self.mask.shape)
 
-    def images(self, B: int) -> Tensor:
+    def image_index(self, B: int) -> Tensor:
         """Return (M,) int64, the image of each step; captions must be grouped by image, equally many for each."""
         return self._index // (self.mask.numel() // B)
 

@@ -29,7 +29,7 @@ from captioning.errors import check_range, check_size, check_whole
 from captioning.kernels.recurrence import run_recurrence
 from captioning.linear import Linear
 from captioning.model.decoder import Decoder, DecoderOutput, Packed
-from captioning.model.output import DeepOutput, LSTMStep, Output
+from captioning.model.output import DeepOutput, LSTMSteps, Output
 from captioning.trace import AttentionTrace, State, map_fields
 from captioning.vocabulary import PAD
 
@@ -121,7 +121,7 @@ class AttentionDecoder(Decoder):
         """Return what the previous word (.., E) adds to i, f, o and g, (.., 4H), followed by its term of the query."""
         return self.word_to_query.word_terms(self.word_to_gates(embedded), embedded)
 
-    def _recur(self, word_terms: Tensor, state: State, memory: Memory) -> tuple[State, LSTMStep]:
+    def _recur(self, word_terms: Tensor, state: State, memory: Memory) -> tuple[State, LSTMSteps]:
         """Take one step of Eq. 1-6."""
         h, c, *attention_state = state
         word_gates, word_query = word_terms.tensor_split([4 * self.hidden_dim], dim=-1)  # (N, 4H), (N, H) or (N, 0)
@@ -134,7 +134,7 @@ class AttentionDecoder(Decoder):
         i, f, o, g = torch.sigmoid(i), torch.sigmoid(f), torch.sigmoid(o), torch.tanh(g)  # Eq. 1
         c = f * c + i * g  # Eq. 2
         h = (o * torch.tanh(c)).to(gates.dtype)  # Eq. 3
-        return (h, c, *attention_state), LSTMStep(h, z, beta_logit, alphas, locations, log_prob, heads)
+        return (h, c, *attention_state), LSTMSteps(h, z, beta_logit, alphas, locations, log_prob, heads)
 
     def step(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionTrace]:
         embedded = self.embedding(tokens)  # (N, E)
@@ -153,7 +153,7 @@ class AttentionDecoder(Decoder):
         lstm = map_fields(lstm, lambda field: repeat_rows(field, samples // repeats))  # (N * S, T, ..)
         embedded = packed.pack(repeat_rows(embedded, samples))  # (M, E)
         packed_lstm = map_fields(lstm, packed.pack)  # (M, ..)
-        logits, posterior = self.output(embedded, packed_lstm, memory, packed.images(B), packed.targets)
+        logits, posterior = self.output(embedded, packed_lstm, memory, packed.image_index(B), packed.targets)
         of_words = None if self.training else self._evidence_of_words(repeat_rows(captions, samples), memory)
         evidence = of_words if posterior is None else packed.unpack(posterior)  # (N * S, T, L)
         return packed.output(logits, lstm.trace()._replace(evidence=evidence), lstm.log_prob)

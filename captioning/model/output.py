@@ -16,8 +16,8 @@ from captioning.precision import at_least_float32
 from captioning.trace import AttentionTrace
 
 
-class LSTMStep(NamedTuple):
-    """The result of a step of the LSTM: (N, ..) for N rows, (N, T, ..) or (M, ..) for many steps at once.
+class LSTMSteps(NamedTuple):
+    """What the LSTM computes in one step of N rows, (N, ..), or in many steps, (N, T, ..) or packed (M, ..).
 
     Attributes:
         h: (.., H), the new h_t.
@@ -62,7 +62,7 @@ class Output(Component):
 
     @abstractmethod
     def forward(
-        self, embedded: Tensor, lstm: LSTMStep, memory: Memory, image_index: Tensor, targets: Tensor
+        self, embedded: Tensor, lstm: LSTMSteps, memory: Memory, image_index: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         """Return the words of all steps of teacher forcing.
 
@@ -104,7 +104,7 @@ class Output(Component):
         return torch.softmax(self.location_logits(words, memory), dim=-1)
 
     @abstractmethod
-    def step(self, embedded: Tensor, lstm: LSTMStep, memory: Memory) -> Tensor:
+    def step(self, embedded: Tensor, lstm: LSTMSteps, memory: Memory) -> Tensor:
         """Return the logits (N, V) of one step of a search, N = B * R, the rows of an image adjacent.
 
         At least float32, because a search ranks words by these logits (``Linear.precise``).
@@ -115,12 +115,12 @@ class DeepOutput(Output):
     """p(y_t) = softmax(L_o(E y_{t-1} + L_h h_t + L_z z_t)), Eq. 7."""
 
     def forward(
-        self, embedded: Tensor, lstm: LSTMStep, memory: Memory, image_index: Tensor, targets: Tensor
+        self, embedded: Tensor, lstm: LSTMSteps, memory: Memory, image_index: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         return self.L_o(self._hidden(embedded, lstm)), None  # (M, V)
 
-    def step(self, embedded: Tensor, lstm: LSTMStep, memory: Memory) -> Tensor:
+    def step(self, embedded: Tensor, lstm: LSTMSteps, memory: Memory) -> Tensor:
         return self.L_o.precise(self._hidden(embedded, lstm))
 
-    def _hidden(self, embedded: Tensor, lstm: LSTMStep) -> Tensor:
+    def _hidden(self, embedded: Tensor, lstm: LSTMSteps) -> Tensor:
         return self.dropout(embedded + self.L_h(self.dropout(lstm.h)) + self.L_z(lstm.context))  # (.., E)

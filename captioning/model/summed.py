@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from captioning.attention import Attention, Memory
 from captioning.errors import InputError
 from captioning.kernels.summed import location_exponentials, summed_log_probs, summed_posterior, summed_step
-from captioning.model.output import LSTMStep, Output
+from captioning.model.output import LSTMSteps, Output
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class SummedOutput(Output):
     without L_z a_i, of weight w_t0 = 1 - beta_t, for a step that does not look at the image. The LSTM is fed the
     expected context, as with soft attention, so that the recurrence does not branch. See ``captioning.kernels.summed``.
 
-    Every location is a component; with sparse alphas, every location of the support.
+    The sum has a component for each location; with sparse alphas, for each location of the support.
     """
 
     def check(self, attention: Attention) -> None:
@@ -49,7 +49,7 @@ class SummedOutput(Output):
         return SearchMemory(**vars(memory), A=A, exp_G=location_exponentials(A, W))
 
     def forward(
-        self, embedded: Tensor, lstm: LSTMStep, memory: Memory, image_index: Tensor, targets: Tensor
+        self, embedded: Tensor, lstm: LSTMSteps, memory: Memory, image_index: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         S = self.L_o(self._hidden(embedded, lstm))  # (M, V)
         A, W = self._factors(memory)  # (B, L, E), (V, E)
@@ -61,18 +61,18 @@ class SummedOutput(Output):
         looked, tiny = posterior.sum(1, keepdim=True), torch.finfo(posterior.dtype).tiny  # (M, 1), p(the step looks)
         return log_probs, torch.where(looked > tiny, posterior / looked.clamp(min=tiny), lstm.alphas)
 
-    def step(self, embedded: Tensor, lstm: LSTMStep, memory: Memory) -> Tensor:
+    def step(self, embedded: Tensor, lstm: LSTMSteps, memory: Memory) -> Tensor:
         memory, S = self.prepare_search(memory), self.L_o.precise(self._hidden(embedded, lstm))  # (N, V)
         return summed_step(S, memory.A, self.L_o.weight, self._log_weights(lstm), memory.exp_G)
 
     def evidence(self, words: Tensor, memory: Memory) -> None:
         """Return None: the evidence is the posterior, which depends on the step's state."""
 
-    def _hidden(self, embedded: Tensor, lstm: LSTMStep) -> Tensor:
+    def _hidden(self, embedded: Tensor, lstm: LSTMSteps) -> Tensor:
         """Return the hidden layer of a step that does not look, (M, E)."""
         return self.dropout(embedded + self.L_h(self.dropout(lstm.h)))
 
-    def _log_weights(self, lstm: LSTMStep) -> Tensor:
+    def _log_weights(self, lstm: LSTMSteps) -> Tensor:
         """Return the log weights of L + 1 components, 1 - beta first, (M, L + 1); -inf where a weight is 0."""
         exists = lstm.alphas > torch.finfo(lstm.alphas.dtype).tiny
         log_w = torch.where(exists, lstm.alphas, 1.0).log().masked_fill(~exists, float("-inf"))

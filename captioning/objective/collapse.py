@@ -55,10 +55,10 @@ class CollapseWatch:
         self.batches = 0
         self.means: dict[str, Tensor] = {}
 
-    def update(self, statistics: dict[str, Tensor], locations: Tensor | int) -> None:
-        """Add ``attention_statistics`` of a batch whose images have ``locations`` locations, (B,) or one number."""
+    def update(self, statistics: dict[str, Tensor], location_count: Tensor | int) -> None:
+        """Add ``attention_statistics`` of a batch; ``location_count`` is (B,), or one number for all images."""
         self.batches += 1
-        max_entropy = torch.as_tensor(locations, dtype=torch.float32).log().mean()
+        max_entropy = torch.as_tensor(location_count, dtype=torch.float32).log().mean()
         for name, value in (statistics | {"max_entropy": max_entropy}).items():
             self.means[name] = DECAY * self.means.get(name, value) + (1 - DECAY) * value
 

@@ -95,7 +95,7 @@ class MovingAverage(Estimator):
 
     Args:
         decay: Fraction of the old averages that is kept at each training batch.
-        per_step: Whether every step has an average; those from the fiftieth on share one.
+        per_step: Whether every step of a caption has its own average; steps from the 50th on share one.
         to_go: Whether R_t sums the rewards from step t on instead of all rewards of the caption. It needs ``per_step``:
             one average cannot follow returns to go, which shrink along the caption.
         initial: b_0. By default the first batch has the baseline 0, because its own mean depends on its draws, and the

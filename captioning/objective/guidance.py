@@ -64,12 +64,12 @@ class EvidenceGuidance(Guidance):
     """
 
     name = "evidence_guidance"
-    silent: Tensor
+    ignored_ids: Tensor
 
     def __init__(self, weight: float = 0.5, *, function_words: list[str] | None = None) -> None:
         super().__init__(weight)
         self.function_words = FUNCTION_WORDS if function_words is None else function_words
-        self.register_buffer("silent", torch.tensor([START, END]), persistent=False)  # ids of words that teach nothing
+        self.register_buffer("ignored_ids", torch.tensor([START, END]), persistent=False)  # words without evidence
 
     def check(self, decoder: Decoder) -> None:
         if not (isinstance(decoder, AttentionDecoder) and decoder.attention.weighs_annotations):
@@ -78,14 +78,14 @@ class EvidenceGuidance(Guidance):
 
     def prepare(self, vocabulary: Vocabulary) -> None:
         ids = vocabulary.encode(word for word in self.function_words if word in vocabulary)
-        self.silent = torch.tensor([START, END, *ids], device=self.silent.device)
+        self.ignored_ids = torch.tensor([START, END, *ids], device=self.ignored_ids.device)
 
     def forward(self, decoder: Decoder, batch: CaptionBatch, memory: Memory, output: DecoderOutput) -> Tensor:
         assert isinstance(decoder, AttentionDecoder)
         words, S = batch.captions[:, 1:], len(output.mask) // len(batch.captions)
         with torch.no_grad():
             evidence = torch.softmax(decoder.output.location_logits(words, memory), dim=-1)  # (N, T, L)
-            teaches = output.mask & repeat_rows(~torch.isin(words, self.silent), S)  # (N * S, T)
+            teaches = output.mask & repeat_rows(~torch.isin(words, self.ignored_ids), S)  # (N * S, T)
         evidence = repeat_rows(evidence, S)  # (N * S, T, L)
         kl = (torch.special.xlogy(evidence, evidence) - evidence * _log(output.trace.alphas)).sum(dim=-1)
         return kl * teaches

@@ -26,16 +26,16 @@ from captioning.vocabulary import Vocabulary
 
 
 class Loss(NamedTuple):
-    """The objective of one batch. With several processes, loss and logged values must be averaged across them.
+    """The objective of one batch. With several processes, loss and logs must be averaged across them.
 
     Attributes:
         loss: The scalar to differentiate.
-        logged: Detached values by name; "loss" is the value of the objective, without REINFORCE's surrogate.
+        logs: Detached values by name; "loss" is the value of the objective, without REINFORCE's surrogate.
         output: The decoder's output.
     """
 
     loss: Tensor
-    logged: dict[str, Tensor]
+    logs: dict[str, Tensor]
     output: DecoderOutput
 
 
@@ -148,16 +148,16 @@ class Likelihood(Objective):
         penalty = reduction.penalty(alphas, exists, stochastic=log_prob is not None)
         loss = nll + self.attention_penalty * penalty  # Eq. 14
         if log_prob is not None:  # below Eq. 12: stochastic attention should keep exploring
-            loss = loss - self.entropy_weight * reduction.over_steps(step_entropy(alphas), mask)
-        logged = {"nll": nll, "attention_penalty": penalty}
+            loss = loss - self.entropy_weight * reduction.reduce_steps(step_entropy(alphas), mask)
+        logs = {"nll": nll, "attention_penalty": penalty}
         for term in self.guidance:
-            logged[term.name] = reduction.over_steps(term(captioner.decoder, batch, caption_memory, output), mask)
-            loss = loss + term.weight * logged[term.name]
-        logged["loss"] = loss
+            logs[term.name] = reduction.reduce_steps(term(captioner.decoder, batch, caption_memory, output), mask)
+            loss = loss + term.weight * logs[term.name]
+        logs["loss"] = loss
         if self.estimator is not None and log_prob is not None and captioner.decoder.attention.may_draw:
             drawn = torch.ones_like(mask[:, 0]) if memory.drawn is None else memory.drawn[image_index]  # (N,) bool
             signal = self.estimator(step_log_probs(output.logits, output.targets, mask), mask, drawn)
-            credit = reduction.over_steps(signal.advantages * log_prob, mask)  # (log p(y | s, a) - b) log p(s | a)
+            credit = reduction.reduce_steps(signal.advantages * log_prob, mask)  # (log p(y | s, a) - b) log p(s | a)
             loss = loss - self.reward_weight * credit  # only its gradient has a meaning: Eq. 11-12
-            logged |= signal.means()
-        return Loss(loss, {name: tensor.detach() for name, tensor in logged.items()}, output)
+            logs |= signal.means()
+        return Loss(loss, {name: tensor.detach() for name, tensor in logs.items()}, output)

@@ -69,7 +69,7 @@ class Reduction(Component):
         """Return ``doubly_stochastic_penalty``. ``stochastic`` says whether locations may be drawn."""
         return doubly_stochastic_penalty(alphas, mask) * relative_size(len(alphas), alphas.device)
 
-    def over_steps(self, values: Tensor, mask: Tensor) -> Tensor:
+    def reduce_steps(self, values: Tensor, mask: Tensor) -> Tensor:
         """Return the mean over words of the steps' values (N, T), 0 at steps that do not exist."""
         return values.sum() / mask.sum() * relative_size(mask.sum(), mask.device)
 
@@ -90,5 +90,5 @@ class ArcticReduction(Reduction):
         penalty = doubly_stochastic_penalty(alphas, mask) * len(alphas) * process_count()
         return penalty.detach() if stochastic else penalty
 
-    def over_steps(self, values: Tensor, mask: Tensor) -> Tensor:
+    def reduce_steps(self, values: Tensor, mask: Tensor) -> Tensor:
         return values.sum() * process_count()

@@ -118,14 +118,14 @@ class SelfCriticalTraining(Objective):
             captioner.train(training)
         advantages, all_captions = rewards - baseline, torch.ones_like(rewards, dtype=torch.bool)  # (N,)
         count, words = sum_over_processes(rewards.new_tensor([len(captions), sum(len(c.ids) for c in captions)]))
-        logged = LearningSignal(rewards, baseline, advantages, all_captions).means()
-        logged |= {"loss": -logged["reward"], "caption_length": words / count}
+        logs = LearningSignal(rewards, baseline, advantages, all_captions).means()
+        logs |= {"loss": -logs["reward"], "caption_length": words / count}
         loss = -(advantages * log_probs).sum() / count * process_count()
         if self.likelihood is not None:
             term = self.likelihood(captioner, batch)
             loss = loss + self.likelihood_weight * term.loss
-            logged = term.logged | logged
-        return Loss(loss, logged, output)
+            logs = term.logs | logs
+        return Loss(loss, logs, output)
 
     @torch.no_grad()
     def sample(

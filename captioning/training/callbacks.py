@@ -116,8 +116,8 @@ class BestCheckpoint(callbacks.ModelCheckpoint):
 class ResumableStopping(callbacks.EarlyStopping):
     """Lightning's callback, for runs that end inside an epoch and are resumed.
 
-    The validation that ``max_time`` adds does not count. The last validation of a run that is resumed counts once. A
-    resumed run uses the patience in its settings. If that patience is used up, it stops before the first batch.
+    Neither the validation that ``max_time`` adds nor the end of an epoch that was cut short counts as a chance to
+    improve. A resumed run uses the patience in its settings. If that is used up, it stops before the first batch.
     """
 
     @property

@@ -97,10 +97,10 @@ def upload_advice(folder: Path) -> str:
 
 
 def draw_samples(folder: Path, suffix: str, evaluator: Evaluator) -> dict[str, str]:
-    """Write figures of the evaluator's kept images to ``samples/``; return the captions by file."""
+    """Write the evaluator's figures to ``samples/``; return the caption of each file."""
     encoder, index = evaluator.captioner.encoder, evaluator.regions.index
     captions = {}
-    for row, hypothesis in sorted(evaluator.kept.items()):
+    for row, hypothesis in sorted(evaluator.figure_hypotheses.items()):
         if not index.image_path(row).is_file():  # cached features alone
             continue
         image, photo = evaluator.images[row], index.image(row, encoder.preprocessing)

@@ -231,9 +231,9 @@ class CaptioningModule(pl.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
-        keep = max((callback.images for callback in callbacks if isinstance(callback, CaptionSamples)), default=0)
-        vocabulary, regions = self.data.vocabulary, self.data.split_data("val").regions(self.encoder)
-        self.evaluator = Evaluator(self.captioner, vocabulary, regions, self.search, seed=self.data.seed, keep=keep)
+        count = max((callback.images for callback in callbacks if isinstance(callback, CaptionSamples)), default=0)
+        data = self.data.vocabulary, self.data.split_data("val").regions(self.encoder)
+        self.evaluator = Evaluator(self.captioner, *data, self.search, seed=self.data.seed, figure_count=count)
 
     def validation_step(self, batch: CaptionBatch, batch_idx: int) -> None:
         self.evaluator.update(batch)

@@ -21,8 +21,8 @@ class RunPlan:
     """The decisions about a run that its configuration leaves open."""
 
     folder: RunFolder  # RUNS/NAME, or the first free one of RUNS/NAME-2, RUNS/NAME-3 ..
-    taken: RunFolder | None  # RUNS/NAME, if another run has it
-    must_claim: bool  # False for a resumed run, which owns its folder
+    taken_folder: RunFolder | None  # RUNS/NAME, if another run has it
+    claims_folder: bool  # False for a resumed run, and where another process of the run has claimed the folder
     settings: dict[str, Any]  # to be set in the configuration, by dotted key: paths, modes of monitors, loggers
 
 
@@ -31,7 +31,7 @@ def plan_run(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]], fold
 
     Args:
         config: The full configuration of `captioning fit`.
-        given: The settings of every configuration file, and last the options of the command line (values: whole words).
+        given: The settings of each file, then the command line's, whose values are unparsed words (``--name=soft``).
         folder: The run's folder, if another process of the run has chosen it.
 
     Raises:
@@ -52,9 +52,9 @@ def plan_run(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]], fold
         wanted = RunFolder(Path(place["runs"], place["name"]))
     run = wanted
     is_same_run = resumed is not None and resumed.path.resolve() == wanted.path.resolve()
-    must_claim = not (folder or is_same_run)
+    claims_folder = not (folder or is_same_run)
     numbers = itertools.count(2)
-    while must_claim and run.is_taken():
+    while claims_folder and run.is_taken():
         run = RunFolder(wanted.path.with_name(f"{wanted.path.name}-{next(numbers)}"))
     settings = {
         "name": run.path.name,
@@ -71,7 +71,7 @@ def plan_run(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]], fold
         # A new monitor drops the mode of the old one.
         mode = config[part]["mode"] if latest.get(f"{part}.mode") else None
         settings[f"{part}.mode"] = monitor_mode(f"--{part}", config[part]["monitor"], mode)
-    return RunPlan(run, wanted if run is not wanted else None, must_claim, settings)
+    return RunPlan(run, wanted if run is not wanted else None, claims_folder, settings)
 
 
 def monitor_mode(option: str, monitor: str | None, mode: str | None) -> str:

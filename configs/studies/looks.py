@@ -8,7 +8,7 @@ from torch import Tensor
 from captioning.attention import Memory
 from captioning.model import AttentionDecoder
 from captioning.model.lstm import ScalarGate
-from captioning.model.output import DeepOutput, LSTMStep
+from captioning.model.output import DeepOutput, LSTMSteps
 from captioning.trace import State
 
 
@@ -36,7 +36,7 @@ class _Open(ScalarGate):
 class ContextAlone(DeepOutput):
     """In training, half of the words are predicted without L_h h_t, from the previous word and the context alone."""
 
-    def _hidden(self, word: Tensor, lstm: LSTMStep) -> Tensor:
+    def _hidden(self, word: Tensor, lstm: LSTMSteps) -> Tensor:
         if self.training:
             kept = torch.rand_like(lstm.h[..., :1]) < 0.5
             lstm = lstm._replace(h=lstm.h * kept)

@@ -1,4 +1,4 @@
-"""Progress of a long task on standard error: a bar that is drawn again as it grows, every 30 s in a log."""
+"""Progress of a long task on standard error: a bar that grows in a terminal, a line every 30 s in a log."""
 
 from __future__ import annotations
 

@@ -85,5 +85,5 @@ def checksum(checkpoint: str | Path) -> str:
 
 
 def is_current(checksum_of_weights: str, checkpoint: Path | None) -> bool:
-    """Return whether a checkpoint has the weights of a checksum, or either is unknown."""
+    """Return whether a checkpoint has weights with this checksum; True if the checksum or the file is unknown."""
     return not checksum_of_weights or checkpoint is None or checksum_of_weights == checksum(checkpoint)

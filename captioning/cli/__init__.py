@@ -1,5 +1,5 @@
 """Each command is a function in the module of its name. `prepare` has a function for each data set; `validate`,
-`test` and `predict` are one function, ``score``.
+`test` and `predict` are one function, ``score``. ``fit`` takes the words of its command line.
 
 This module imports nothing that is slow, because help is answered from it at once.
 """

@@ -91,12 +91,12 @@ def _quieten() -> None:
         r"Found \d+ module\(s\) in eval mode",  # a frozen encoder
         ".*does not have many workers",
         r".*isinstance\(treespec, LeafSpec\)",
-        r"It is recommended to use .*sync_dist=True",  # all processes have the same numbers
+        r"It is recommended to use .*sync_dist=True",  # all processes have the same metrics
         "You're resuming from a checkpoint that ended before the epoch ended",  # the sampler begins at its batch
         r"`ModelCheckpoint\(monitor=.* could not find the monitored key",  # a run of a few steps
         "You're using the WeightAveraging callback with a model that overrides",  # strategies that shard are not used
         "Checkpoint directory .* exists and is not empty",  # a resumed run's own
-        "The dirpath has changed",  # of a run that was moved, or goes on in a folder of its own
+        "The dirpath has changed",  # a run that was moved, or is resumed under another name
     ):
         warnings.filterwarnings("ignore", message=message)
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # type: ignore[assignment,misc]

@@ -50,7 +50,7 @@ class FamilyCounts(NamedTuple):
     counts: dict[str, Floats]  # by run, (images, C)
     values: Statistic  # from counts summed over images, (.., C), to percent, (.., S), or (..) of a single metric
     baseline: bool = False  # whether attention ignores the caption; not tested
-    unit: str = ""  # name of the second count, beside a score
+    unit: str = ""  # what the second count counts, shown beside a score
 
 
 def caption_families(scored: Mapping[str, Sequence[CaptionedImage]], *, java: bool) -> list[FamilyCounts]:

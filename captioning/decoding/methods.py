@@ -59,7 +59,7 @@ def beam_search(
         beam_size: The width K of the beam.
         length_normalization: The exponent a. Captions are ranked by the log-probability divided by (steps ** a), <end>
             counted as a step: 0 ranks by log-probability, 1 by its mean per step.
-        max_length: Largest number of steps. A caption that has not ended by then is cut off after this many words.
+        max_length: Largest number of steps, <end> included; a caption that has not ended by then has this many words.
         constraints: What the words must be.
     """
     K = beam_size

@@ -49,7 +49,7 @@ class Evaluator:
     sums: dict[int, dict[str, float]] = field(default_factory=dict)
     """Sums of each batch, by the row of its first image: log-probabilities of its references in nats, and their number
     of "words". ``finish`` adds them in the order of the split, so that any number of processes gives the same
-    last digits. Keys are rows, so a batch that two processes evaluated counts once after they are merged."""
+    last digits. If two processes evaluate the same batch, its sums count once, because its row is one key."""
 
     def __post_init__(self) -> None:
         if self.with_references and not self.regions.index.captions:

@@ -30,7 +30,7 @@ class NounHit:
     correctness: float  # fraction of the attention on the object (Liu et al. 2017)
     uniform: float  # correctness of even attention: the fraction of the view that the object covers
     centre: float  # correctness of ``grounding.center_attention``
-    location: int | None = None  # the strongest; None in files of an earlier version
+    location: int | None = None  # the strongest location; None in files of an earlier version
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class CaptionedImage:
     """One evaluated image, an entry of STAGE_captions.json. Captions and references are words joined by spaces."""
 
     image_id: int  # the data set's number
-    file: str | None = None  # the image's; None in files of an earlier version
+    file: str | None = None  # the image file; None in files of an earlier version
     caption: str
     log_prob: float | None = None  # criterion of the search: the sum over words in nats, divided by its normalization
     finished: bool | None = None  # False if the maximum length cut the caption off

@@ -81,7 +81,7 @@ def differences(
 
     The randomization test exchanges the systems' captions of each image with probability a half (Riezler and Maxwell
     2005). The observed difference counts as one exchange, so the p-value is at least 1 / (resamples + 1). Exchanges
-    with no metric are left out.
+    for which the metric has no value are left out.
     """
     counts = np.stack([np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)])
     total = counts.sum(axis=1)

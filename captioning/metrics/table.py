@@ -31,7 +31,7 @@ class Metric(NamedTuple):
     hits: str = ""  # the list of a ``CaptionedImage`` that the metric averages over; "" for other metrics
     field: str = ""  # the field of a ``NounHit`` in that list
     in_validation: bool = True  # False for a metric that is too slow for the validations of training
-    needs_model: bool = False  # whether captions alone give no value; a comparison reads it from the run's test
+    needs_model: bool = False  # whether captions alone do not suffice; comparisons then read the run's test
 
 
 _ALPHA_METRICS = {

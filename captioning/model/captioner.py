@@ -211,7 +211,7 @@ class Captioner(CaptionModel):
 
 
 def memory_of_captions(batch: CaptionBatch, memory: Memory) -> Memory:
-    """Return ``memory`` if all images have equally many adjacent captions; else an image per caption."""
+    """Return ``memory`` if each image has R adjacent captions; else a memory with one image per caption."""
     images, captions = batch.image_ids.shape[0], batch.captions.shape[0]
     image_index = repeat_rows(torch.arange(images, device=batch.image_index.device), max(1, captions // images))
     return memory if torch.equal(batch.image_index, image_index) else memory.select(batch.image_index)

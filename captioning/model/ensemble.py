@@ -98,7 +98,7 @@ class Ensemble(CaptionModel):
 
     @contextmanager
     def in_context_mode(self, mode: str | None) -> Iterator[None]:
-        """Use the mode in the members that have it, at least one; the others keep their own."""
+        """Use the mode in every member that knows it; the others keep their own. At least one must know it."""
         with_mode = [member for member in self.members if mode in member.decoder.attention.context_modes]
         if mode is not None and not with_mode:
             raise InputError(f"context_mode: no model of the ensemble knows {mode!r}")

@@ -138,7 +138,7 @@ class TransformerDecoder(Decoder):
     def _all_layers(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionOutput]:
         """Return the output layer's input (N, T, d), the new state, and the last layer's attention at (N, T) steps.
 
-        The words (N, T) follow the words in ``state``; T is 1 if there is any.
+        The words (N, T) follow the words in ``state``; T is 1 if the state has words.
         """
         assert isinstance(memory, LayeredMemory)
         earlier = state[0].shape[1] if state else 0

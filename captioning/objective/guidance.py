@@ -95,7 +95,7 @@ class RegionGuidance(Guidance):
     """-log of the alphas' sum over the region that a phrase names (Liu et al. 2017), at every word of the phrase.
 
     The training captions' regions come from the data set: ``CaptionSource.phrases`` and ``objects``. With hard
-    attention it is minus the logarithm of the covered fraction of the drawn cell, in expectation.
+    attention, the sum is the expected fraction of the drawn cell that the region covers.
 
     Args:
         weight: As in ``Guidance``; about four words in ten belong to a phrase with a region.

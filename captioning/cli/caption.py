@@ -133,7 +133,7 @@ def caption(
 
 
 def _refuse_without_effect(given: Mapping[str, Any]) -> None:
-    """Raise InputError if an option of overlays stands without one, or an option of the beam beside ``sample``."""
+    """Raise InputError for an option of overlays without --overlay, or an option of the beam search with --sample."""
     drawn = [
         name for name, default in (("details", False), ("heads", False), ("style", "color")) if given[name] != default
     ]

@@ -281,7 +281,7 @@ class Fit(LightningCLI):
 
 
 def _read_files(args: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the command line and the settings in its configurations. A resumed run has its own if none is given."""
+    """Return the command line and the settings of its --config files, by default the config.yaml of a resumed run."""
     if is_wandb_sweep():  # its agent passes the options in any order
         args = sorted(args, key=lambda word: not word.startswith("--config="))
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)

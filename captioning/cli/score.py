@@ -130,7 +130,7 @@ def score(
 def _variants(
     mode: str | None, ensemble: Sequence[str], config: Sequence[Path], split: str | None, limit: int | None
 ) -> Iterator[str]:
-    """Yield the names of the subfolders for what differs from the test of a run."""
+    """Yield the name of a subfolder for each condition that differs from the test of a run."""
     if mode is not None:
         yield mode
     if ensemble:

@@ -90,7 +90,7 @@ def compare_runs(
 
 
 def _limits(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield a sentence on every run without captions, with the command that makes them, or without drawn locations."""
+    """Yield a sentence on each run that has no captions, with the command for them, or that drew no location."""
     for run in (run for run in runs if not run.captions):
         why, what = "has no captions of its test split", "make them"
         if run.checkpoint is None:

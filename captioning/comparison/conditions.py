@@ -123,7 +123,7 @@ def _differ_in_seed_alone(run: Run, other: Run) -> bool:
 
 
 def _search(run: Run) -> dict[str, Any]:
-    """Return the decoding options, without the epoch of best-epoch=3.ckpt, which differs between seeds."""
+    """Return the options of the test without digits in the checkpoint's name: best-epoch=3 differs between seeds."""
     return run.search | {"checkpoint": re.sub(r"\d+", "", str(run.search.get("checkpoint")))}
 
 

@@ -42,8 +42,8 @@ class FolderSource(CaptionSource):
 
     Without a ``split`` column, an image in a folder ``train``, ``validation`` (or ``val``) or ``test`` belongs to that
     split. A hash of the image's name draws the splits without a folder: one image in ten for validation, one for the
-    test. So new images never move old ones. A split that would be empty, as in a small set, gets a tenth of the largest
-    (training: eight tenths), at least one image from three on.
+    test. So new images leave the others in their splits. A split that would be empty, as in a small set, takes a tenth
+    of the images of the largest split (the training split takes eight tenths), at least one, from three images on.
 
     Also read: Hugging Face's ``metadata.jsonl`` or ``.csv`` with ``file_name`` and ``text``; ``Flickr8k.token.txt`` and
     Flickr30k's ``results.csv`` or ``.token``, whose images may lie in a folder beside the file. Known errors in the

@@ -91,7 +91,7 @@ def named_regions(words: Sequence[str], objects: Sequence[ObjectCells]) -> list[
 class RegionsInView:
     """Objects and phrases of a split's images on the encoder's cells, which are kept in memory.
 
-    The cells of an encoder may move while it is trained; with ``cells``, these count instead.
+    Training may move the cells of an encoder; ``cells``, if given, are used in their place.
     """
 
     source: CaptionSource
@@ -121,7 +121,7 @@ class RegionsInView:
     def phrases(self, row: int, view_of: ViewOf | None = None, *, recurs: bool = True) -> list[list[Region]]:
         """Return, for each caption of an image, the regions of its phrases, or of the objects that it names.
 
-        The view is the evaluation view, or another one. Only regions in a view that ``recurs`` are cached.
+        By default the view is the evaluation view. Regions are cached only if their view ``recurs``.
         """
         phrases = self._phrases if recurs else self._phrases_in
         return phrases(row, view_of or self.encoder.preprocessing.evaluation_view, self.cells or self.encoder.cells)

@@ -19,7 +19,7 @@ class Constraints:
     """What the words of a caption must be. Masked words get -inf; the others keep the model's log-probabilities.
 
     Attributes:
-        min_length: Fewest words before <end>, prefix included; a caption without an allowed word ends early.
+        min_length: Fewest words before <end>, prefix included; a caption that no word may continue ends early.
         no_repeat_ngram: Length n: no n words occur twice in this order, and no word twice in a row. None allows both.
         prefix: Ids of the words that every caption begins with. The prefix itself may repeat words.
         repeatable: Ids of the words that a caption may have more than once; None for all.

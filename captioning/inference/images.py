@@ -73,7 +73,7 @@ def _state(path: str) -> tuple[int, int] | None:
 
 
 def snapshot(source: ImageSource) -> ImageSource:
-    """Return a copy of an array or of an animation's frame, which the caller may overwrite; other images unchanged."""
+    """Return a copy of an array or an animation's frame, since the caller may overwrite it; other images unchanged."""
     if isinstance(source, (np.ndarray, Tensor)):
         return source.copy() if isinstance(source, np.ndarray) else source.clone()
     return open_image(source, 0) if getattr(source, "is_animated", False) else source

@@ -16,7 +16,7 @@ from typing import TypeVar
 from captioning.errors import InputError, printable
 
 PROGRESS = "run folder|goes on|nothing is left|drawing|epoch|best checkpoint|BLEU-4|Pointing accuracy|written to"
-"""Beginnings of the lines in which training and testing say how they go on."""
+"""Beginnings of the lines that report the progress of training and testing."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -66,7 +66,7 @@ class Commands:
     def side_by_side(self, task: Callable[[Item], Result], items: Iterable[Item]) -> list[Result | InputError]:
         """Return the result of ``task``, which calls ``run``, for every item, or the InputError that it raised.
 
-        Ctrl-C reaches the commands too: it is raised here when all of them have saved, and no further one is started.
+        Ctrl-C reaches the commands, too. It is raised here after all of them have saved; no further command is started.
         """
 
         def outcome(item: Item) -> Result | InputError:

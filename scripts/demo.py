@@ -95,7 +95,7 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
     A model that has a checkpoint goes on as it began.
 
     Raises:
-        InputError: One failed; the other is trained and tested then.
+        InputError: A model failed, after the other model was trained and tested.
     """
     from captioning.cli.build import build
     from captioning.data import CaptionSource
@@ -174,7 +174,7 @@ def entry_of(runs: Path, name: str, seconds: float) -> dict[str, Any]:
 
 
 def affordable() -> tuple[Plan, float]:
-    """Return what there is time to train, and the seconds that it takes.
+    """Return the plan for the speed of this machine, and its training time in seconds.
 
     A slow processor trains with small batches and few captions of an image, because more steps learn more.
     """

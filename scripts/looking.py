@@ -2,7 +2,7 @@
 """Measure where models look: pointing and correctness on the validation images of the pretrained captioner.
 
 Flickr8k's references are judged by the boxes of Flickr30k Entities, COCO's references and the model's own captions by
-COCO's masks. Chance, the center and even attention stand beside each. Intervals are over images.
+COCO's masks. Each metric stands beside its baselines: chance, the center, even attention. Intervals are over images.
 
 examples:
   python scripts/looking.py --model pretrained --name captioner

@@ -17,11 +17,11 @@ from captioning.metrics.table import UNIT
 from captioning.provenance import provenance
 
 Scores = dict[str, Any]
-"""What was measured of one run: "values" in percent, their "unit", and where they come from."""
+"""The metrics of one run: "values" in percent, their "unit", and their provenance."""
 
 
 def measurement_of(folder: Path, arguments: Sequence[str], seed: int) -> Scores:
-    """Return what ``captioning test`` left in a folder, and where it comes from."""
+    """Return the metrics that ``captioning test`` wrote into a folder, with their provenance."""
     tested = read_run(folder)
     return {
         "values": {name: round(value, 4) for name, value in tested.scores.items()},
@@ -43,7 +43,7 @@ def read_scores(path: Path) -> dict[str, Scores]:
 
 
 def write_measurements(path: Path, **sections: Mapping[str, Any]) -> None:
-    """Replace sections of a study's file. An entry takes one line, so that a difference of two versions is readable."""
+    """Replace sections of a study's file. Each entry is one line, so that a diff is readable."""
     content = (read_json(path) if path.exists() else {}) | sections
     written = []
     for section, entries in content.items():

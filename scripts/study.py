@@ -73,12 +73,12 @@ class Job(NamedTuple):
 
     @property
     def stage(self) -> int:
-        """How many runs come before, one after the other."""
+        """The number of runs in a row that must be trained before this one."""
         return max((1 + job.stage for job in self.initial_jobs), default=0)
 
     @property
     def weights(self) -> list[str]:
-        """The checksums of its best checkpoint and, of an average, of those that it was made of."""
+        """The checksum of the best checkpoint; for an average, also those of the checkpoints that it averages."""
         parts = self.initial_jobs if self.study.variants[self.variant].average else []
         return [checksum(job.folder.checkpoint("best")) for job in (self, *parts)]
 
@@ -86,12 +86,12 @@ class Job(NamedTuple):
         return read_scores(self.file).get(score_name(self.variant, self.seed, evaluation))
 
     def is_scored(self, evaluation: str = "") -> bool:
-        """Return whether there is a score of the weights that the run has now; without its checkpoints, of any."""
+        """Return whether the run's present weights have a score; without checkpoints, whether there is any score."""
         score, weights = self.score(evaluation), self.weights
         return score is not None and ("" in weights or score.get("weights", weights) == weights)
 
     def left(self) -> Iterator[Command]:
-        """Yield the commands that are left to run, each when the ones before it are done."""
+        """Yield the commands that are left to run; each is chosen after the command before it has ended."""
         variant, best = self.study.variants[self.variant], str(self.folder.checkpoint("best"))
         starts = [str(job.folder.checkpoint("best")) for job in self.initial_jobs]
         if not self.is_scored() and variant.config is None:
@@ -102,7 +102,7 @@ class Job(NamedTuple):
             command += [*self.study.fit, *variant.fit, f"--runs={self.runs}", f"--name={self.name}"]
             command += ["--trainer.logger=false", *(f"--init_from={start}" for start in starts)]
             last = self.folder.checkpoint("last")
-            command += [f"--ckpt_path={last}"] if last.is_file() else []  # training that was complete ends at once
+            command += [f"--ckpt_path={last}"] if last.is_file() else []  # a complete training ends at once
             yield Command("train on from its last checkpoint" if last.is_file() else "train", command)
         for evaluation, options in {"": [], **variant.evaluations}.items():
             if not self.is_scored(evaluation):
@@ -114,7 +114,7 @@ class Job(NamedTuple):
                 yield Command(f"score {evaluation}".rstrip(), command, evaluation)
 
     def finish(self, commands: Commands) -> None:
-        """Run what is left. A run begins when those that it starts from are trained and scored."""
+        """Run what is left. Raises InputError if a run that this one starts from is not trained and scored."""
         for earlier in self.initial_jobs:
             if not self.is_scored() and not earlier.is_scored():
                 raise InputError(f"{self.name}: starts from {earlier.name}, which is not trained and scored")
@@ -125,7 +125,7 @@ class Job(NamedTuple):
                 self.record(command)
 
     def record(self, command: Command) -> None:
-        """Copy the metrics that were written last into the study's file, with the training's speed and statistics."""
+        """Copy the metrics that the command wrote into the study's file, with the training's speed and statistics."""
         scores = measurement_of(self.folder.path / command.evaluation, command.arguments, self.seed)
         if not command.evaluation and (training := training_of(read_run(self.folder.path))):
             scores["training"] = training

@@ -21,15 +21,15 @@ TRAINING = {  # logged as train/.. -> what the table of the training calls it
 
 
 class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One of the things that are compared: either a configuration to train, or an average of other variants.
+    """A configuration to train, or an average of other variants.
 
     Attributes:
         config: A file of configs/, without its ending.
         label: The variant's name in tables. Defaults to its key.
         fit: Further options of ``captioning fit``, each --name=value.
-        after: A variant above this one, whose best checkpoint of the same seed training starts from (--init_from).
-        average: Two or more variants above this one, whose best checkpoints of the same seed are averaged.
-        evaluations: By name, options of ``captioning test`` for one more score.
+        after: A variant above this one. Training starts from its best checkpoint of the same seed (--init_from).
+        average: Two or more variants above this one. Their best checkpoints of the same seed are averaged.
+        evaluations: Options of a further ``captioning test``, by the name of its score.
     """
 
     config: str | None = None
@@ -41,7 +41,7 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def initial_variants(self) -> list[str]:
-        """The variants whose checkpoints are needed before this one."""
+        """The variants whose checkpoints this one starts from or averages."""
         return self.average or ([] if self.after is None else [self.after])
 
 
@@ -60,7 +60,7 @@ class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         name: The study's name. Run folders are NAME_VARIANT_SEED, and the scores stand in docs/measurements/NAME.json.
         seeds: Seeds of every variant.
-        variants: By name, what is compared.
+        variants: The variants by name.
         fit: Options of ``captioning fit`` for all variants, such as --config=overlay.yaml.
         evaluate: Options of ``captioning test`` for all variants.
         features: Features to extract first.
@@ -76,7 +76,7 @@ class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     references: list[str] = []
 
     def starts_from(self, variant: str, earlier: str) -> bool:
-        """Return whether runs of ``variant`` start from, or are averages of, those of ``earlier``, in any stage."""
+        """Return whether ``variant`` starts from or averages ``earlier``, directly or through other variants."""
         before = self.variants[variant].initial_variants
         return earlier in before or any(self.starts_from(name, earlier) for name in before)
 
@@ -88,7 +88,7 @@ def read_study(path: Path) -> Study:
     """Read a study.
 
     Raises:
-        InputError: A value is missing, unknown or of the wrong type, or a name stands for nothing.
+        InputError: A value is missing, unknown or of the wrong type, or a name refers to nothing that exists.
     """
     try:
         study = msgspec.convert(read_config(path), Study)

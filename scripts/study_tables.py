@@ -237,7 +237,7 @@ def _spread(values: Sequence[float], places: int) -> str:
 
 
 def _evaluation(study: Study, scores: Mapping[str, Scores], group: Variant, evaluation: str) -> str:
-    """Return the score of an evaluation; of fewer seeds than beside it, with the seeds."""
+    """Return the score of an evaluation, and its seeds if they are fewer than the variant's."""
     entries = _by_seed(study, scores, group.name, evaluation)
     text = _spread([entry["values"][METRIC] for entry in entries.values()], 2)
     partial_seeds = entries and list(map(str, entries)) != group.seeds
@@ -252,7 +252,7 @@ def _markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _insert(page: Path, name: str, text: str) -> None:
-    """Replace what stands in a page, which is made if it is not there, between the study's two comments.
+    """Replace the text between the study's two comments in a page. A missing page is created.
 
     Raises:
         InputError: The page has no place for the study.

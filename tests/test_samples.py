@@ -122,6 +122,7 @@ def rows_attended(decoder, monkeypatch) -> list[int]:
 )
 def test_samples_share_a_recurrence_that_is_deterministic(attention, recurrences, monkeypatch):
     decoder = lstm(attention())
+    decoder.attention.progress = 0.0
     seen = rows_attended(decoder, monkeypatch)
     forced(decoder, SAMPLES, 1)
     assert max(seen) == B * recurrences  # before images leave whose captions have ended

@@ -50,7 +50,7 @@ def extract(
     from captioning.cli.build import build
     from captioning.data import CaptionSource
     from captioning.data.extraction import extract_features
-    from captioning.data.loading import default_workers
+    from captioning.data.loading import worker_count
     from captioning.encoders import Encoder
     from captioning.inference import load
     from captioning.tokenizers import Tokenizer
@@ -75,7 +75,7 @@ def extract(
         output,
         device=target,
         batch_size=batch_size,
-        num_workers=default_workers(cached=False) if num_workers is None else num_workers,
+        num_workers=worker_count(num_workers, cached=False),
         flipped=flipped,
     )
     more = " --data.augmentation.flip 0.5" if flipped else ""

@@ -158,7 +158,7 @@ def _data_and_search(
     """Return the data, as arguments of ``evaluate``, and the options of the search; ``trained`` are the model's own."""
     from captioning.cli.build import build
     from captioning.data import CaptionSource
-    from captioning.data.loading import default_workers
+    from captioning.data.loading import worker_count
     from captioning.decoding import BeamOptions
 
     if not settings and not any(word.startswith("--data.source") for word in overrides):
@@ -167,8 +167,7 @@ def _data_and_search(
     kinds = {"model.search": BeamOptions, "data.source": CaptionSource, "data.features": str | None, **counts}
     defaults = {"model": {"search": vars(BeamOptions.of_settings(trained))}}
     search, source, features, limit, batch_size, workers = build(kinds, [defaults, *settings], overrides)
-    if workers is None:
-        workers = default_workers(cached=features is not None)
+    workers = worker_count(workers, cached=features is not None)
     data = {"source": source, "features": features, "limit_images": limit, "num_workers": workers}
     return data | ({} if batch_size is None else {"batch_size": batch_size}), search
 

@@ -229,7 +229,9 @@ def load_images(index: CaptionIndex, rows: Tensor, preprocessing: Preprocessing)
     return torch.stack([preprocessing(index.image(row, preprocessing)) for row in rows.tolist()])
 
 
-def default_workers(*, cached: bool) -> int:
-    """Return a number of processes: one per processor, at most 8; for cached features none on a CPU, two on a GPU."""
+def worker_count(number: int | None, *, cached: bool) -> int:
+    """Return the number of processes; None is one per processor, at most 8, or for features none on a CPU, else two."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return (2 if torch.cuda.is_available() else 0) if cached else min(8, processors)
+    if number is None:
+        return (2 if torch.cuda.is_available() else 0) if cached else min(8, processors)
+    return number

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from captioning.checkpoint.load import check_tokenizer, read_model
 from captioning.data.batch import CaptionBatch
-from captioning.data.loading import SplitData, batch_loader, default_workers
+from captioning.data.loading import SplitData, batch_loader, worker_count
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.sampler import CaptionBatches, Group, image_batches
 from captioning.data.transforms import Augmentation
@@ -97,7 +97,7 @@ class CaptionDataModule(pl.LightningDataModule):
         self.source, self._vocabulary_options = source, vocabulary
         source.tokenizer = vocabulary.tokenizer or PennTreebank()
         self.batch_size, self.group, self.captions_per_image = batch_size, group, captions_per_image
-        self.eval_batch_size, self.num_workers = eval_batch_size, num_workers
+        self.eval_batch_size, self.workers = eval_batch_size, worker_count(num_workers, cached=features is not None)
         self.features, self.augmentation = features, augmentation
         self.limit_images, self.seed = limit_images, seed
         self._splits: dict[str, SplitData] = {}
@@ -156,11 +156,6 @@ class CaptionDataModule(pl.LightningDataModule):
             # Loading draws nothing from the global generator, whose numbers a resumed run continues.
             generator=torch.Generator().manual_seed(self.seed),
         )
-
-    @property
-    def workers(self) -> int:
-        """The number of processes that load images: ``num_workers``, or its default on this machine."""
-        return default_workers(cached=self.features is not None) if self.num_workers is None else self.num_workers
 
     def sampler(self, start: tuple[int, int] = (0, 0)) -> CaptionBatches:
         """Return this process's training batches, lists of caption indices, from ``start`` (epoch, batch)."""

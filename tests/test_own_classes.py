@@ -12,9 +12,13 @@ from helpers_faults import refused
 from helpers_runs import tiny_config
 
 from captioning.__main__ import main
+from captioning.attention import AdditiveScore, SoftAttention
 from captioning.cli import IMPORTED
 from captioning.data.shapes import ShapesSource
+from captioning.encoders import ConvEncoder
+from captioning.errors import InputError
 from captioning.inference import load
+from captioning.model import AttentionDecoder, Captioner
 
 OWN = """
 import dataclasses
@@ -167,6 +171,15 @@ ATTENTION = "model.decoder.init_args.attention"
 def test_what_a_class_returns_is_told_by_its_name_and_the_two_shapes(workdir, capsys, place, name, line):
     words = [f"--{place}", f"own_classes.{name}"]
     assert line in refused(capsys, "fit", "--config", "tiny.yaml", "--import", "own_classes", *words)
+
+
+def test_a_decoder_and_its_parts_belong_to_one_captioner():
+    encoder, parts = ConvEncoder((4, 6), (2, 2), image_size=16), {"embedding_dim": 8, "hidden_dim": 7}
+    decoder = AttentionDecoder(SoftAttention(AdditiveScore(5)), **parts)
+    Captioner(encoder, decoder, vocabulary_size=9)
+    for second in (decoder, AttentionDecoder(decoder.attention, **parts)):
+        with pytest.raises(InputError, match="AttentionDecoder: is another captioner's; make one for each captioner"):
+            Captioner(encoder, second, vocabulary_size=9)
 
 
 def test_a_decoder_of_ones_own_trains_and_captions(workdir):

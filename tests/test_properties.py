@@ -57,10 +57,8 @@ def test_padded_captions_have_their_words_and_lengths(examples):
 def make_decoder(kind: str) -> AttentionDecoder:
     attention: type[Attention] = HardAttention if kind == "hard" else SoftAttention
     output = SummedOutput() if kind == "summed" else None
-    decoder = AttentionDecoder(attention(AdditiveScore(4)), embedding_dim=E, hidden_dim=H, output=output)
     torch.manual_seed(0)
-    decoder.build(V, D, (3, 3))
-    return decoder.eval()
+    return AttentionDecoder(attention(AdditiveScore(4)), embedding_dim=E, hidden_dim=H, output=output)
 
 
 @pytest.mark.parametrize("kind", ["soft", "hard", "summed"])
@@ -68,6 +66,8 @@ def make_decoder(kind: str) -> AttentionDecoder:
 def test_a_masked_batch_has_the_loss_of_its_captions_alone(examples, kind):
     """Neither the padding of captions nor that of regions is seen, whatever is in it."""
     decoder = make_decoder(kind)
+    decoder.build(V, D, (3, 3))
+    decoder.eval()
 
     @holds(examples, id_lists, st.lists(st.integers(1, 5), min_size=4, max_size=4), st.floats(-1e3, 1e3), st.data())
     @torch.no_grad()

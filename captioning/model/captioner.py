@@ -19,6 +19,7 @@ from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.transforms import Preprocessing
 from captioning.decoding import BeamOptions, Hypothesis, Step, StepFunction, decode
 from captioning.encoders import Encoder
+from captioning.errors import InputError
 from captioning.model.decoder import Decoder, DecoderOutput
 from captioning.trace import State, map_fields
 from captioning.vocabulary import Vocabulary
@@ -128,7 +129,7 @@ class Captioner(CaptionModel):
 
     Args:
         encoder: Images to annotations (B, L, D).
-        decoder: Annotations to words.
+        decoder: Annotations to words; InputError if another captioner has it, or a part of it.
         vocabulary_size: V, special tokens included.
 
     Attributes:
@@ -138,6 +139,8 @@ class Captioner(CaptionModel):
 
     def __init__(self, encoder: Encoder, decoder: Decoder, *, vocabulary_size: int) -> None:
         super().__init__()
+        if any(True for _ in decoder.parameters()):
+            raise InputError(f"{type(decoder).__name__}: is another captioner's; make one for each captioner")
         self.encoder = encoder
         self.decoder = decoder
         self.freeze_statistics = False

@@ -71,8 +71,8 @@ class FixedLengths:
         self.done += 1
         return out
 
-    def select(self, images: Tensor) -> FixedLengths:
-        return FixedLengths(self.step.select(images), self.words[images], self.done)
+    def select_images(self, images: Tensor) -> FixedLengths:
+        return FixedLengths(self.step.select_images(images), self.words[images], self.done)
 
 
 @torch.inference_mode()

@@ -119,7 +119,7 @@ def test_rows_of_one_image_equal_rows_of_its_copies(make):
 def test_selected_memory_is_that_of_the_selected_images(make):
     attention, mask, annotations = built(make), make_mask(), torch.randn(B, L, D)
     images, query = torch.tensor([1, 1, 0]), torch.randn(3, D)
-    selected = attention.prepare(annotations, mask).select(images)
+    selected = attention.prepare(annotations, mask).select_images(images)
     again = attention.prepare(annotations[images], mask[images])
     torch.testing.assert_close(attention(query, selected)[0].context, attention(query, again)[0].context)
     torch.testing.assert_close(attention(query, selected)[0].alphas, attention(query, again)[0].alphas)

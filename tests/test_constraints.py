@@ -43,7 +43,7 @@ class Histories:
         generator = torch.Generator().manual_seed(seed * 10**6 + number)
         return torch.randn(V, generator=generator).mul(1.5).log_softmax(-1)
 
-    def select(self, images):
+    def select_images(self, images):
         return Histories([self.seeds[image] for image in images.tolist()])
 
     def after(self, image: int, words: list[int]) -> list[float]:

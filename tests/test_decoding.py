@@ -27,7 +27,7 @@ class Steps:
     def __call__(self, tokens, state):
         return self.step(tokens, state)
 
-    def select(self, images):
+    def select_images(self, images):
         return Steps(self.step, len(images))
 
 
@@ -127,7 +127,7 @@ class Tables:
         log_probs[:, END] += count[:, 0] / 3
         return Step(log_probs, (count + 1,), AttentionTrace(alphas, tokens / 10, tokens + 1))
 
-    def select(self, images):
+    def select_images(self, images):
         return Tables(self.tables[images], self.seen)
 
 

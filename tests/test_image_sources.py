@@ -19,7 +19,7 @@ from PIL import Image
 
 from captioning.errors import InputError
 from captioning.inference import load
-from captioning.inference.images import open_image
+from captioning.inference.sources import open_image
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from captioning.errors import InputError
-from captioning.training.run import RunPlan, plan_run
+from captioning.training.plan import RunPlan, plan_run
 
 TRAINER = ["overfit_batches", "precision", "accumulate_grad_batches", "check_val_every_n_epoch", "gradient_clip_val"]
 TRAINER += ["logger"]

@@ -66,7 +66,7 @@ def log_likelihoods(captioner: Captioner, batch: CaptionBatch) -> list[tuple[np.
     a = memory.annotations.detach().double().numpy()
     captions = []
     for n, words in enumerate(WORDS):
-        one = memory.select(torch.tensor([n]))
+        one = memory.select_images(torch.tensor([n]))
         state = decoder.init_state(one)
         log_w, log_p = [], []
         for token in batch.captions[n, : len(words) + 1]:
@@ -201,7 +201,9 @@ def test_searches_in_a_batch_equal_those_of_single_images():
         memory = captioner.encode(annotations=batch.annotations, mask=batch.annotation_mask)
         together = captioner.search(memory, BeamOptions(beam_size=3, max_length=8))
         for image in range(B):
-            single = captioner.search(memory.select(torch.tensor([image])), BeamOptions(beam_size=3, max_length=8))[0]
+            single = captioner.search(
+                memory.select_images(torch.tensor([image])), BeamOptions(beam_size=3, max_length=8)
+            )[0]
             assert [h.ids for h in single] == [h.ids for h in together[image]]
             assert [h.log_prob for h in single] == pytest.approx([h.log_prob for h in together[image]], abs=1e-4)
 

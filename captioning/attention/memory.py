@@ -45,7 +45,7 @@ class Memory:
         fraction = exists / exists.sum(dim=1, keepdim=True)  # (B, L)
         return expected_context(fraction.unsqueeze(1), self.annotations).squeeze(1)
 
-    def select(self, images: Tensor) -> Self:
+    def select_images(self, images: Tensor) -> Self:
         """Return the memory of the given images, (B',) indices."""
         B = len(self.annotations)
         return self.map(lambda field: field.unflatten(0, (B, -1)).index_select(0, images).flatten(0, 1))

@@ -36,7 +36,7 @@ from captioning.settings import attention_kind, read_config
 from captioning.training import CaptionDataModule, CaptioningModule, CaptionSamples, Throughput
 from captioning.training.callbacks import BestCheckpoint, LogLines, ResumableStopping, StopOnRequest
 from captioning.training.loggers import finish_loggers, is_wandb_sweep, start_loggers, upload_advice
-from captioning.training.run import monitor_mode, plan_run
+from captioning.training.plan import monitor_mode, plan_run
 
 _FOLDER_VARIABLE = "CAPTIONING_RUN_FOLDER"  # environment variable with the run's folder, for the other processes
 _LIBRARIES = ("pytorch_lightning", "lightning_fabric", "wandb", "yaml")  # what they refuse is one line

@@ -10,7 +10,7 @@ from captioning.comparison.result import Comparison
 from captioning.comparison.runs import Curve
 from captioning.inference.caption import Caption
 from captioning.metrics.table import METRICS
-from captioning.views.page import render
+from captioning.views.templates import render
 
 # The colors of Okabe and Ito, which color-blind readers can tell apart. Variants beyond the seventh reuse them.
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")

@@ -74,7 +74,7 @@ def search(
         total, words = total.masked_fill(~growing, float("-inf")), word.masked_fill(~growing, END)
         if remaining <= B // 2:
             unfinished, B = searched.nonzero().squeeze(1), remaining
-            step, history = step.select(unfinished), [x[unfinished] for x in history]
+            step, history = step.select_images(unfinished), [x[unfinished] for x in history]
             images, open_count, total, words, rows = (x[unfinished] for x in (images, open_count, total, words, rows))
         tokens, R = words.flatten(), K
         state = tuple(tensor.index_select(0, rows.flatten()) for tensor in out.state)

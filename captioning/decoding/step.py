@@ -30,7 +30,7 @@ class StepFunction(Protocol):
 
     def __call__(self, tokens: Tensor, state: State) -> Step: ...
 
-    def select(self, images: Tensor) -> StepFunction:
+    def select_images(self, images: Tensor) -> StepFunction:
         """Return the step function of the given images, (B',) indices. Called when at most half are left."""
 
 

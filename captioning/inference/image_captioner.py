@@ -19,7 +19,7 @@ from captioning.decoding import DecodingOptions, Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_whole
 from captioning.inference.caption import Caption, Photo
-from captioning.inference.images import ImageSource, check_several, is_single, snapshot, views_of
+from captioning.inference.sources import ImageSource, check_several, is_single, snapshot, views_of
 from captioning.model.captioner import Captioner, CaptionModel
 from captioning.model.ensemble import Ensemble
 from captioning.trace import ContextMode, map_fields

@@ -49,7 +49,7 @@ def run_recurrence(
     R, rows, steps = len(inputs) // images, None, inputs.unbind(1)  # T of (N, ..)
     if inputs.is_cpu and (leaving := _leaving(lengths, images, len(steps))) is not None:
         order, present = leaving
-        rows, memory = torch.arange(len(inputs)).view(images, R)[order].flatten(), memory.select(order)  # (N,)
+        rows, memory = torch.arange(len(inputs)).view(images, R)[order].flatten(), memory.select_images(order)  # (N,)
         state = tuple(tensor[rows] for tensor in state)
         steps = tuple(x[: count * R] for x, count in zip(inputs[rows].unbind(1), present, strict=True))
     outputs: list[Any] = []

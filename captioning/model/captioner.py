@@ -37,8 +37,8 @@ class _DecoderStep:
         check_shape(self.decoder, "logits (N, V)", logits, len(tokens), self.decoder.embedding.num_embeddings)
         return Step(torch.log_softmax(logits.float(), dim=-1), state, trace)
 
-    def select(self, images: Tensor) -> _DecoderStep:
-        return _DecoderStep(self.decoder, self.memory.select(images))
+    def select_images(self, images: Tensor) -> _DecoderStep:
+        return _DecoderStep(self.decoder, self.memory.select_images(images))
 
 
 class CaptionModel(nn.Module, metaclass=ABCMeta):
@@ -203,7 +203,7 @@ class Captioner(CaptionModel):
         captions, lengths = pad_captions([hypothesis.ids for image in hypotheses for hypothesis in image])
         image_index = torch.tensor([number for number, image in enumerate(hypotheses) for _ in image])
         captions, lengths, image_index = (x.to(memory.annotations.device) for x in (captions, lengths, image_index))
-        evidence = self.decoder.evidence(captions, lengths, memory.select(image_index))
+        evidence = self.decoder.evidence(captions, lengths, memory.select_images(image_index))
         if evidence is None:
             return hypotheses
         rows = iter(evidence.float().cpu())  # (T, L) each
@@ -217,4 +217,4 @@ def memory_of_captions(batch: CaptionBatch, memory: Memory) -> Memory:
     """Return ``memory`` if each image has R adjacent captions; else a memory with one image per caption."""
     images, captions = batch.image_ids.shape[0], batch.captions.shape[0]
     image_index = repeat_rows(torch.arange(images, device=batch.image_index.device), max(1, captions // images))
-    return memory if torch.equal(batch.image_index, image_index) else memory.select(batch.image_index)
+    return memory if torch.equal(batch.image_index, image_index) else memory.select_images(batch.image_index)

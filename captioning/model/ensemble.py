@@ -139,8 +139,8 @@ class MeanStep:
             mean_trace([outputs[n].trace for n in self.traced]),
         )
 
-    def select(self, images: Tensor) -> MeanStep:
-        return MeanStep([step.select(images) for step in self.steps], self.state_sizes, traced=self.traced)
+    def select_images(self, images: Tensor) -> MeanStep:
+        return MeanStep([step.select_images(images) for step in self.steps], self.state_sizes, traced=self.traced)
 
 
 def mean_log_probs(log_probs: Sequence[Tensor]) -> Tensor:

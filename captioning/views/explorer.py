@@ -20,7 +20,7 @@ from PIL import Image
 from captioning.cells import CellGrid
 from captioning.trace import map_fields
 from captioning.views import maps
-from captioning.views.page import render
+from captioning.views.templates import render
 
 _LONGEST_SIDE = 1024  # pixels of an image in the page, sharp on a wide screen
 _LOSSLESS_SIDE = 128  # pixels; smaller images are PNG, because the page enlarges them and JPEG artifacts would show

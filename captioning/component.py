@@ -53,6 +53,7 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
 
     _init_args: dict[str, Any]
     _unnamed_args: tuple[Any, ...] = ()
+    has_captioner = False  # whether it is part of a captioner, which has built it
 
     def __init__(self) -> None:  # nn.Module's takes anything
         super().__init__()

@@ -238,9 +238,13 @@ def test_a_search_of_the_model_uses_the_seed_and_the_context_mode_of_its_options
 
 def test_a_model_that_draws_its_locations_takes_a_seed(tmp_path, images):
     drawing = functools.partial(HardAttention, context_mode="sample")
-    caption = load(save_checkpoint(tmp_path / "x.ckpt", attention=drawing)).caption
-    first, second = (caption(images[0], seed=1, max_length=6).trace.locations for _ in range(2))
+    captioner = load(save_checkpoint(tmp_path / "x.ckpt", attention=drawing))
+    first, second = (captioner(images[0], seed=1, max_length=6).trace.locations for _ in range(2))
     assert first.tolist() == second.tolist()
+    (first,), (second,) = (captioner.score_captions([images[0]], [["a", "red"] * 4], seed=1) for _ in range(2))
+    assert first.trace.locations.tolist() == second.trace.locations.tolist()
+    with pytest.raises(InputError, match="context_mode must be one of expected, argmax, sample, got 'foo'"):
+        DecodingOptions(context_mode="foo")
 
 
 @pytest.mark.parametrize("captions", [[["a"]], ["a red circle", "a"]])

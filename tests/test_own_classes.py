@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from helpers_faults import refused
 from helpers_runs import tiny_config
@@ -174,11 +175,19 @@ def test_what_a_class_returns_is_told_by_its_name_and_the_two_shapes(workdir, ca
 
 
 def test_a_decoder_and_its_parts_belong_to_one_captioner():
+    class Scaled(AdditiveScore):
+        def __init__(self, attention_dim: int) -> None:
+            super().__init__(attention_dim)
+            self.scale = torch.nn.Parameter(torch.ones(()))  # before it is built
+
     encoder, parts = ConvEncoder((4, 6), (2, 2), image_size=16), {"embedding_dim": 8, "hidden_dim": 7}
-    decoder = AttentionDecoder(SoftAttention(AdditiveScore(5)), **parts)
+    decoder = AttentionDecoder(SoftAttention(Scaled(5)), **parts)
     Captioner(encoder, decoder, vocabulary_size=9)
-    for second in (decoder, AttentionDecoder(decoder.attention, **parts)):
-        with pytest.raises(InputError, match="AttentionDecoder: is another captioner's; make one for each captioner"):
+    for second, part in (
+        (decoder, "AttentionDecoder"),
+        (AttentionDecoder(decoder.attention, **parts), "SoftAttention"),
+    ):
+        with pytest.raises(InputError, match=f"{part}: is another captioner's; make one for each captioner"):
             Captioner(encoder, second, vocabulary_size=9)
 
 

@@ -91,8 +91,11 @@ def test_another_split_fewer_images_and_other_data_do_not_replace_the_test_of_a_
     own = read("runs/tiny/test_metrics.json")
     command("test", "--ckpt_path", CHECKPOINT, "--split", "val", "--data.limit_images", 1)
     command("test", "--ckpt_path", CHECKPOINT, "--config", "runs/other/config.yaml")
+    Path("moved").symlink_to("shapes")
+    command("test", "--ckpt_path", CHECKPOINT, "--data.source.init_args.root", "moved")
     assert read("runs/tiny/test_metrics.json") == own
-    assert all(Path(f"runs/tiny/{name}/test_metrics.json").is_file() for name in ("val/1_images", "other"))
+    folders = ("val/1_images", "other", "other_data")
+    assert all(Path(f"runs/tiny/{name}/test_metrics.json").is_file() for name in folders)
 
 
 def test_several_models_are_tested_as_an_ensemble(workdir, capsys):

@@ -31,16 +31,14 @@ class SavedModel(NamedTuple):
     settings: dict[str, Any]  # the full training configuration; {} if it was not saved
 
     def load_into(self, captioner: Captioner, vocabulary: Vocabulary) -> None:
-        """Copy these weights into a captioner to train; its count of training batches stays 0.
+        """Copy these weights into a captioner to train.
 
         ``vocabulary`` starts with this model's words. Further words start with the weights of <unk>. Raises InputError
         if the vocabulary or the model does not fit.
         """
         if vocabulary.words[: len(self.vocabulary.words)] != self.vocabulary.words:
             check_vocabulary(f"{self.path}: its", self.vocabulary.words, vocabulary, ", or data.vocabulary.extend")
-        counter = ".batches"  # the batch count of hard attention's schedules
-        weights = {name: value for name, value in self.captioner.state_dict().items() if not name.endswith(counter)}
-        weights |= {name: value for name, value in captioner.state_dict().items() if name.endswith(counter)}
+        weights = dict(self.captioner.state_dict())
         further = len(vocabulary) - len(self.vocabulary)
         for name, parameter in captioner.named_parameters(remove_duplicate=False):  # tied weights have two names
             sizes = (len(weights[name]), len(parameter)) if further and name in weights else None

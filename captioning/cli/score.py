@@ -60,7 +60,7 @@ def score(
             drawn location.
         ensemble: Further models; the word probabilities of all models are averaged.
         results: Folder of the files; by default the run's folder, or a subfolder for another context mode, an ensemble,
-            the data of --config, another split or --data.limit_images.
+            other data (--config, --data.source), another split or --data.limit_images.
         name: Run whose best or last is scored.
         runs: Folder of all runs.
         bound_samples: Draws per caption that estimate the bounds of stochastic attention; 0 for none.
@@ -75,7 +75,8 @@ def score(
         captioning validate --ckpt_path runs/shapes_soft/checkpoints/last.ckpt
         captioning predict --ckpt_path runs/shapes_soft/checkpoints/best.ckpt --results submission
     """
-    for option in (word.partition("=")[0] for word in overrides if word.startswith("--")):
+    own = "--data.source"  # whose options may have any name
+    for option in (word.partition("=")[0] for word in overrides if word.startswith("--") and own not in word):
         if (new := _OLD_NAMES.get(option.lstrip("-").rpartition(".")[2])) is not None:
             raise InputError(f"{option} of captioning {task} is now --{new}")
     if results is not None and results.is_file():
@@ -106,7 +107,8 @@ def score(
     other_mode = None if context_mode == own_mode else context_mode
     other_split = None if split == prefix else split
     limit = data["limit_images"] if any(word.startswith("--data.limit_images") for word in overrides) else None
-    folder = results or home.joinpath(*_variants(other_mode, ensemble or [], config or [], other_split, limit))
+    sources = [*(config or ()), *(Path("other_data") for word in overrides if word.startswith(own))]
+    folder = results or home.joinpath(*_variants(other_mode, ensemble or [], sources, other_split, limit))
     logged = run if task == "test" and run is not None and folder == run.path and not no_logger else None
 
     options = data | {"split": split or prefix, "seed": seed, "figure_count": 0 if logged is None else 4}
@@ -128,14 +130,14 @@ def score(
 
 
 def _variants(
-    mode: str | None, ensemble: Sequence[str], config: Sequence[Path], split: str | None, limit: int | None
+    mode: str | None, ensemble: Sequence[str], sources: Sequence[Path], split: str | None, limit: int | None
 ) -> Iterator[str]:
     """Yield the name of a subfolder for each condition that differs from the test of a run."""
     if mode is not None:
         yield mode
     if ensemble:
         yield "_".join(["ensemble", *map(model_name, ensemble)])
-    for file in config[-1:]:  # of a run, or any other
+    for file in sources[-1:]:  # a run's configuration, or any other
         yield file.absolute().parent.name if file.name == "config.yaml" else file.stem
     if split is not None:
         yield split

@@ -65,7 +65,7 @@ class FolderSource(CaptionSource):
         self._base = None if captions is None else self.root  # folder of the images; by default each file's folder
         for file in self.files:
             if file.suffix.lower() not in (".jsonl", ".csv", ".txt", ".token"):
-                raise InputError(f"{file}: captions must be a .jsonl or .csv file, or Flickr's .token")
+                raise InputError(f"{file}: captions must be a .jsonl, .csv or .txt file, or Flickr's .token")
 
     def index(self, split: str) -> CaptionIndex:
         entries: dict[str, ImageEntry] = {}  # by normal path, because an image may have several spellings

@@ -92,6 +92,8 @@ class DecodingOptions(BeamOptions):
         check_whole(1, 1000, samples=self.samples)
         check_whole(1, top_k=self.top_k)
         check_choice(Method, method=self.method)
+        if self.context_mode is not None:
+            check_choice(ContextMode, context_mode=self.context_mode)
         unused = [] if self.method == "sample" else ["temperature", "top_k", "top_p", "seed"]
         for name in unused[:-1] if self.context_mode == "sample" else unused:  # draws of locations need the seed
             if (value := getattr(self, name)) != getattr(DecodingOptions, name):

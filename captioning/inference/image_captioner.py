@@ -62,7 +62,7 @@ class ImageCaptioner(Generic[Model]):
         self.settings = settings or {}
         self.options = DecodingOptions.of_settings(self.settings)
         self.members: Sequence[Any] = model.members if isinstance(model, Ensemble) else [model]
-        if any(member.decoder.attention.context_mode == "sample" for member in self.members):
+        if all(member.decoder.attention.context_mode == "sample" for member in self.members):
             self.options = dataclasses.replace(self.options, context_mode="sample")  # so that a seed has an effect
 
     @property
@@ -157,7 +157,7 @@ class ImageCaptioner(Generic[Model]):
                 shows it as given.
             context_mode, seed: How hard attention forms its contexts; see ``DecodingOptions``.
         """
-        options = dataclasses.replace(self.options, context_mode=context_mode, seed=seed)
+        options = dataclasses.replace(self.options, context_mode=context_mode or self.options.context_mode, seed=seed)
         check_several(images)
         if len(images) != len(captions) or any(isinstance(caption, str) for caption in captions):
             raise InputError(f"captions: give a list of words for each of {len(images)} images, got {captions!r:.80}")
@@ -190,7 +190,9 @@ class ImageCaptioner(Generic[Model]):
         device = next(self.model.parameters()).device
         views_by_model = zip(*(views for _, (views, _) in images), strict=True)
         if options.seed is not None:
-            options = dataclasses.replace(options, seed=options.seed + number)  # a different stream for every batch
+            options = dataclasses.replace(
+                options, seed=(options.seed + number) % 2**63
+            )  # a different stream for every batch
         with torch.inference_mode(), self.model.configured(options):
             preprocessed = zip(self.model.preprocessings, views_by_model, strict=True)
             memory = self.model.encode_views([steps.normalize_all(views, device) for steps, views in preprocessed])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from captioning.attention import Memory
 from captioning.attention.memory import repeat_rows
-from captioning.component import check_shape
+from captioning.component import Component, check_shape
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.transforms import Preprocessing
 from captioning.decoding import BeamOptions, Hypothesis, Step, StepFunction, decode
@@ -139,8 +139,10 @@ class Captioner(CaptionModel):
 
     def __init__(self, encoder: Encoder, decoder: Decoder, *, vocabulary_size: int) -> None:
         super().__init__()
-        if any(True for _ in decoder.parameters()):
-            raise InputError(f"{type(decoder).__name__}: is another captioner's; make one for each captioner")
+        for part in (part for part in decoder.modules() if isinstance(part, Component)):
+            if part.has_captioner:
+                raise InputError(f"{type(part).__name__}: is another captioner's; make one for each captioner")
+            part.has_captioner = True
         self.encoder = encoder
         self.decoder = decoder
         self.freeze_statistics = False

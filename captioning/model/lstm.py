@@ -159,6 +159,8 @@ class AttentionDecoder(Decoder):
         return packed.output(logits, lstm.trace()._replace(evidence=evidence), lstm.log_prob)
 
     def evidence(self, captions: Tensor, lengths: Tensor, memory: Memory) -> Tensor | None:
+        if not self.attention.weighs_annotations:
+            return None
         evidence = self._evidence_of_words(captions, memory)  # much faster than running the steps
         return self(captions, lengths, memory).trace.evidence if evidence is None else evidence
 

@@ -79,6 +79,8 @@ class CaptioningModule(pl.LightningModule):
         self.optimizer, self.scheduler = optimizer, scheduler
         self.search, self.initial_model, self.settings = search, initial_model, dict(settings)
         self._watch = CollapseWatch()
+        self._scheduled: list[Attention] = []
+        self._batches = 0  # of the whole run, if an attention is scheduled
         self._random_state: dict[str, Any] | None = None
         self._random_state_at_step: dict[str, Tensor] = {}  # at the beginning of the optimizer step
         self._stops_after_step = False  # the optimizer step in progress

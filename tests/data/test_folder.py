@@ -92,7 +92,7 @@ def test_the_file_of_captions_is_found_by_its_usual_name_and_has_a_known_ending(
     (tmp_path / "captions.csv").rename(tmp_path / "Captions.CSV")
     (tmp_path / "metadata.jsonl").touch()  # another data set's, behind our own
     assert FolderSource(str(tmp_path)).index("val" if hashed_split("a.jpg") == "val" else "train").paths == ["a.jpg"]
-    with pytest.raises(InputError, match=r"captions\.xlsx: captions must be a \.jsonl or \.csv file"):
+    with pytest.raises(InputError, match=r"captions\.xlsx: captions must be a \.jsonl, \.csv or \.txt file"):
         FolderSource(str(tmp_path), captions="captions.xlsx")
 
 

@@ -146,10 +146,9 @@ MISTAKES = {
     "caption photo.png --model runs/soft/checkpoints/best.ckpt --json notes.txt/x": "notes.txt/x",
     "caption photo.png --model runs/soft": "is a folder; give runs/soft/checkpoints/best.ckpt",
     "export --model foreign.ckpt --output out": "foreign.ckpt: not a checkpoint of this project",
-    FIT
-    + "--ckpt_path exported": "exported: is a folder; give a .ckpt file (--model and --init_from take exported folders",
-    FIT + "--ckpt_path pretrained": "pretrained: is a folder; give a .ckpt file (--model and --init_from",
-    "average --model pretrained --output mean.ckpt": "pretrained: is a folder; give a .ckpt file",
+    FIT + "--ckpt_path exported": "exported: is a folder; give a .ckpt file (caption --model and fit --init_from",
+    FIT + "--ckpt_path pretrained": "pretrained: is a folder; give a .ckpt file (caption --model and",
+    "average --model pretrained --output mean.ckpt": "pretrained: is a folder; give a .ckpt file (caption --model",
     "predict --ckpt_path pretrained --config tiny.yaml --results notes.txt": "--results notes.txt: is a file; give a f",
     "export --model pretrained --output out --notes latin.md": "latin.md: is not in UTF-8 (",
     # the other commands

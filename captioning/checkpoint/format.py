@@ -83,11 +83,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     InputError if the file is missing, damaged, or another project's.
     """
     if path.is_dir() or str(path) == "pretrained" or str(path).startswith("hf:"):
-        best, other = (
-            RunFolder(path).checkpoint("best"),
-            "a .ckpt file (--model and --init_from take exported folders, too)",
-        )
-        raise InputError(f"{path}: is a folder; give {best if best.is_file() else other}")
+        best, exported = RunFolder(path).checkpoint("best"), "caption --model and fit --init_from take exported folders"
+        raise InputError(f"{path}: is a folder; give {best if best.is_file() else f'a .ckpt file ({exported}, too)'}")
     refuse_lfs_pointer(path)
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)

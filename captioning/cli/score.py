@@ -75,8 +75,7 @@ def score(
         captioning validate --ckpt_path runs/shapes_soft/checkpoints/last.ckpt
         captioning predict --ckpt_path runs/shapes_soft/checkpoints/best.ckpt --results submission
     """
-    own = "--data.source"  # whose options may have any name
-    for option in (word.partition("=")[0] for word in overrides if word.startswith("--") and own not in word):
+    for option in (word.partition("=")[0] for word in overrides if word.startswith("--")):
         if (new := _OLD_NAMES.get(option.lstrip("-").rpartition(".")[2])) is not None:
             raise InputError(f"{option} of captioning {task} is now --{new}")
     if results is not None and results.is_file():
@@ -107,8 +106,8 @@ def score(
     other_mode = None if context_mode == own_mode else context_mode
     other_split = None if split == prefix else split
     limit = data["limit_images"] if any(word.startswith("--data.limit_images") for word in overrides) else None
-    sources = [*(config or ()), *(Path("other_data") for word in overrides if word.startswith(own))]
-    folder = results or home.joinpath(*_variants(other_mode, ensemble or [], sources, other_split, limit))
+    other_data = [Path("other_data")] if run and any(word.startswith("--data.source") for word in overrides) else []
+    folder = results or home.joinpath(*_variants(other_mode, ensemble or [], config or other_data, other_split, limit))
     logged = run if task == "test" and run is not None and folder == run.path and not no_logger else None
 
     options = data | {"split": split or prefix, "seed": seed, "figure_count": 0 if logged is None else 4}

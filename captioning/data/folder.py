@@ -156,8 +156,10 @@ def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
             warn_once(f"{path}: lines without the bar before the caption, read as if they had it: {mended}")
     lines, number = io.StringIO(text, newline=""), 1
     separator = "\t" if is_token else max(",;\t|", key=text.partition("\n")[0].count)
+    is_json = path.suffix.lower() == ".jsonl"
+    in_quotes = "" if is_json else f", a caption with {separator!r} in quotes"
     try:
-        if path.suffix.lower() == ".jsonl":
+        if is_json:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield number, _converted(msgspec.json.decode(line, type=dict[str, Any]))
@@ -181,8 +183,10 @@ def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
             number = table.line_num + 1
     except (csv.Error, ValueError, msgspec.MsgspecError) as error:
         quote = "a quote that opens here is not closed: " if isinstance(error, csv.Error) else ""
-        line_of = "image, caption and perhaps split (train, val or test)"
-        line_of += f"; in a table, a caption with {separator!r} has quotes"
+        if is_token or is_flickr30k:
+            line_of = "image#number, a tab and a caption" if is_token else "image_name| comment_number| comment"
+        else:
+            line_of = f"image, caption and perhaps split (train, val or test){in_quotes}"
         raise InputError(f"{path}: line {number}: {quote}{one_line(error)}; a line has {line_of}") from error
 
 

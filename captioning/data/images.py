@@ -92,7 +92,8 @@ def _turned(image: Image.Image, marked: Image.Image) -> Image.Image:
 
 def upright_size(image: Image.Image) -> tuple[int, int]:
     """Return the (width, height) of an opened image when it stands upright."""
-    return _turned(Image.new("1", image.size), image).size
+    turned = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
+    return image.size[::-1] if turned else image.size
 
 
 def upright_masks(masks: Sequence[np.ndarray], path: Path) -> list[np.ndarray]:

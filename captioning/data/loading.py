@@ -231,7 +231,7 @@ def load_images(index: CaptionIndex, rows: Tensor, preprocessing: Preprocessing)
 
 def worker_count(number: int | None, *, cached: bool) -> int:
     """Return the number of processes; None is one per processor, at most 8, or for features none on a CPU, else two."""
+    if number is not None:
+        return number
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if number is None:
-        return (2 if torch.cuda.is_available() else 0) if cached else min(8, processors)
-    return number
+    return (2 if torch.cuda.is_available() else 0) if cached else min(8, processors)

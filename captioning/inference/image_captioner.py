@@ -190,9 +190,8 @@ class ImageCaptioner(Generic[Model]):
         device = next(self.model.parameters()).device
         views_by_model = zip(*(views for _, (views, _) in images), strict=True)
         if options.seed is not None:
-            options = dataclasses.replace(
-                options, seed=(options.seed + number) % 2**63
-            )  # a different stream for every batch
+            # Every batch has another stream of random numbers.
+            options = dataclasses.replace(options, seed=options.seed + number)
         with torch.inference_mode(), self.model.configured(options):
             preprocessed = zip(self.model.preprocessings, views_by_model, strict=True)
             memory = self.model.encode_views([steps.normalize_all(views, device) for steps, views in preprocessed])

@@ -139,14 +139,15 @@ class Captioner(CaptionModel):
 
     def __init__(self, encoder: Encoder, decoder: Decoder, *, vocabulary_size: int) -> None:
         super().__init__()
-        for part in (part for part in decoder.modules() if isinstance(part, Component)):
-            if part.has_captioner:
-                raise InputError(f"{type(part).__name__}: is another captioner's; make one for each captioner")
-            part.has_captioner = True
+        parts = [part for part in decoder.modules() if isinstance(part, Component)]
+        if taken := next((part for part in parts if part.has_captioner), None):
+            raise InputError(f"{type(taken).__name__}: is another captioner's; make one for each captioner")
         self.encoder = encoder
         self.decoder = decoder
         self.freeze_statistics = False
         decoder.build(vocabulary_size, encoder.annotation_dim, encoder.grid_size)
+        for part in parts:
+            part.has_captioner = True
 
     def train(self, mode: bool = True) -> Captioner:
         """Set the mode; ``freeze_statistics`` holds while the encoder is frozen."""

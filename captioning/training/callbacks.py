@@ -178,6 +178,8 @@ class Unfreeze(Callback):
         encoder = pl_module.encoder
         encoder.set_trainable(encoder.trainable_from is not None and trainer.current_epoch >= self.epoch)
 
+    on_train_start = on_train_epoch_start  # a run resumed inside an epoch skips the start of the epoch
+
 
 _GRACE_SECONDS = 5  # for a batch, after a request to end
 

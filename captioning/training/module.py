@@ -30,7 +30,7 @@ from captioning.model import Captioner, Decoder
 from captioning.objective import Likelihood, Objective
 from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.processes import process_count, sum_over_processes
-from captioning.training.callbacks import CaptionSamples, Unfreeze
+from captioning.training.callbacks import CaptionSamples
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.resume import (
     check_settings,
@@ -124,8 +124,8 @@ class CaptioningModule(pl.LightningModule):
 
     def on_train_start(self) -> None:
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, (GradientAccumulationScheduler, Unfreeze)):  # they act at the start of an epoch
-                callback.on_train_epoch_start(self.trainer, self)
+            if isinstance(callback, GradientAccumulationScheduler):  # it acts only at the start of an epoch
+                callback.on_train_epoch_start(self.trainer)
         start_new_epoch(self.trainer)
         if self._random_state is not None:  # a resumed run continues the same stream of random numbers
             torch.set_rng_state(self._random_state["cpu"].cpu())

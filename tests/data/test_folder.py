@@ -237,7 +237,7 @@ def test_a_split_without_a_folder_takes_one_in_ten_of_the_training_images(tmp_pa
         ({"captions.csv": ""}, "line 1: the columns are : 0 of them are called 'image'"),
         (
             {"captions.csv": "image,caption\na.png,a dog, a cat\n"},
-            "line 2: has 3 columns, .*a caption with ',' has quotes",
+            "line 2: has 3 columns, .*a caption with ',' in quotes",
         ),
         ({"captions.csv": 'image,caption\na,b\nc,"d\ne,f\ng,h\n'}, "line 3: a quote that opens here is not closed"),
         ({"captions.csv": 'image,caption\na,"b\nc,"d"\n'}, "line 2: a quote that opens here is not closed"),
@@ -249,7 +249,7 @@ def test_a_split_without_a_folder_takes_one_in_ten_of_the_training_images(tmp_pa
         ({"captions.csv": "image,caption\n".encode("utf-16")}, "is not in UTF-8 (.*; save the file in UTF-8"),
         (
             {"results.csv": "image_name| comment_number| comment\n1.jpg| 0| a\n1.jpg\n"},
-            "line 3: Object missing required field `caption`",
+            "line 3: Object missing required field `caption`; a line has image_name| comment_number| comment",
         ),
         ({"Flickr8k.token.txt": "1.jpg#0\ta\n1.jpg#1 a\n"}, "line 2: Object missing required field `caption`"),
         (

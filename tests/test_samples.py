@@ -41,6 +41,13 @@ class DroppingScore(Score):
         return self.inner(torch.nn.functional.dropout(query, 0.5), projected)
 
 
+class DroppingAdditiveScore(AdditiveScore):
+    """A score of somebody's own, from one that is deterministic."""
+
+    def project_query(self, query):
+        return super().project_query(torch.nn.functional.dropout(query, 0.5))
+
+
 def soft(**options):
     return SoftAttention(AdditiveScore(5), **options)
 
@@ -118,6 +125,7 @@ def rows_attended(decoder, monkeypatch) -> list[int]:
         (lambda: MultiHeadAttention(ScaledDotScore(), heads=2), 1),
         (lambda: MultiHeadAttention(ScaledDotScore(), heads=2, dropout=0.3), SAMPLES),
         (lambda: SoftAttention(DroppingScore(5)), SAMPLES),
+        (lambda: SoftAttention(DroppingAdditiveScore(5)), SAMPLES),
     ],
 )
 def test_samples_share_a_recurrence_that_is_deterministic(attention, recurrences, monkeypatch):

@@ -132,8 +132,7 @@ class StochasticAttention(Attention):
             one_hot = one_hot + (relaxed - relaxed.detach())
         drawn = torch.ones_like(locations[:, 0]).bool() if memory.drawn is None else memory.drawn
         drawn = drawn.unsqueeze(1)  # (B, 1)
-        # log_alphas.exp(), not alphas: recorded trainings depend on its last digits.
-        weights = torch.where(drawn.unsqueeze(2), one_hot, self.dropout(log_alphas.exp()))  # (B, R, L)
+        weights = torch.where(drawn.unsqueeze(2), one_hot, self.dropout(alphas))  # (B, R, L)
         return AttentionOutput(
             expected_context(weights, memory.annotations),
             alphas,

@@ -38,6 +38,7 @@ class NTMScore(CosineScore):
         attention_dim: Size A of the keys.
     """
 
+    deterministic = True
     needs_softmax = True
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:

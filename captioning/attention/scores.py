@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +24,17 @@ class Score(Component):
     them as further arguments, ``update`` returns the next step's. Most scores carry nothing.
 
     Attributes:
-        deterministic: Whether two equal queries always get equal logits, in training mode, too. True only for a class
-            without dropout and random numbers.
+        deterministic: Whether two equal queries always get equal logits, in training mode, too. Each class without
+            dropout and random numbers says so for itself, because a subclass may add them.
         needs_softmax: Whether the logits are logarithms of weights, which only a softmax turns into the score's alphas.
     """
 
     deterministic = False
     needs_softmax = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.deterministic = vars(cls).get("deterministic", False)
 
     @abstractmethod
     def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
@@ -93,6 +98,8 @@ class AdditiveScore(Score):
 class ConcatScore(AdditiveScore):
     """e_ti = v^T tanh(W [h_{t-1}; a_i]) (Luong et al. 2015): ``AdditiveScore`` without a bias, with W = [W_h W_a]."""
 
+    deterministic = True
+
     def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
         super().build(annotation_dim, query_dim, grid_size)
         self.annotation_projection = nn.Linear(annotation_dim, self.attention_dim, bias=False)
@@ -107,6 +114,8 @@ class CoverageScore(AdditiveScore):
     Args:
         attention_dim: Width A of the hidden layer.
     """
+
+    deterministic = True
 
     def __init__(self, attention_dim: int = 512) -> None:
         super().__init__(attention_dim)
@@ -151,6 +160,8 @@ class DotScore(Score):
 class GeneralScore(DotScore):
     """e_ti = a_i^T W h_{t-1} (Luong et al. 2015). a_i^T W is computed once per image: a step is one dot product."""
 
+    deterministic = True
+
     def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
         self.annotation_projection = nn.Linear(annotation_dim, query_dim, bias=False)
 
@@ -168,6 +179,7 @@ class ScaledDotScore(DotScore):
             one size.
     """
 
+    deterministic = True
     annotation_projection: nn.Module
     query_projection: nn.Module
 
@@ -200,6 +212,8 @@ class CosineScore(ScaledDotScore):
     Args:
         attention_dim: Size A of both projections.
     """
+
+    deterministic = True
 
     def __init__(self, attention_dim: int = 512) -> None:
         super().__init__(attention_dim)

@@ -46,6 +46,8 @@ class UniformAttention(SoftAttention):
 class _UniformScore(LocationScore):
     """e_ti = 0."""
 
+    deterministic = True
+
     def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
         pass
 

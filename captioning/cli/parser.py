@@ -8,10 +8,11 @@ import inspect
 import re
 import shutil
 import sys
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+
+import docstring_parser
 
 from captioning.cli import IMPORTED, announce
 from captioning.errors import InputError, did_you_mean
@@ -29,17 +30,16 @@ def refusal(prog: str, message: str, help_text: str) -> InputError:
     hint = ""
     if "are required: " in message and example is not None:
         hint = f", as in {example[1]}"
-    elif match := re.search(r"unrecognized arguments: ([^\s=]+)", message):
-        hint = "; captioning fit has it" if match[1] in options else did_you_mean(match[1], options)
-    elif match := re.search(r"Option '(\w+\.\S+?)' is not accepted", message):  # a configuration has it
-        hint = did_you_mean(f"--{match[1]}", options)
+    elif match := re.search(r"(?:unrecognized arguments: |Option ')(?:--)?([\w.]+)", message):
+        option = f"--{match[1]}"
+        hint = "; captioning fit has it" if option in options else did_you_mean(option, options)
     elif match := re.search(r"(?:has no attribute '|dot import path string: )([\w.]+)", message):
         places = ("captioning.", "torch.optim.", "torch.nn", "pytorch_lightning.", *IMPORTED)
         modules = [module for name, module in sys.modules.items() if name.startswith(places)]
         classes = {name for module in modules for name, value in vars(module).items() if isinstance(value, type)}
         hint = did_you_mean(match[1], classes)
     elif "import path denylist" in message:
-        hint = "; name its module by --import"
+        message, hint = message.partition(". Add the import path")[0], "; name its module by --import"
     return InputError(f"{' '.join(message.split())}{hint} (see {prog} --help)")
 
 
@@ -57,20 +57,21 @@ def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
     may be None takes ``true`` or ``false``. A ``list`` is a repeated option (without ``*names``, also one with several
     values). A ``Literal`` has choices.
     """
-    description, arguments, *examples = re.split(r"\n\n(?:Args|Examples):\n", inspect.getdoc(command) or "")
-    lines = textwrap.dedent(examples[0]).splitlines() if examples else []
+    documented = docstring_parser.parse(inspect.getdoc(command) or "")
+    lines = (documented.examples[0].description or "").splitlines() if documented.examples else []
     lines = [f"  {line}" for line in lines if line.startswith(prog)]  # two commands may share a docstring
     epilog = "\n".join(["examples:", *lines]) if lines else None
     width = min(100, shutil.get_terminal_size().columns)
     layout = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=29, width=width)
-    parser = CommandParser(prog, description=description, epilog=epilog, formatter_class=layout, allow_abbrev=False)
+    parser = CommandParser(prog, description=documented.description, epilog=epilog, formatter_class=layout, allow_abbrev=False)
     parser.argument_default = argparse.SUPPRESS  # the function has the defaults
     kinds, parameters = get_type_hints(command), inspect.signature(command).parameters
     has_words = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values())
     required, positional = list[str](), list[str]()
-    for name, sentence in re.findall(r"^    \*?(\w+): (.+(?:\n {8}.+)*)", arguments, re.MULTILINE):
+    for argument in documented.params:
+        name = argument.arg_name.lstrip("*")
         kind, parameter = kinds[name], parameters[name]
-        options: dict[str, Any] = {"help": " ".join(sentence.split())}
+        options: dict[str, Any] = {"help": " ".join((argument.description or "").split())}
         if type(None) in get_args(kind):
             kind = get_args(kind)[0]
         if get_origin(kind) is list:

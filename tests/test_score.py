@@ -16,6 +16,7 @@ from helpers_runs import tiny_config
 from PIL import Image
 
 from captioning.inference import load
+from captioning.run_folder import checksum
 
 CHECKPOINT = "runs/tiny/checkpoints/last.ckpt"
 OTHER = "runs/other/checkpoints/last.ckpt"
@@ -106,6 +107,7 @@ def test_several_models_are_tested_as_an_ensemble(workdir, capsys):
     (image,) = sorted(Path("shapes").rglob("val*/*.png"))[:1]
     found = load([CHECKPOINT, OTHER]).caption(image, beam_size=1)
     assert caption["caption"] == found.text
+    assert json.loads(read("scored/test_metrics.json"))["search"]["members"] == {OTHER: checksum(OTHER)}
     alone = [measured("--ckpt_path", checkpoint)["nll"] for checkpoint in (CHECKPOINT, OTHER)]
     assert both["nll"] < sum(alone) / 2  # Jensen: the mean of probabilities beats the mean of logarithms
 
@@ -114,7 +116,7 @@ def test_several_models_are_tested_as_an_ensemble(workdir, capsys):
 def test_a_context_mode_reaches_the_models_of_an_ensemble_that_have_it(workdir, capsys):
     argmax = ["--context_mode", "argmax"]
     command("test", "--ckpt_path", CHECKPOINT, "--ensemble", OTHER, *argmax, *VAL)
-    (caption,) = json.loads(read("runs/tiny/argmax/ensemble_other/val/test_captions.json"))
+    (caption,) = json.loads(read("runs/tiny/argmax/ensemble_other_last/val/test_captions.json"))
     (image,) = sorted(Path("shapes").rglob("val*/*.png"))[:1]
     mode: dict[str, Any] = {"beam_size": 1, "context_mode": "argmax"}
     assert caption["log_prob"] == pytest.approx(load([CHECKPOINT, OTHER]).caption(image, **mode).log_prob)

@@ -107,7 +107,7 @@ def score(
     other_split = None if split == prefix else split
     limit = data["limit_images"] if any(word.startswith("--data.limit_images") for word in overrides) else None
     other_data = [Path("other_data")] if run and any(word.startswith("--data.source") for word in overrides) else []
-    folder = results or home.joinpath(*_variants(other_mode, ensemble or [], config or other_data, other_split, limit))
+    folder = results or home.joinpath(*_subfolders(other_mode, ensemble or [], config or other_data, other_split, limit))
     logged = run if task == "test" and run is not None and folder == run.path and not no_logger else None
 
     options = data | {"split": split or prefix, "seed": seed, "figure_count": 0 if logged is None else 4}
@@ -121,21 +121,22 @@ def score(
         return
     conditions: dict[str, Any] = {"split": options["split"], "context_mode": context_mode or own_mode}
     conditions |= {"checkpoint": Path(path).name, "weights": checksum(path)}
-    conditions |= {"ensemble": len(captioner.members)} if ensemble else {}
+    if ensemble:
+        conditions |= {"ensemble": len(captioner.members), "members": {model: checksum(model) for model in ensemble}}
     origin = provenance(command=shlex.join(sys.argv), seed=seed)
     origin["used"] = machine | {"num_workers": data["num_workers"]}
     origin["settings"] = captioner.settings | {"data": settings[-1].get("data") if settings else None}
     _report(folder, prefix, evaluator, conditions, origin, logged)
 
 
-def _variants(
+def _subfolders(
     mode: str | None, ensemble: Sequence[str], sources: Sequence[Path], split: str | None, limit: int | None
 ) -> Iterator[str]:
     """Yield the name of a subfolder for each condition that differs from the test of a run."""
     if mode is not None:
         yield mode
     if ensemble:
-        yield "_".join(["ensemble", *map(model_name, ensemble)])
+        yield "_".join(["ensemble", *(model_name(model) + "_last" * model.endswith("last.ckpt") for model in ensemble)])
     for file in sources[-1:]:  # a run's configuration, or any other
         yield file.absolute().parent.name if file.name == "config.yaml" else file.stem
     if split is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: its kernels then run on a CPU
 
+gc.disable()  # until the tests are collected; what they import is then never looked through again
+
 torch.set_num_threads(1)  # two test processes on two cores, not two times two threads
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts tests in the background ignores it
 
@@ -59,6 +62,11 @@ def browser() -> Iterator[Any]:
         started = driver.chromium.launch(executable_path=CHROMIUM, args=flags)
         yield started
         started.close()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -139,6 +139,7 @@ def test_what_is_no_photograph_is_refused_in_one_line(page, tmp_path):
     assert page.locator("iframe.frame").count() == 0
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_one_line(extra, checkpoint):
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = str(used.getsockname()[1])

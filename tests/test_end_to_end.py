@@ -53,18 +53,15 @@ def trained(tmp_path_factory) -> Path:
     return folder
 
 
-def run_demo() -> None:
+def run_demo(run=command) -> None:
     """Run the demo with its commands in this process, because each of ten processes would import PyTorch."""
-
-    def run(self, name, arguments) -> float:
-        command(*arguments)
-        return 1.0
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["demo.py"])
-        patch.setattr(Commands, "run", run)
+        patch.setattr(Commands, "run", lambda self, name, arguments: run(*arguments) or 1.0)
         patch.setattr(Commands, "side_by_side", lambda self, task, items: [task(item) for item in items])
-        load_script("demo").main(["--overlay_config", "tiny.yaml"])
+        script = load_script("demo")
+        patch.setattr(script, "caption_a_photo", lambda runs: None)  # tests/test_demo.py
+        script.main(["--overlay_config", "tiny.yaml"])
 
 
 @pytest.fixture
@@ -93,7 +90,9 @@ def test_demo_trains_scores_captions_and_draws_then_goes_on_where_it_is(demo, ca
     assert entry["bleu1"] == pytest.approx(scores["test/bleu1"], abs=0.01)
     assert scores["cells"]["grid_size"] == [3, 3] and scores["cells"]["size"] == [48, 48]
 
-    run_demo()
+    commands = []
+    run_demo(lambda *words: commands.append(words))
+    assert [words[:2] for words in commands if words[0] == "fit"] == [("fit", "--ckpt_path")] * 2
     assert "Next:" in capsys.readouterr().out
     again = json.loads((demo / "summary.json").read_text())["soft"]
     assert again["bleu1"] == entry["bleu1"] and again["seconds"] == entry["seconds"]  # nothing was trained again

@@ -63,11 +63,11 @@ def beam_search(
         constraints: What the words must be.
     """
     K = beam_size
-    slots = torch.arange(K, device=state[0].device)
+    numbers = torch.arange(K, device=state[0].device)
 
     def choose(log_probs: Tensor, total: Tensor, open_count: Tensor, images: Tensor) -> Slots:
-        total, parent, word, log_prob = _best(log_probs, total, K)
-        return total.masked_fill(slots >= open_count, float("-inf")), parent, word, log_prob
+        slots = _best(log_probs, total, K)
+        return slots._replace(total=slots.total.masked_fill(numbers >= open_count, float("-inf")))
 
     limits: dict[str, Any] = {"max_length": max_length, "constraints": constraints}
     hypotheses = search(step, state, choose, K=K, length_normalization=length_normalization, **limits)
@@ -75,10 +75,7 @@ def beam_search(
 
 
 def _best(log_probs: Tensor, total: Tensor, K: int) -> Slots:
-    """Return the K best continuations of each image: total, parent, word and log_prob, (B, K) each.
-
-    ``log_probs`` (B, R, V) are for the next word of every beam, ``total`` (B, R) for the beams.
-    """
+    """Return the K best continuations of each image; ``log_probs`` (B, R, V) and ``total`` (B, R) as in ``Choose``."""
     # The image's best are among the best of each beam.
     log_prob, word = log_probs.topk(min(K, log_probs.shape[2]), dim=2)
     words_per_beam = log_prob.shape[2]
@@ -86,7 +83,7 @@ def _best(log_probs: Tensor, total: Tensor, K: int) -> Slots:
     missing = max(0, K - totals.shape[1])  # a beam may be wider than the vocabulary
     total, best = torch.nn.functional.pad(totals, (0, missing), value=float("-inf")).topk(K, dim=1)
     best = best.clamp(max=totals.shape[1] - 1)  # changes padding only
-    return total, best // words_per_beam, word.gather(1, best), log_prob.gather(1, best)
+    return Slots(total, best // words_per_beam, word.gather(1, best), log_prob.gather(1, best))
 
 
 def greedy(
@@ -129,7 +126,8 @@ def sample(
         uniform = torch.rand(B, R, 1, dtype=torch.float64, device=device)[images]
         word = sample_words(_likely(log_probs.flatten(0, 1) / temperature, top_k, top_p), uniform.flatten(0, 1))
         log_prob = log_probs.gather(2, word.view(-1, R, 1)).squeeze(2)
-        return total + log_prob, torch.arange(R, device=device).expand_as(total), word.view_as(total), log_prob
+        parent = torch.arange(R, device=device).expand_as(total)
+        return Slots(total + log_prob, parent, word.view_as(total), log_prob)
 
     images = search(step, state, choose, K=R, max_length=max_length, constraints=constraints)
     return [hypothesis for image in images for hypothesis in image]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import itemgetter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,13 +16,21 @@ from captioning.errors import InputError
 from captioning.trace import AttentionTrace, State, map_fields
 from captioning.vocabulary import END, START
 
-Slots = tuple[Tensor, Tensor, Tensor, Tensor]
-Choose = Callable[[Tensor, Tensor, Tensor, Tensor], Slots]
-"""``choose(log_probs, total, open_count, images)`` fills the K slots of B images with the continuations of R beams.
 
-Arguments: log-probabilities of the next word (B, R, V) and of the beams (B, R), -inf for no beam; K less the
-number of ended hypotheses (B, 1); numbers of the images (B,). Results, (B, K) each: log-probability of the slot's
-hypothesis, -inf for none; the beam that it continues, 0 .. R - 1; its next word; log-probability of that word."""
+class Slots(NamedTuple):
+    """The hypotheses in the K slots of B images after a step, (B, K) each."""
+
+    total: Tensor  # log-probability of the hypothesis, -inf for none
+    parent: Tensor  # the beam that it continues, 0 .. R - 1
+    word: Tensor  # its next word
+    log_prob: Tensor  # log-probability of that word
+
+
+Choose = Callable[[Tensor, Tensor, Tensor, Tensor], Slots]
+"""``choose(log_probs, total, open_count, images)`` fills the slots with continuations of R beams.
+
+Arguments: log-probabilities of the next word (B, R, V) and of the beams (B, R), -inf for no beam; K less the number of
+ended hypotheses (B, 1); numbers of the images (B,)."""
 
 
 def search(

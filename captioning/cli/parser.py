@@ -63,7 +63,8 @@ def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
     epilog = "\n".join(["examples:", *lines]) if lines else None
     width = min(100, shutil.get_terminal_size().columns)
     layout = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=29, width=width)
-    parser = CommandParser(prog, description=documented.description, epilog=epilog, formatter_class=layout, allow_abbrev=False)
+    texts: dict[str, Any] = {"description": documented.description, "epilog": epilog, "formatter_class": layout}
+    parser = CommandParser(prog, **texts, allow_abbrev=False)
     parser.argument_default = argparse.SUPPRESS  # the function has the defaults
     kinds, parameters = get_type_hints(command), inspect.signature(command).parameters
     has_words = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values())

@@ -107,7 +107,8 @@ def score(
     other_split = None if split == prefix else split
     limit = data["limit_images"] if any(word.startswith("--data.limit_images") for word in overrides) else None
     other_data = [Path("other_data")] if run and any(word.startswith("--data.source") for word in overrides) else []
-    folder = results or home.joinpath(*_subfolders(other_mode, ensemble or [], config or other_data, other_split, limit))
+    subfolders = _subfolders(other_mode, ensemble or [], config or other_data, other_split, limit)
+    folder = results or home.joinpath(*subfolders)
     logged = run if task == "test" and run is not None and folder == run.path and not no_logger else None
 
     options = data | {"split": split or prefix, "seed": seed, "figure_count": 0 if logged is None else 4}

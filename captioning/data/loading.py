@@ -135,7 +135,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
 
     def __getitem__(self, numbers: list[int]) -> CaptionBatch:
         index = self.index
-        epoch_and_step = getattr(numbers, "epoch_and_step", (0, 0))
+        epoch_and_batch = getattr(numbers, "epoch_and_batch", (0, 0))
         if self.by_image:
             rows = np.array(numbers, dtype=np.int64)
             captions = np.concatenate([np.arange(*index.first_caption[row : row + 2]) for row in numbers])
@@ -148,14 +148,14 @@ class CaptionDataset(Dataset[CaptionBatch]):
         ids, lengths = pad_captions([self._words[first[n] : first[n + 1]].tolist() for n in captions])
         images = annotations = None
         if self.features is None:
-            loaded = [self._image(row, epoch_and_step) for row in rows.tolist()]
+            loaded = [self._image(row, epoch_and_batch) for row in rows.tolist()]
             images, views = torch.stack([image for image, _ in loaded]), [view_of for _, view_of in loaded]
         else:
             annotations, steps = self.features.gather(rows), self.preprocessing
             mirrored = np.zeros(len(rows), dtype=bool)
             if self.flipped is not None:
                 # The sampler seeds its order with (seed, epoch); the 1 keeps the two streams apart.
-                drawn = np.random.default_rng((self.seed, epoch_and_step[0], 1)).random(len(index))
+                drawn = np.random.default_rng((self.seed, epoch_and_batch[0], 1)).random(len(index))
                 mirrored = drawn[rows] < self.augmentation.flip
                 annotations[torch.from_numpy(mirrored)] = self.flipped.gather(rows[mirrored])
             views = [steps.mirrored_view if flip else steps.evaluation_view for flip in mirrored]
@@ -163,12 +163,12 @@ class CaptionDataset(Dataset[CaptionBatch]):
         batch = CaptionBatch(ids, lengths, caption_images, image_ids, image_rows, images, annotations)
         return batch if self.regions is None else self._with_regions(batch, captions, views)
 
-    def _image(self, row: int, epoch_and_step: tuple[int, int]) -> tuple[Tensor, ViewOf]:
-        """Return an image's input (3, height, width) for the batch at ``epoch_and_step``, and its view."""
+    def _image(self, row: int, epoch_and_batch: tuple[int, int]) -> tuple[Tensor, ViewOf]:
+        """Return an image's input (3, height, width) for the batch at ``epoch_and_batch``, and its view."""
         image = self.index.image(row, self.preprocessing)
         if self.augmentation == Augmentation():
             return self.preprocessing(image), self.preprocessing.evaluation_view
-        stream = np.random.SeedSequence((self.seed, *epoch_and_step, row)).generate_state(1, np.uint64)
+        stream = np.random.SeedSequence((self.seed, *epoch_and_batch, row)).generate_state(1, np.uint64)
         view = self.augmentation.draw(self.preprocessing, image.size, torch.Generator().manual_seed(int(stream[0])))
         return self.preprocessing(image, view), lambda _: view
 

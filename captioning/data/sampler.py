@@ -15,9 +15,9 @@ Group = Literal["length", "image"]
 
 
 class PlacedBatch(list[int]):
-    """The numbers of a batch's captions; ``epoch_and_step`` is its position, the same on all ranks."""
+    """The numbers of a batch's captions; ``epoch_and_batch`` is its position, the same on all ranks."""
 
-    epoch_and_step = 0, 0
+    epoch_and_batch = 0, 0
 
 
 class CaptionBatches(Sampler[list[int]]):
@@ -87,7 +87,7 @@ class CaptionBatches(Sampler[list[int]]):
         order = random.permutation(len(self)).tolist()
         for number, step in enumerate(order[first:], first):
             captions = PlacedBatch(self._captions(steps[step], epoch))
-            captions.epoch_and_step = epoch, number
+            captions.epoch_and_batch = epoch, number
             yield captions
 
     def _captions(self, step: np.ndarray, epoch: int) -> list[int]:

@@ -34,7 +34,7 @@ def test_every_caption_comes_once_an_epoch_and_a_step_has_the_same_captions_on_a
     ranks = [batches_of(data, rank=rank, **options) for rank in range(world_size)]
     repeated = 0
     for step, expected in zip(zip(*ranks, strict=True), whole, strict=True):
-        assert {batch.epoch_and_step for batch in step} == {expected.epoch_and_step}
+        assert {batch.epoch_and_batch for batch in step} == {expected.epoch_and_batch}
         captions_of_step = list(chain.from_iterable(step))
         assert set(captions_of_step) == set(expected)
         repeated += len(captions_of_step) > len(expected)

@@ -94,7 +94,7 @@ class AttentionDecoder(Decoder):
         self.init_c = InitialMLP(D, H, self.init_layers, self.dropout)
         self.embedding = nn.Embedding(vocabulary_size, E, padding_idx=PAD)
         self.word_to_gates = Linear(E, 4 * H)
-        self.word_to_query = PreviousWordQuery(E, H) if self.query_previous_word else StateQuery()
+        self.word_to_query = Linear(E, H, bias=False) if self.query_previous_word else None  # U
         self.hidden_to_gates = Linear(H, 4 * H, bias=False)
         self.context_to_gates = Linear(D, 4 * H, bias=False)
         self.gate = ScalarGate(H) if self.gated else NoGate()
@@ -105,6 +105,8 @@ class AttentionDecoder(Decoder):
         with torch.no_grad():
             self.embedding.weight[PAD].zero_()
             self.word_to_gates.bias.zero_()
+            if self.word_to_query is not None:
+                self.word_to_query.weight.zero_()
             # Forget gates start open, so that gradients reach early words.
             self.word_to_gates.bias[self.hidden_dim : 2 * self.hidden_dim] = 1.0
 
@@ -118,14 +120,15 @@ class AttentionDecoder(Decoder):
         return (h, c, *self.attention.init_state(memory))
 
     def _word_terms(self, embedded: Tensor) -> Tensor:
-        """Return what the previous word (.., E) adds to i, f, o and g, (.., 4H), followed by its term of the query."""
-        return self.word_to_query.word_terms(self.word_to_gates(embedded), embedded)
+        """Return the previous word's terms: of i, f, o and g (.., 4H), then of the query (.., H) if it has one."""
+        gates = self.word_to_gates(embedded)
+        return gates if self.word_to_query is None else torch.cat([gates, self.word_to_query(embedded)], dim=-1)
 
     def _recur(self, word_terms: Tensor, state: State, memory: Memory) -> tuple[State, LSTMSteps]:
         """Take one step of Eq. 1-6."""
         h, c, *attention_state = state
         word_gates, word_query = word_terms.tensor_split([4 * self.hidden_dim], dim=-1)  # (N, 4H), (N, H) or (N, 0)
-        query = self.word_to_query.query(h, word_query)  # (N, H)
+        query = h if self.word_to_query is None else h + word_query  # (N, H)
         attended, attention_state = self.attention(query, memory, tuple(attention_state))  # Eq. 4-6
         context, alphas, locations, log_prob, heads = attended  # (N, D), (N, L); or None: (N,), (N,), (N, h, L)
         z, beta_logit = self.gate(h, context)  # (N, D), (N,), Sec. 4.2.1
@@ -185,32 +188,6 @@ class InitialMLP(nn.Module):
 
     def forward(self, mean_annotation: Tensor) -> Tensor:
         return self.layers(mean_annotation)
-
-
-class StateQuery(nn.Module):
-    """The query is h_{t-1}."""
-
-    def word_terms(self, gates: Tensor, embedded: Tensor) -> Tensor:
-        """Return the word's terms of the gates (.., 4H), followed by its term of the query if it has one."""
-        return gates
-
-    def query(self, h: Tensor, word_query: Tensor) -> Tensor:
-        """Return the query (N, H) from h_{t-1} (N, H) and the word's term."""
-        return h
-
-
-class PreviousWordQuery(Linear):
-    """The query is h_{t-1} + U E y_{t-1}, where U starts at 0."""
-
-    def __init__(self, embedding_dim: int, hidden_dim: int) -> None:
-        super().__init__(embedding_dim, hidden_dim, bias=False)
-        nn.init.zeros_(self.weight)
-
-    def word_terms(self, gates: Tensor, embedded: Tensor) -> Tensor:
-        return torch.cat([gates, self(embedded)], dim=-1)  # (.., 5H)
-
-    def query(self, h: Tensor, word_query: Tensor) -> Tensor:
-        return h + word_query
 
 
 class ScalarGate(nn.Module):

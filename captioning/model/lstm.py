@@ -157,19 +157,16 @@ class AttentionDecoder(Decoder):
         embedded = packed.pack(repeat_rows(embedded, samples))  # (M, E)
         packed_lstm = map_fields(lstm, packed.pack)  # (M, ..)
         logits, posterior = self.output(embedded, packed_lstm, memory, packed.image_index(B), packed.targets)
-        of_words = None if self.training else self._evidence_of_words(repeat_rows(captions, samples), memory)
-        evidence = of_words if posterior is None else packed.unpack(posterior)  # (N * S, T, L)
+        evidence = None if posterior is None else packed.unpack(posterior)  # (N * S, T, L)
+        if evidence is None and self.attention.weighs_annotations and not self.training:
+            evidence = self.output.evidence(repeat_rows(captions[:, 1:], samples), memory)
         return packed.output(logits, lstm.trace()._replace(evidence=evidence), lstm.log_prob)
 
     def evidence(self, captions: Tensor, lengths: Tensor, memory: Memory) -> Tensor | None:
         if not self.attention.weighs_annotations:
             return None
-        evidence = self._evidence_of_words(captions, memory)  # much faster than running the steps
+        evidence = self.output.evidence(captions[:, 1:], memory)  # much faster than running the steps
         return self(captions, lengths, memory).trace.evidence if evidence is None else evidence
-
-    def _evidence_of_words(self, captions: Tensor, memory: Memory) -> Tensor | None:
-        """Return the evidence (N, T, L) of the words of captions (N, T+1) if it does not depend on their steps."""
-        return self.output.evidence(captions[:, 1:], memory) if self.attention.weighs_annotations else None
 
     def prepare_search(self, memory: Memory) -> Memory:
         return self.output.prepare_search(memory)

@@ -19,8 +19,8 @@ from typing_extensions import Self
 from captioning.errors import InputError
 
 _RENAMED = {"normaliser": "normalizer", "inference": "context_mode"}
-_RENAMED |= {"standardize": "feature_norm", "centres": "centers"}
-"""Arguments, modules and buffers of version 0.2, each with its name of today."""
+_RENAMED |= {"standardize": "feature_norm", "centres": "centers", "batches": ""}
+"""Arguments, modules and buffers of version 0.2, each with its name of today; "" for one that is gone."""
 
 T = TypeVar("T")
 
@@ -62,7 +62,9 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
         for name in [name for name in state_dict if name.startswith(prefix)]:
             first, dot, rest = name.removeprefix(prefix).partition(".")
             if first in _RENAMED and not hasattr(self, first):
-                state_dict[f"{prefix}{_RENAMED[first]}{dot}{rest}"] = state_dict.pop(name)
+                value = state_dict.pop(name)
+                if _RENAMED[first]:
+                    state_dict[f"{prefix}{_RENAMED[first]}{dot}{rest}"] = value
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def to_config(self) -> dict[str, Any]:
@@ -85,7 +87,7 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
         kind = known_class(config["class_path"], cls)
         accepted = inspect.signature(kind.__init__).parameters  # an old file may name a removed option, unset
         names = _RENAMED | {name: name for name in accepted}  # a class of the user's may have an old name of ours
-        named = ((names.get(name, name), value) for name, value in config["init_args"].items())
+        named = ((names.get(name) or name, value) for name, value in config["init_args"].items())
         init_args = {name: _revive(value) for name, value in named if name in accepted or value is not None}
         try:
             return kind(**init_args)

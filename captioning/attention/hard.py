@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -94,10 +93,6 @@ class StochasticAttention(Attention):
         values = f"sample_probability {self.sample_probability}, ramp {list(self.ramp)}"
         where = f"the last batch was at {last:.0%} of training"
         return f"{type(self).__name__} has drawn no location: {where}, with {values}"
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        state_dict.pop(f"{prefix}batches", None)  # which versions up to 0.2 counted
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
         memory = super().prepare(annotations, mask)

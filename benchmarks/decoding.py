@@ -61,13 +61,13 @@ class FixedLengths:
 
     def __init__(self, step: StepFunction, words: Tensor, done: int = 0) -> None:
         self.step, self.words, self.done = step, words, done
-        self.images = step.images
+        self.image_count = step.image_count
         lengths = torch.arange(_MAX_LENGTH, device=words.device).unsqueeze(1)
         self._ends = torch.where(words <= lengths, 0.0, float("-inf")).unsqueeze(2).unbind(0)  # (B, 1) for each step
 
     def __call__(self, tokens: Tensor, state: State) -> Step:
         out = self.step(tokens, state)
-        out.log_probs.view(self.images, -1, out.log_probs.shape[1])[:, :, END] = self._ends[self.done]
+        out.log_probs.view(self.image_count, -1, out.log_probs.shape[1])[:, :, END] = self._ends[self.done]
         self.done += 1
         return out
 

@@ -27,11 +27,11 @@ class Histories:
     """
 
     def __init__(self, seeds: list[int]) -> None:
-        self.seeds, self.images = seeds, len(seeds)
+        self.seeds, self.image_count = seeds, len(seeds)
 
     def __call__(self, tokens, state):
         number = state[0] * V + tokens.unsqueeze(1)
-        rows = len(tokens) // self.images
+        rows = len(tokens) // self.image_count
         log_probs = torch.stack(
             [self.log_probs(self.seeds[row // rows], int(digits)) for row, digits in enumerate(number)]
         )
@@ -53,7 +53,7 @@ class Histories:
         return self.log_probs(self.seeds[image], number).tolist()
 
     def start(self, rows: int = 1):
-        return (torch.zeros(self.images * rows, 1, dtype=torch.int64),)
+        return (torch.zeros(self.image_count * rows, 1, dtype=torch.int64),)
 
 
 def allowed(words: list[int], constraints: Constraints) -> set[int]:

@@ -19,10 +19,10 @@ MAX_LENGTH = 5
 
 
 class Steps:
-    """A step function of ``images`` images that are alike."""
+    """A step function of ``image_count`` images that are alike."""
 
-    def __init__(self, step, images: int) -> None:
-        self.step, self.images = step, images
+    def __init__(self, step, image_count: int) -> None:
+        self.step, self.image_count = step, image_count
 
     def __call__(self, tokens, state):
         return self.step(tokens, state)
@@ -31,7 +31,7 @@ class Steps:
         return Steps(self.step, len(images))
 
 
-def markov(table: torch.Tensor, images: int = 1) -> Steps:
+def markov(table: torch.Tensor, image_count: int = 1) -> Steps:
     """A step function whose alphas say which word was read and how many steps came before."""
 
     def step(tokens, state):
@@ -39,7 +39,7 @@ def markov(table: torch.Tensor, images: int = 1) -> Steps:
         alphas = torch.stack([tokens.float(), count[:, 0], torch.zeros(len(tokens))], 1)
         return Step(table[tokens], (count + 1,), AttentionTrace(alphas, tokens / 10, tokens))
 
-    return Steps(step, images)
+    return Steps(step, image_count)
 
 
 def start(rows: int):
@@ -116,12 +116,12 @@ class Tables:
 
     def __init__(self, tables: torch.Tensor, seen: list[int]) -> None:
         self.tables, self.seen = tables, seen
-        self.images = len(tables)
+        self.image_count = len(tables)
 
     def __call__(self, tokens, state):
         (count,) = state
-        self.seen.append(self.images)
-        image = torch.arange(self.images).repeat_interleave(len(tokens) // self.images)
+        self.seen.append(self.image_count)
+        image = torch.arange(self.image_count).repeat_interleave(len(tokens) // self.image_count)
         alphas = torch.stack([tokens.float(), count[:, 0], self.tables[image, 0, 0]], 1)
         log_probs = self.tables[image, tokens]
         log_probs[:, END] += count[:, 0] / 3

@@ -103,7 +103,7 @@ TABLE_WORDS, LONGEST = range(4, 7), 4
 class Steps:
     """A step function of one image, whose next word depends on the last one alone."""
 
-    images = 1
+    image_count = 1
 
     def __init__(self, table: torch.Tensor) -> None:
         self.table = table

@@ -78,7 +78,7 @@ def test_equal_words_are_chosen_alike_by_greedy_and_beam():
     """Two words may tie in float32, too, if the model has the same numbers for them."""
 
     class Ties:
-        images = 3
+        image_count = 3
 
         def __call__(self, tokens, state):
             nothing = torch.zeros(len(tokens), 1)

@@ -26,7 +26,7 @@ class Archive(NamedTuple):
     url: str
     size: int = 0
     md5: str | None = None
-    images: int = 0
+    image_count: int = 0
 
 
 _ANNOTATIONS = f"{HOST}/annotations/annotations_trainval"
@@ -69,7 +69,7 @@ def coco(*, root: Path = Path("data/coco"), year: Literal[2014, 2017] | None = N
     has_annotations = all((root / "annotations" / name).is_file() for name in names)
     wanted = [] if has_annotations else [COCO[chosen, "annotations"]]
     counts = {split: len([*(root / f"{split}{chosen}").glob("*.jpg")]) for split in ("train", "val")}
-    wanted += [COCO[chosen, split] for split, count in counts.items() if count < COCO[chosen, split].images]
+    wanted += [COCO[chosen, split] for split, count in counts.items() if count < COCO[chosen, split].image_count]
     _get(wanted, _OF_COCO, root)
     if karpathy:
         _get_split_file("coco", root)

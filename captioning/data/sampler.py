@@ -102,12 +102,12 @@ class CaptionBatches(Sampler[list[int]]):
         return self._by_image[chosen].tolist()
 
 
-def image_batches(images: int, batch_size: int, *, rank: int = 0, world_size: int = 1) -> list[list[int]]:
+def image_batches(image_count: int, batch_size: int, *, rank: int = 0, world_size: int = 1) -> list[list[int]]:
     """Return this rank's part of the image batches that one process would evaluate.
 
     Ranks wait for each other, so every rank has the same number of batches; a rank with fewer repeats the last batch of
     all. The caller counts each image once, by its row.
     """
-    batches = [list(range(first, min(first + batch_size, images))) for first in range(0, images, batch_size)]
+    batches = [list(range(first, min(first + batch_size, image_count))) for first in range(0, image_count, batch_size)]
     per_rank = -(-len(batches) // world_size)
     return [batches[min(number, len(batches) - 1)] for number in range(rank * per_rank, (rank + 1) * per_rank)]

@@ -119,7 +119,7 @@ def sample(
         top_p: Sample from the smallest set of most probable words whose probability reaches this (nucleus sampling).
         max_length, constraints: As in ``beam_search``, which raises the same InputError.
     """
-    device, B = state[0].device, step.images
+    device, B = state[0].device, step.image_count
     R = len(state[0]) // B
 
     def choose(log_probs: Tensor, total: Tensor, open_count: Tensor, images: Tensor) -> Slots:

@@ -49,7 +49,7 @@ def search(
     Raises InputError if no word has a finite probability.
     """
     constraints.check(max_length)
-    B, device, all_images = step.images, state[0].device, step.images
+    B, device, image_count = step.image_count, state[0].device, step.image_count
     R = len(state[0]) // B
     images = torch.arange(B, device=device)
     open_count = torch.full((B, 1), K, device=device)
@@ -88,7 +88,7 @@ def search(
         tokens, R = words.flatten(), K
         state = tuple(tensor.index_select(0, rows.flatten()) for tensor in out.state)
     hypotheses = _hypotheses(complete, traces, length_normalization)
-    if len(hypotheses) < all_images:
+    if len(hypotheses) < image_count:
         raise InputError("the model gives no word a finite probability; use another checkpoint")
     return hypotheses
 

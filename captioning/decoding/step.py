@@ -24,9 +24,9 @@ class Step(NamedTuple):
 
 
 class StepFunction(Protocol):
-    """A step function over ``images`` images, which can continue with a selection of them."""
+    """A step function over ``image_count`` images, which can continue with a selection of them."""
 
-    images: int
+    image_count: int
 
     def __call__(self, tokens: Tensor, state: State) -> Step: ...
 

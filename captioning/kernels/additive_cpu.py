@@ -59,8 +59,8 @@ def backward_projected(
     """Return the gradient of P from q and the gradient of e at all steps; a step may lack the last images."""
     (B, L, A), R, T = projected.shape, queries[0].shape[1], len(queries)
     queries, for_projected = tuple(query.float() for query in queries), torch.empty_like(projected)
-    images = torch.tensor([len(query) for query in queries], dtype=torch.int64)
-    arguments = (_pointers(queries), weight, _pointers(gradients), images, for_projected)
+    image_counts = torch.tensor([len(query) for query in queries], dtype=torch.int64)
+    arguments = (_pointers(queries), weight, _pointers(gradients), image_counts, for_projected)
     _call("additive_backward_projected", T, R, projected, arguments, (T, B, R, L, A))
     return for_projected
 

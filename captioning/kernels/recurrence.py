@@ -29,7 +29,7 @@ def run_recurrence(
     inputs: Tensor,
     state: State,
     memory: Any,
-    images: int,
+    image_count: int,
     lengths: Tensor,
 ) -> Out:
     """Run all steps and return their outputs stacked to (N, T, ..); None stays None.
@@ -43,13 +43,13 @@ def run_recurrence(
         inputs: (N, T, ..), x of every step; N = images * R, the rows of an image adjacent.
         state: The state before the first step, tensors of N rows.
         memory: The memory of the images, which all steps read: an ``attention.Memory``.
-        images: Number of images.
+        image_count: Number of images.
         lengths: (N,) int64, the steps of each row, T at most.
     """
-    R, rows, steps = len(inputs) // images, None, inputs.unbind(1)  # T of (N, ..)
-    if inputs.is_cpu and (leaving := _leaving(lengths, images, len(steps))) is not None:
+    R, rows, steps = len(inputs) // image_count, None, inputs.unbind(1)  # T of (N, ..)
+    if inputs.is_cpu and (leaving := _leaving(lengths, image_count, len(steps))) is not None:
         order, present = leaving
-        rows, memory = torch.arange(len(inputs)).view(images, R)[order].flatten(), memory.select_images(order)  # (N,)
+        rows, memory = torch.arange(len(inputs)).view(-1, R)[order].flatten(), memory.select_images(order)  # (N,)
         state = tuple(tensor[rows] for tensor in state)
         steps = tuple(x[: count * R] for x, count in zip(inputs[rows].unbind(1), present, strict=True))
     outputs: list[Any] = []
@@ -58,7 +58,7 @@ def run_recurrence(
         for x in steps:
             if len(x) < len(state[0]):
                 state, left = tuple(tensor[: len(x)] for tensor in state), len(x) // R
-                remaining = memory.map(lambda field, left=left: leading(field, len(field) // images * left))
+                remaining = memory.map(lambda field, left=left: leading(field, len(field) // image_count * left))
             state, out = step(x, state, remaining)
             outputs.append(out)
     stacked = [_stacked(tensors) for tensors in zip(*outputs, strict=True)]  # (N, T, ..) or None each
@@ -81,11 +81,11 @@ def deferring_weight_gradients(module: nn.Module) -> Iterator[None]:
             layer.step_weight = None
 
 
-def _leaving(lengths: Tensor, images: int, T: int) -> tuple[Tensor, list[int]] | None:
+def _leaving(lengths: Tensor, B: int, T: int) -> tuple[Tensor, list[int]] | None:
     """Return the order of the images, the last to leave first, and their number at each step; None if few leave."""
-    ends = lengths.view(images, -1).amax(dim=1)
+    ends = lengths.view(B, -1).amax(dim=1)
     present = (ends > torch.arange(T).unsqueeze(1)).sum(dim=1).clamp(min=1).tolist()
-    return (ends.argsort(descending=True, stable=True), present) if sum(present) < FEW_ENOUGH * images * T else None
+    return (ends.argsort(descending=True, stable=True), present) if sum(present) < FEW_ENOUGH * B * T else None
 
 
 def _stacked(tensors: Sequence[Tensor | None]) -> Tensor | None:

@@ -143,14 +143,14 @@ def summed_step(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, exp_G: Tensor) -
         return _in_logarithms(log_p, unreliable, S, A, W, log_w).flatten(0, 1)
 
 
-def _by_image(image_index: Tensor, images: int) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+def _by_image(image_index: Tensor, B: int) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
     """Return functions that pad M steps to (B, T, ..), with T the most steps of an image, and flatten them again."""
-    counts = image_index.bincount(minlength=images)
+    counts = image_index.bincount(minlength=B)
     T, before = int(counts.max()), counts.cumsum(0) - counts
     slots = image_index * T + torch.arange(len(image_index), device=image_index.device) - before[image_index]
 
     def padded(x: Tensor) -> Tensor:
-        return x.new_zeros(images * T, *x.shape[1:]).index_copy(0, slots, x).unflatten(0, (images, T))
+        return x.new_zeros(B * T, *x.shape[1:]).index_copy(0, slots, x).unflatten(0, (B, T))
 
     return padded, lambda x: x.flatten(0, 1).index_select(0, slots)
 

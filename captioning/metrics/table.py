@@ -82,9 +82,9 @@ def log_key(stage: str, name: str) -> str:
     return f"{stage}{'_controls' if METRICS[name].better is None else ''}/{name}"
 
 
-def few_images_warning(images: int) -> str:
+def few_images_warning(image_count: int) -> str:
     """Return a warning to print after a metric of fewer than 100 images, "" for more images."""
-    return "; BLEU of fewer than 100 images says little" if 0 < images < 100 else ""
+    return "; BLEU of fewer than 100 images says little" if 0 < image_count < 100 else ""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class _DecoderStep:
 
     def __init__(self, decoder: Decoder, memory: Memory) -> None:
         self.decoder, self.memory = decoder, memory
-        self.images = memory.annotations.shape[0]
+        self.image_count = memory.annotations.shape[0]
 
     def __call__(self, tokens: Tensor, state: State) -> Step:
         logits, state, trace = self.decoder.step(tokens, state, self.memory)
@@ -218,6 +218,6 @@ class Captioner(CaptionModel):
 
 def memory_of_captions(batch: CaptionBatch, memory: Memory) -> Memory:
     """Return ``memory`` if each image has R adjacent captions; else a memory with one image per caption."""
-    images, captions = batch.image_ids.shape[0], batch.captions.shape[0]
-    image_index = repeat_rows(torch.arange(images, device=batch.image_index.device), max(1, captions // images))
+    B, N = batch.image_ids.shape[0], batch.captions.shape[0]
+    image_index = repeat_rows(torch.arange(B, device=batch.image_index.device), max(1, N // B))
     return memory if torch.equal(batch.image_index, image_index) else memory.select_images(batch.image_index)

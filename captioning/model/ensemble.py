@@ -127,7 +127,7 @@ class MeanStep:
 
     def __init__(self, steps: Sequence[StepFunction], state_sizes: Sequence[int], *, traced: Sequence[int]) -> None:
         self.steps, self.state_sizes, self.traced = steps, state_sizes, traced
-        self.images = steps[0].images
+        self.image_count = steps[0].image_count
 
     def __call__(self, tokens: Tensor, state: State) -> Step:
         tensors = iter(state)

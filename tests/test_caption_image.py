@@ -18,7 +18,7 @@ from matplotlib import rc_context
 from PIL import Image, features
 
 from captioning.attention import HardAttention, SoftAttention
-from captioning.inference import load
+from captioning.inference import ImageCaptioner, load
 from captioning.model import SummedOutput
 
 CAPTION_IMAGE = SCRIPTS / "caption_image.py"
@@ -143,9 +143,10 @@ def test_a_summed_outputs_evidence_is_drawn_and_explored(capsys, folder, tmp_pat
 
 def test_the_overlays_of_several_images_are_files_in_a_folder(capsys, checkpoint, folder, tmp_path):
     target = tmp_path / "2024.07.03"  # which is no suffix
+    save_image(folder / f"{'猫' * 82}.png")  # as long as a name may be
     run(capsys, folder, "--model", checkpoint, "--overlay", target, "--max_length", 2)
     names = sorted(path.name for path in target.iterdir())
-    assert names == ["001_a.png", "002_b.png", "003_b.png"]
+    assert names == ["001_a.png", "002_b.png", "003_b.png", f"004_{'猫' * 50}.png"]
 
 
 def explorer_data(path: Path) -> dict:
@@ -195,6 +196,24 @@ def test_json_of_a_single_image_is_one_object(capsys, checkpoint, folder, tmp_pa
     assert len(content["log_probs"]) == len(content["words"]) + content["finished"]
     assert content["grid_size"] == [ROWS, COLUMNS]
     assert list(target.parent.iterdir()) == [target]
+
+
+def test_an_interrupted_command_keeps_the_lines_so_far_and_the_file_of_before(
+    capsys, checkpoint, folder, tmp_path, monkeypatch
+):
+    def stream(self, paths, options, **rest):
+        yield from list(whole(self, paths, options, **rest))[:2]
+        raise KeyboardInterrupt
+
+    target = tmp_path / "captions.jsonl"
+    target.write_text("before")
+    whole = ImageCaptioner.stream
+    monkeypatch.setattr(ImageCaptioner, "stream", stream)
+    _, err = run(capsys, folder, "--model", checkpoint, "--json", target, code=130)
+    assert f"the lines so far are in {tmp_path}/captions.partial.jsonl\ninterrupted" in err
+    assert target.read_text() == "before"
+    lines = (tmp_path / "captions.partial.jsonl").read_text().splitlines()
+    assert [Path(json.loads(line)["image"]).name for line in lines] == ["a.JPG", "b.png"]
 
 
 def test_json_on_standard_output_takes_the_captions_place(capsys, checkpoint, folder):

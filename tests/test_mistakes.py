@@ -104,6 +104,7 @@ MISTAKES = {
     FIT + "--trainer.accelerator toaster": "invalid accelerator name",
     FIT + "--early_stopping.monitor val/bleu5": "val/bleu5: no validation logs that; did you mean val/bleu4?",
     FIT + "--checkpoint.mode min": "--checkpoint.mode min: val/bleu4 is best at its maximum; set it to max",
+    FIT + "--checkpoint.monitor bleu4": "bleu4: no validation logs that; did you mean val/bleu4?",
     FIT + "--early_stopping.monitor train/loss": "--early_stopping.mode: give min or max for train/loss",
     FIT + "--trainer.callbacks ModelCheckpoint --trainer.callbacks.monitor val/bleu4": (
         "trainer.callbacks: ModelCheckpoint.mode min: val/bleu4 is best at its maximum"

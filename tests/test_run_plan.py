@@ -43,6 +43,7 @@ def test_a_run_has_the_name_of_its_first_configuration_and_planning_writes_nothi
     assert (found.folder.path, found.taken_folder) == (Path("runs/soft"), None)
     assert found.claims_folder and found.settings["ckpt_path"] is None
     assert found.settings["checkpoint.dirpath"] == found.settings["last.dirpath"] == "runs/soft/checkpoints"
+    assert plan(name="").folder.path == Path("runs/soft")  # an unset variable of a shell
     assert plan(name="mine", runs="elsewhere").folder.path == Path("elsewhere/mine")
     monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
     assert plan().folder.path == Path("runs/soft_3") and plan(name="mine").folder.path == Path("runs/mine")

@@ -95,8 +95,10 @@ def test_another_split_fewer_images_and_other_data_do_not_replace_the_test_of_a_
     Path("moved").symlink_to("shapes")
     command("test", "--ckpt_path", CHECKPOINT, "--data.source.init_args.root", "moved")
     assert read("runs/tiny/test_metrics.json") == own
-    folders = ("val/1_images", "other", "other_data")
-    assert all(Path(f"runs/tiny/{name}/test_metrics.json").is_file() for name in folders)
+    folders = ("val/1_images", "other", "data_moved")
+    written = [json.loads(read(f"runs/tiny/{name}/test_metrics.json")) for name in folders]
+    sources = [metrics["provenance"]["settings"]["data"]["source"]["init_args"]["root"] for metrics in written]
+    assert sources == [str(workdir / "shapes"), str(workdir / "shapes"), "moved"]
 
 
 def test_several_models_are_tested_as_an_ensemble(workdir, capsys):

@@ -196,8 +196,8 @@ def test_a_ramp_moves_with_every_batch_of_a_training_also_resumed_and_a_run_with
 
     probabilities: list[float] = []
     fit().save_checkpoint(tmp_path / "x.ckpt")
-    without = "HardAttention has drawn no location: the last batch was at 30% of training, with sample_probability 0.5"
-    assert f"{without}, ramp [0.5, 1]" in capsys.readouterr().out
+    without = "HardAttention has drawn no location with sample_probability 0.5"
+    assert f"{without}: the last batch was at 30% of training, the ramp is [0.5, 1]\n" in capsys.readouterr().out
     fit(ckpt_path=tmp_path / "x.ckpt", weights_only=True)
     assert (
         probabilities == pytest.approx([0, 0, 0, 0, 0, 0, 0.1, 0.2, 0.3, 0.4])

@@ -87,12 +87,12 @@ class StochasticAttention(Attention):
         return {"sample_probability": self.current_sample_probability}
 
     def closing_note(self) -> str:
-        last = self.progress or 0.0
-        if self.sample_probability > 0 and (not self.ramp or last > self.ramp[0]):
+        last = 0.0 if self.progress is None else self.progress
+        is_before_ramp = bool(self.ramp) and (self.progress is None or (last <= self.ramp[0] and not self.may_draw))
+        if self.sample_probability > 0 and not is_before_ramp:
             return ""
-        values = f"sample_probability {self.sample_probability}, ramp {list(self.ramp)}"
-        where = f"the last batch was at {last:.0%} of training"
-        return f"{type(self).__name__} has drawn no location: {where}, with {values}"
+        where = f": the last batch was at {last:.0%} of training, the ramp is {list(self.ramp)}" if self.ramp else ""
+        return f"{type(self).__name__} has drawn no location with sample_probability {self.sample_probability}{where}"
 
     def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
         memory = super().prepare(annotations, mask)

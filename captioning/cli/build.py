@@ -35,6 +35,13 @@ def build(kinds: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], option
     A part whose type admits None may be missing. A later configuration wins over an earlier one, and options of the
     training command, ``["--data.source.root", "DIR"]``, win over all configurations.
     """
+    return build_with_settings(kinds, configs, options)[0]
+
+
+def build_with_settings(
+    kinds: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], options: Sequence[str] = ()
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return what ``build`` returns, and the settings of the parts as a configuration has them."""
     restrict_imports()
     parser = ArgumentParser(prog="captioning fit", allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config", action=ActionConfigFile)
@@ -49,7 +56,7 @@ def build(kinds: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], option
         built = parser.instantiate(settings)
     except (TypeError, ValueError) as error:  # an argument that its class refuses
         raise error if isinstance(error, InputError) else InputError(f"{', '.join(kinds)}: {error}") from error
-    return [built[key] for key in kinds]
+    return [built[key] for key in kinds], settings.as_dict()
 
 
 def _part(key: str, config: Any) -> Any:

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json as json_text
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -146,12 +147,22 @@ def _refuse_without_effect(given: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _json_lines(path: Path | None) -> Iterator[TextIO | None]:
-    """Yield standard output for -, or else a file that replaces the one at ``path`` when it is complete."""
+    """Yield standard output for -, or else a file that replaces the one at ``path`` when it is complete.
+
+    What an interrupted command has written is kept in another file.
+    """
     if path is None or str(path) == "-":
         yield sys.stdout if path else None
     else:
         with replacing(path, "--json") as part, part.open("w", encoding="utf-8") as lines:
-            yield lines
+            try:
+                yield lines
+            except BaseException:
+                if lines.tell():
+                    lines.flush()
+                    kept = shutil.copyfile(part, path.with_suffix(f".partial{path.suffix}"))
+                    print(f"\nthe lines so far are in {kept}", file=sys.stderr)
+                raise
 
 
 def _paths(images: Sequence[str]) -> Iterator[str]:
@@ -205,4 +216,4 @@ def _overlay_paths(target: Path, paths: Sequence[str], single: bool, inputs: Seq
     if target.resolve() in {Path(path).resolve().parent for path in paths}:
         raise InputError(f"--overlay {target}: has images of this command; give another folder")
     unique = dict.fromkeys(paths)  # whose images may have the same name in two folders
-    return {path: target / f"{number:03d}_{Path(path).stem}.png" for number, path in enumerate(unique, 1)}
+    return {path: target / f"{number:03d}_{Path(path).stem[:50]}.png" for number, path in enumerate(unique, 1)}

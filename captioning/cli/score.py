@@ -14,7 +14,7 @@ from captioning.cli import model_name
 from captioning.errors import InputError, check_choice, check_whole
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder, checksum
-from captioning.settings import Split, read_config
+from captioning.settings import Split, flatten, read_config
 from captioning.trace import ContextMode
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ def score(
         captioning validate --ckpt_path runs/shapes_soft/checkpoints/last.ckpt
         captioning predict --ckpt_path runs/shapes_soft/checkpoints/best.ckpt --results submission
     """
-    for option in (word.partition("=")[0] for word in overrides if word.startswith("--")):
+    given = [word.partition("=")[0] for word in overrides if word.startswith("--")]
+    for option in (option for option in given if not option.startswith("--data.source.")):
         if (new := _OLD_NAMES.get(option.lstrip("-").rpartition(".")[2])) is not None:
             raise InputError(f"{option} of captioning {task} is now --{new}")
     if results is not None and results.is_file():
@@ -96,18 +97,20 @@ def score(
     settings = [read_config(file, "--config") for file in config or ([run.config] if run else [])]
     for file, content in zip(config or (), settings, strict=False):  # training has checked a run's file
         _check_data_options(file, content)
-    data, search = _data_and_search(path, captioner.settings, settings, overrides)
+    data, search, used = _data_and_search(path, captioner.settings, settings, overrides)
     seeds = [1, *(file["seed_everything"] for file in settings if type(file.get("seed_everything")) is int)]
     seed = seeds[-1] if seed_everything is None else seed_everything
 
     prefix = "val" if task == "validate" else "test"
     own_mode = captioner.members[0].decoder.attention.context_mode
     home = run.path if run else runs / "scored" / model_name(path)
-    other_mode = None if context_mode == own_mode else context_mode
-    other_split = None if split == prefix else split
-    limit = data["limit_images"] if any(word.startswith("--data.limit_images") for word in overrides) else None
-    other_data = [Path("other_data")] if run and any(word.startswith("--data.source") for word in overrides) else []
-    subfolders = _subfolders(other_mode, ensemble or [], config or other_data, other_split, limit)
+    subfolders = (  # each for a condition that differs from the test of a run, or ""
+        context_mode if context_mode not in (None, own_mode) else "",
+        _ensemble_name(ensemble or ()),
+        *_names_of_data(config or (), settings, used),
+        split if split not in (None, prefix) else "",
+        f"{data['limit_images']}_images" if "--data.limit_images" in given else "",
+    )
     folder = results or home.joinpath(*subfolders)
     logged = run if task == "test" and run is not None and folder == run.path and not no_logger else None
 
@@ -126,24 +129,26 @@ def score(
         conditions |= {"ensemble": len(captioner.members), "members": {model: checksum(model) for model in ensemble}}
     origin = provenance(command=shlex.join(sys.argv), seed=seed)
     origin["used"] = machine | {"num_workers": data["num_workers"]}
-    origin["settings"] = captioner.settings | {"data": settings[-1].get("data") if settings else None}
+    origin["settings"] = captioner.settings | {"data": used}
     _report(folder, prefix, evaluator, conditions, origin, logged)
 
 
-def _subfolders(
-    mode: str | None, ensemble: Sequence[str], sources: Sequence[Path], split: str | None, limit: int | None
+def _ensemble_name(models: Sequence[str]) -> str:
+    names = [model_name(model) + "_last" * model.endswith("last.ckpt") for model in models]
+    return "_".join(["ensemble", *names]) if names else ""
+
+
+def _names_of_data(
+    files: Sequence[Path], settings: Sequence[Mapping[str, Any]], used: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield the name of a subfolder for each condition that differs from the test of a run."""
-    if mode is not None:
-        yield mode
-    if ensemble:
-        yield "_".join(["ensemble", *(model_name(model) + "_last" * model.endswith("last.ckpt") for model in ensemble)])
-    for file in sources[-1:]:  # a run's configuration, or any other
+    """Yield a name for a configuration that is not the run's, and one for options of the source that are in none."""
+    for file in files[-1:]:
         yield file.absolute().parent.name if file.name == "config.yaml" else file.stem
-    if split is not None:
-        yield split
-    if limit is not None:
-        yield f"{limit}_images"
+    sources = [{"source": (content.get("data") or {}).get("source")} for content in settings]
+    configured = {key: value for source in sources for key, value in flatten(source).items()}
+    used_source = flatten({"source": used["source"]})
+    if changed := [value for key, value in used_source.items() if configured.get(key, value) != value]:
+        yield "_".join(["data", *(Path(str(value)).name for value in changed)])
 
 
 def _check_data_options(file: Path, content: Mapping[str, Any]) -> None:
@@ -157,9 +162,12 @@ def _check_data_options(file: Path, content: Mapping[str, Any]) -> None:
 
 def _data_and_search(
     model: str, trained: Mapping[str, Any], settings: Sequence[Mapping[str, Any]], overrides: Sequence[str]
-) -> tuple[dict[str, Any], BeamOptions]:
-    """Return the data, as arguments of ``evaluate``, and the options of the search; ``trained`` are the model's own."""
-    from captioning.cli.build import build
+) -> tuple[dict[str, Any], BeamOptions, dict[str, Any]]:
+    """Return the data, as arguments of ``evaluate``, the options of the search, and the settings of the data.
+
+    ``trained`` are the model's own settings.
+    """
+    from captioning.cli.build import build_with_settings
     from captioning.data import CaptionSource
     from captioning.data.loading import worker_count
     from captioning.decoding import BeamOptions
@@ -169,10 +177,12 @@ def _data_and_search(
     counts = {f"data.{name}": int | None for name in ("limit_images", "eval_batch_size", "num_workers")}
     kinds = {"model.search": BeamOptions, "data.source": CaptionSource, "data.features": str | None, **counts}
     defaults = {"model": {"search": vars(BeamOptions.of_settings(trained))}}
-    search, source, features, limit, batch_size, workers = build(kinds, [defaults, *settings], overrides)
+    built, used = build_with_settings(kinds, [defaults, *settings], overrides)
+    search, source, features, limit, batch_size, workers = built
     workers = worker_count(workers, cached=features is not None)
     data = {"source": source, "features": features, "limit_images": limit, "num_workers": workers}
-    return data | ({} if batch_size is None else {"batch_size": batch_size}), search
+    files = {name: value for content in settings for name, value in (content.get("data") or {}).items()}
+    return data | ({} if batch_size is None else {"batch_size": batch_size}), search, files | used["data"]
 
 
 def _report(

@@ -83,6 +83,8 @@ class FolderSource(CaptionSource):
                 if row.split and (above := split_of.setdefault(image, row.split)) != row.split:
                     both = f"is in the {row.split} split here, in {above} above"
                     raise InputError(f"{file}: line {line}: {row.image} {both}")
+        if not entries:
+            raise InputError(f"{self.files[0]}: holds no caption")
         folders = {image: image.split(os.sep)[0].lower() for image in entries}
         by_folder = {image: _SPLIT_OF[folder] for image, folder in folders.items() if folder in _SPLIT_OF}
         split_of = {image: name for image, name in by_folder.items() if name != "train"} | split_of
@@ -171,8 +173,8 @@ def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
         columns = [*(table.fieldnames or ())]
         for name in ("image", "caption"):
             if columns.count(name) > 1 or all(name not in (column, _NAMES.get(column)) for column in columns):
-                named = f"{columns.count(name)} of them are called {name!r}"
-                raise ValueError(f"the columns are {', '.join(map(repr, columns))}: {named}")
+                count = "no column is" if columns.count(name) == 0 else "several columns are"
+                raise ValueError(f"{count} called {name!r}: {', '.join(map(repr, columns)) or 'the line is empty'}")
         number = table.line_num + 1
         for row in table:
             if others := row.pop(None, ()):

@@ -120,6 +120,8 @@ class CaptioningModule(pl.LightningModule):
             rank_zero_warn("self-critical training begins with random weights; pass others with --init_from")
         self._scheduled = [attention for attention in self.captioner.decoder.attentions() if attention.scheduled]
         self._batches = self._run_length()[1] if self._scheduled else 0
+        # An epoch of fewer batches would have no curve.
+        self.trainer.log_every_n_steps = min(self.trainer.log_every_n_steps, max(1, self._epoch_batches()))  # type: ignore[attr-defined]
         self.objective.prepare(self.data.index("train"), self.data.vocabulary, self.search)
 
     def on_train_start(self) -> None:
@@ -191,8 +193,7 @@ class CaptioningModule(pl.LightningModule):
     def _run_length(self) -> tuple[int, int]:
         """Return the optimizer steps and batches of the run. Lightning's estimate would build the loader too early."""
         trainer: Any = self.trainer
-        batches, limit = len(self.data.sampler()), trainer.limit_train_batches
-        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+        batches = self._epoch_batches()
         epoch_steps = max(1, math.ceil(batches / trainer.accumulate_grad_batches))
         limits = [(trainer.max_steps, trainer.max_steps * batches // epoch_steps)] if trainer.max_steps > 0 else []
         if trainer.max_epochs is not None and trainer.max_epochs >= 0:
@@ -202,6 +203,10 @@ class CaptioningModule(pl.LightningModule):
                 "the schedule of the learning rate or of attention needs --trainer.max_epochs or max_steps"
             )
         return min(limits)
+
+    def _epoch_batches(self) -> int:
+        batches, limit = len(self.data.sampler()), self.trainer.limit_train_batches
+        return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
 
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None

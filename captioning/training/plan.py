@@ -40,7 +40,7 @@ def plan_run(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]], fold
     given = [flatten(settings) for settings in given]
     _check_usable(config, given)
     name, checkpoint = config["name"], config["ckpt_path"]
-    if name is None:  # the name of the first file; later files are overlays
+    if not name:  # the name of the first file; later files are overlays
         name = Path(str(config["config"][0])).stem if config["config"] else "run"
         name += f"_{config['seed_everything']}" if is_wandb_sweep() else ""
     wanted = RunFolder(Path(folder or Path(config["runs"], name)))
@@ -79,7 +79,7 @@ def monitor_mode(option: str, monitor: str | None, mode: str | None) -> str:
     if monitor is None:  # the newest checkpoint is kept
         return mode or "min"
     keys = [log_key("val", name) for name, metric in METRICS.items() if metric.in_validation]
-    if monitor.startswith("val") and monitor not in keys:
+    if monitor not in keys and (monitor.startswith("val") or monitor in METRICS):
         raise InputError(f"{option}.monitor {monitor}: no validation logs that{did_you_mean(monitor, keys)}")
     metric = METRICS.get(monitor.partition("/")[2])
     metric_mode = metric and metric.better

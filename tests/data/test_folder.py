@@ -224,17 +224,18 @@ def test_a_split_without_a_folder_takes_one_in_ten_of_the_training_images(tmp_pa
         ({"captions.jsonl": "", "captions.csv": ""}, "has captions.csv and captions.jsonl; give captions"),
         (
             {"captions.csv": "image,words\na,b\n"},
-            "line 1: the columns are 'image', 'words': 0 of them are called 'caption'",
+            "line 1: no column is called 'caption': 'image', 'words'",
         ),
         (
             {"captions.csv": "image ,caption\n"},
-            "line 1: the columns are 'image ', 'caption': 0 of them are called 'image'",
+            "line 1: no column is called 'image': 'image ', 'caption'",
         ),
         (
             {"captions.csv": "image,caption,caption\n"},
-            "line 1: .*: 2 of them are called 'caption'",
+            "line 1: several columns are called 'caption': ",
         ),
-        ({"captions.csv": ""}, "line 1: the columns are : 0 of them are called 'image'"),
+        ({"captions.csv": ""}, "line 1: no column is called 'image': the line is empty"),
+        ({"captions.csv": "image,caption\n"}, "captions.csv: holds no caption"),
         (
             {"captions.csv": "image,caption\na.png,a dog, a cat\n"},
             "line 2: has 3 columns, .*a caption with ',' in quotes",

@@ -69,6 +69,10 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # otherwise Triton reports leaks
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark, reason in MISSING.items():
         if reason and item.get_closest_marker(mark):

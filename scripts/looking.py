@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from captioning.comparison.scores import grounding_families
+from captioning.comparison.measures import grounding_families
 from captioning.data import KarpathySource
 from captioning.errors import exits_on_input_error
 from captioning.evaluation.evaluator import evaluate

@@ -24,7 +24,7 @@ def measurement_of(folder: Path, arguments: Sequence[str], seed: int) -> Scores:
     """Return the metrics that ``captioning test`` wrote into a folder, with their provenance."""
     tested = read_run(folder)
     return {
-        "values": {name: round(value, 4) for name, value in tested.scores.items()},
+        "values": {name: round(value, 4) for name, value in tested.metrics.items()},
         "unit": UNIT,
         "split": tested.search.get("split"),
         "images": len(tested.captions or {}),

@@ -109,9 +109,9 @@ def _bleu_counts(groups: Sequence[Variant], runs: Path) -> tuple[dict[str, Float
     counts: dict[str, Floats] = {}
     missing, images = [], None
     for group in groups:
-        for name, bleu4 in zip(group.runs, group.scores.get(METRIC, []), strict=True) if len(group.runs) > 1 else ():
+        for name, bleu4 in zip(group.runs, group.metrics.get(METRIC, []), strict=True) if len(group.runs) > 1 else ():
             run = read_run(runs / name) if is_run_folder(runs / name) else None
-            if run is None or not run.captions or abs(run.scores.get(METRIC, -1) - bleu4) >= _ROUNDING:
+            if run is None or not run.captions or abs(run.metrics.get(METRIC, -1) - bleu4) >= _ROUNDING:
                 missing.append(runs / name)
                 continue
             ordered = [image for _, image in sorted(run.captions.items())]
@@ -164,7 +164,7 @@ def _tables(
     study: Study, groups: Sequence[Variant], scores: Mapping[str, Scores], tests: Sequence[VariantTest]
 ) -> Iterator[str]:
     """Yield the tables of the scores, of the training and of the further evaluations as Markdown."""
-    columns = {key: column for key, column in COLUMNS.items() if any(key in group.scores for group in groups)}
+    columns = {key: column for key, column in COLUMNS.items() if any(key in group.metrics for group in groups)}
     references = [name for name in study.references if any(test.reference == name for test in tests)]
     shown = {(test.variant, test.reference): _difference(test) for test in tests}
     measured = [entry for group in groups for entry in _by_seed(study, scores, group.name).values()]
@@ -172,7 +172,7 @@ def _tables(
     rows = [[corner, "seeds", *(title for title, _ in columns.values())]]
     rows[0] += [f"BLEU-4, difference from {study.label(name)}" for name in references]
     for group in groups:
-        cells = [_spread(group.scores.get(key, []), places) for key, (_, places) in columns.items()]
+        cells = [_spread(group.metrics.get(key, []), places) for key, (_, places) in columns.items()]
         differences = [shown.get((group.name, name), "") for name in references]
         rows.append([study.label(group.name), ",".join(group.seeds), *cells, *differences])
     yield f"{_markdown(rows)}\n\n{_note(groups, tests)}"
@@ -182,7 +182,7 @@ def _tables(
     for group in groups:
         if study.variants[group.name].evaluations:
             cells = [_evaluation(study, scores, group, name) for name in names]
-            rows.append([study.label(group.name), _spread(group.scores.get(METRIC, []), 2), *cells])
+            rows.append([study.label(group.name), _spread(group.metrics.get(METRIC, []), 2), *cells])
     if names:
         yield _markdown(rows)
 

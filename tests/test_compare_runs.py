@@ -232,7 +232,7 @@ def test_a_run_that_was_trained_on_after_its_test_is_left_out_or_tested_again(te
     assert read_run(tested_pair[0]).captions and read_run(tested_pair[0]).contexts["argmax"] == {"bleu4": 1.0}
     edit_checkpoint(best, lambda saved: next(iter(saved["state_dict"].values())).add_(1))
     run = read_run(tested_pair[0])
-    assert (run.captions, run.scores, run.contexts, run.checkpoint) == (None, {}, {}, best)
+    assert (run.captions, run.metrics, run.contexts, run.checkpoint) == (None, {}, {}, best)
     compare_command(*map(str, tested_pair), resamples=9, images=0)
     old = "soft was tested with other weights than its best.ckpt has now; to test it again: captioning test"
     assert f"{old} --ckpt_path {best}" in capsys.readouterr().out and commands == []

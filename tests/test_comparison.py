@@ -44,7 +44,7 @@ def metrics_of(images) -> dict[str, float]:
     return caption_metrics([image.caption.split() for image in images], references, java=False)
 
 
-def test_scores_are_corpus_bleu_with_their_interval_around_and_the_difference_beneath(pair):
+def test_metrics_are_corpus_bleu_with_their_interval_around_and_the_difference_beneath(pair):
     expected = [metrics_of(make_captions(40, skill, seed=i).values()) for i, skill in enumerate((0.5, 0.8))]
     for n in range(1, 5):
         soft, hard = cells(pair, "Captions of 40 images", f"BLEU-{n}")
@@ -59,15 +59,15 @@ def test_scores_are_corpus_bleu_with_their_interval_around_and_the_difference_be
 
 def test_the_verdict_on_one_seed_each_says_what_was_measured_and_judges_nothing(pair):
     verdict = pair.verdicts["hard"]
-    scores = [pair.scores[run]["bleu4"].value for run in ("hard", "soft")]
-    assert verdict.startswith("BLEU-4: hard {:.1f}, soft {:.1f} on these 40 images (+".format(*scores))
+    values = [pair.metrics[run]["bleu4"].value for run in ("hard", "soft")]
+    assert verdict.startswith("BLEU-4: hard {:.1f}, soft {:.1f} on these 40 images (+".format(*values))
     assert verdict.endswith("); one seed each, so nothing follows about the method.")
     assert finding(pair.tests["hard"]["bleu4"]) == "Clear difference" and not pair.clear("hard")
     runs = [run_of("a", make_captions(9, 0.6)), run_of("b", make_captions(9, 0.6, seed=2))]
     other = compare_runs(runs, metric="bleu1", resamples=200)
     assert other.verdicts["b"].startswith("BLEU-1: b ")
     same = compare_runs([run_of("a", make_captions(9)), run_of("b", make_captions(9))], resamples=20)
-    value = same.scores["a"]["bleu4"].value
+    value = same.metrics["a"]["bleu4"].value
     assert same.verdicts["b"] == (
         f"BLEU-4: b {value:.1f}, a {value:.1f} on these 9 images (+0.0, +0.0 to +0.0, p = 1.000); {ONE_SEED}."
     )
@@ -130,8 +130,8 @@ def test_runs_without_a_common_image_are_scored_but_not_tested(other_data_set):
     found = compare_runs([run_of("a", make_captions(8)), run_of("b", other)], resamples=50)
     assert found.images == 0 and found.tests == {} and found.verdicts == {} and found.disagreements == []
     assert "no image in common (a 8, b 9)" in found.notices[0]
-    scores = cells(found, "Captions of each run's own images", "BLEU-1")
-    assert all(cell.value is not None and not cell.change for cell in scores)
+    shown = cells(found, "Captions of each run's own images", "BLEU-1")
+    assert all(cell.value is not None and not cell.change for cell in shown)
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
@@ -238,7 +238,7 @@ def test_only_settings_that_differ_are_shown_and_not_where_a_run_lies():
     assert "The settings of c are not known" in table.note
 
 
-def test_the_images_where_sentences_scores_differ_most_come_first():
+def test_the_images_where_sentences_metrics_differ_most_come_first():
     references = ["a red dog sits on the mat"]
     soft = {i: captioned_image(i, "a red dog sits on the mat", references) for i in (3, 5, 8, 9)}
     told = {3: "a red dog sits on a mat", 5: "two green cats", 8: "a red dog sits on the mat", 9: "the dog sits"}

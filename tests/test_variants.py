@@ -25,8 +25,8 @@ def run(name: str, seed: int, *, skill: float = 0.6, rate: float = 0.1, images: 
     settings = {"seed_everything": seed, "name": name, "trainer": trainer}
     settings |= {"model": {"rate": rate}, "data": {"seed": seed}}
     captions = make_captions(images, skill, seed=seed)
-    scores = {"nll": 2 + seed / 10, "bleu4": 1.0}
-    return run_of(name, captions, **{"settings": settings, "scores": scores} | changes)
+    metrics = {"nll": 2 + seed / 10, "bleu4": 1.0}
+    return run_of(name, captions, **{"settings": settings, "metrics": metrics} | changes)
 
 
 SOFT = [run(f"study_soft_{seed}", seed) for seed in (1, 2, 10)]
@@ -125,15 +125,15 @@ def test_second_stages_are_seeds_of_one_variant_where_their_first_stages_are(beg
     assert variants == ([["second_1", "second_2"]] if grouped else [["second_1"], ["second_2"]])
 
 
-def test_mean_and_deviation_are_over_the_seeds_of_every_score(study):
+def test_mean_and_deviation_are_over_the_seeds_of_every_metric(study):
     soft, hard = study.variants
     for variant, runs in ((soft, SOFT), (hard, HARD)):
         values = [bleu_from_counts(counts.sum(axis=0))[3] for counts in words(runs)]
-        assert variant.scores["bleu4"] == pytest.approx(values)
+        assert variant.metrics["bleu4"] == pytest.approx(values)
         assert variant.mean("bleu4") == pytest.approx(np.mean(values))
         assert variant.deviation("bleu4") == pytest.approx(np.std(values, ddof=1))
-    assert soft.scores["nll"] == pytest.approx([2.1, 2.2, 3.0])
-    assert {"bleu1", "rouge_l", "cider_d", "pointing_accuracy"} <= soft.scores.keys()
+    assert soft.metrics["nll"] == pytest.approx([2.1, 2.2, 3.0])
+    assert {"bleu1", "rouge_l", "cider_d", "pointing_accuracy"} <= soft.metrics.keys()
     table = study.tables[0]
     assert table.title == "Variants over seeds" and table.columns == ["study_soft", "study_hard"]
     row = next(row for row in table.rows if row.name == "NLL, nats per word")
@@ -147,8 +147,8 @@ def test_variants_are_tested_over_seeds_and_images_and_their_seeds_are_not_teste
     assert list(found.values()) == holm(list(found.values()))
     assert study.tests == {} and list(study.verdicts) == ["study_hard"]
     verdict = study.verdicts["study_hard"]
-    scores = [variant.mean("bleu4") for variant in study.variants[::-1]]
-    assert verdict.startswith("Clear difference: study_hard has {:.1f} and study_soft {:.1f} BLEU-4 (+".format(*scores))
+    means = [variant.mean("bleu4") for variant in study.variants[::-1]]
+    assert verdict.startswith("Clear difference: study_hard has {:.1f} and study_soft {:.1f} BLEU-4 (+".format(*means))
     assert ", 40 images, 3 seeds each." in verdict and ONE_SEED not in verdict
 
 

@@ -1,4 +1,4 @@
-"""How runs differ: scores on the same images with their uncertainty, curves, speed, size and settings."""
+"""How runs differ: metrics on the same images with their uncertainty, curves, speed, size and settings."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from captioning.comparison.conditions import condition_tables, ordered_curves, variants_of
-from captioning.comparison.result import Comparison, Disagreement, Table, by_name
-from captioning.comparison.runs import Run
-from captioning.comparison.scores import (
+from captioning.comparison.measures import (
     Captions,
     FamilyCounts,
     caption_families,
     grounding_families,
-    score_runs,
-    score_variants,
-    with_scores,
+    measure_runs,
+    measure_variants,
+    with_metrics,
 )
+from captioning.comparison.result import Comparison, Disagreement, Table, by_name
+from captioning.comparison.runs import Run
 from captioning.errors import InputError, check_choice
 from captioning.metrics.table import CAPTION_METRICS, FAMILIES, TITLES, few_images_warning
 
@@ -43,7 +43,7 @@ def compare_runs(
     Runs that were tested on other images than most are left out, with a notice. METEOR needs Java and English captions.
 
     Args:
-        metric: The metric of the verdict and of single images' scores, one of ``CAPTION_METRICS``.
+        metric: The metric of the verdict and of single images, one of ``CAPTION_METRICS``.
         resamples: Resamples of the images, for every interval and every test.
         images: Number of disagreements to list.
     """
@@ -54,9 +54,9 @@ def compare_runs(
     runs = sorted(runs, key=lambda run: names.index(run.name))
     captioned = {run.name: run.captions for run in runs if run.captions}
     common, different = _common_images(captioned)
-    scored = {name: [captions[i] for i in common or sorted(captions)] for name, captions in captioned.items()}
-    captions = caption_families(scored, java=not any(run.search.get("tokenizer") for run in runs))
-    nouns = grounding_families(scored)
+    measured = {name: [captions[i] for i in common or sorted(captions)] for name, captions in captioned.items()}
+    captions = caption_families(measured, java=not any(run.search.get("tokenizer") for run in runs))
+    nouns = grounding_families(measured)
     if captions and not any(metric in family.names for family in captions):
         raise InputError(f"metric: {TITLES[metric]} cannot be computed here; it needs Java and English captions")
     variants = variants_of([run for run in runs if run.captions])
@@ -66,20 +66,20 @@ def compare_runs(
     on = f"{len(common)} images" if common else "each run's own images"
     note = _CAPTIONS.format(_CHANGE if compared else "", resamples, few_images_warning(len(common)))
     single = [
-        score_runs(Table(title, names, [], text), families, compared, resamples=resamples, seed=seed)
+        measure_runs(Table(title, names, [], text), families, compared, resamples=resamples, seed=seed)
         for title, text, families in ((f"Captions of {on}", note, captions), ("Grounding", _GROUNDING, nouns))
         if families
     ]
-    variants = [with_scores(variant, [*captions, *nouns], runs, len(common)) for variant in variants]
+    variants = [with_metrics(variant, [*captions, *nouns], runs, len(common)) for variant in variants]
     variants = variants if max(seeds.values(), default=0) > 1 else []
-    several = [score_variants(variants, [*captions, *nouns], with_tests=bool(common))] if variants else []
+    several = [measure_variants(variants, [*captions, *nouns], with_tests=bool(common))] if variants else []
     limits = [notice for part in (*single, *several) for notice in part.notices]
     return Comparison(
         runs_by_variant,
         metric,
         notices=[*elsewhere, *_limits(runs), *different, *limits],
         tables=[*(part.table for part in (*several, *single)), *condition_tables(runs, metric)],
-        scores=by_name(*(part.scores for part in single)),
+        metrics=by_name(*(part.metrics for part in single)),
         tests=by_name(*(part.tests for part in single)),
         variants=variants,
         variant_tests=by_name(*(part.tests for part in several)),
@@ -141,18 +141,18 @@ def _common_images(captioned: Mapping[str, Captions]) -> tuple[list[int], list[s
 def _disagreements(
     captioned: Mapping[str, Captions], families: Sequence[FamilyCounts], common: Sequence[int], metric: str
 ) -> list[Disagreement]:
-    """Return the common images whose captions differ, largest difference of scores first."""
+    """Return the common images whose captions differ, largest difference of the metric first."""
     (counted,) = [family for family in families if metric in family.names]
     (family,) = [family for family in FAMILIES if metric in family.names]
     column = family.names.index(metric)
-    scores = np.stack([family.image_values(counted.counts[run])[:, column] for run in captioned])  # (runs, images)
-    spread = np.round(np.ptp(scores, axis=0), 9)
+    values = np.stack([family.image_values(counted.counts[run])[:, column] for run in captioned])  # (runs, images)
+    spread = np.round(np.ptp(values, axis=0), 9)
     disagreements = []
     for i in np.argsort(-spread, kind="stable").tolist():
         images = {name: run[common[i]] for name, run in captioned.items()}
         captions = {name: image.caption for name, image in images.items()}
         if len(set(captions.values())) > 1:
-            run_scores = dict(zip(captioned, scores[:, i].tolist(), strict=True))
+            run_values = dict(zip(captioned, values[:, i].tolist(), strict=True))
             references = next(iter(images.values())).references
-            disagreements.append(Disagreement(common[i], captions, run_scores, references))
+            disagreements.append(Disagreement(common[i], captions, run_values, references))
     return disagreements

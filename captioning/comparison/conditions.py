@@ -41,8 +41,8 @@ def condition_tables(runs: Sequence[Run], metric: str) -> list[Table]:
         "Attention": [_attention(run) for run in runs],
     }
     for mode in modes:
-        scores = [run.contexts.get(mode, {}).get(metric) for run in runs]
-        values[f"{TITLES[metric]}, {mode} context"] = [TableCell.plain(score, "{:.2f}") for score in scores]
+        metrics = [run.contexts.get(mode, {}).get(metric) for run in runs]
+        values[f"{TITLES[metric]}, {mode} context"] = [TableCell.plain(value, "{:.2f}") for value in metrics]
     values |= {title: [TableCell.plain(run.search.get(key)) for run in runs] for title, key in _SEARCH.items()}
     rows = [Row(title, cells) for title, cells in values.items() if any(cell.text for cell in cells)]
     note = (

@@ -80,25 +80,25 @@ class Variant:
     name: str  # not the name of a run, unless it is the only run of the variant
     runs: list[str]
     seeds: list[str]  # as text; "" for an unknown seed
-    scores: dict[str, list[float]] = field(default_factory=dict)  # by metric, the values of the runs
+    metrics: dict[str, list[float]] = field(default_factory=dict)  # by name, the values of the runs
 
     def mean(self, metric: str) -> float:
-        return statistics.fmean(self.scores[metric])
+        return statistics.fmean(self.metrics[metric])
 
     def deviation(self, metric: str) -> float | None:
         """Return the standard deviation over seeds (n - 1); None for one seed."""
-        values = self.scores[metric]
+        values = self.metrics[metric]
         if not all(map(math.isfinite, values)):
             return math.nan
         return statistics.stdev(values) if len(values) > 1 else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the runs, their seeds and their scores as plain data for JSON."""
-        scores = {
+        """Return the runs, their seeds and their metrics as plain data for JSON."""
+        metrics = {
             name: {"mean": self.mean(name), "deviation": self.deviation(name), "values": values}
-            for name, values in self.scores.items()
+            for name, values in self.metrics.items()
         }
-        return {"runs": self.runs, "seeds": self.seeds, "scores": scores}
+        return {"runs": self.runs, "seeds": self.seeds, "scores": metrics}
 
 
 @dataclass
@@ -107,7 +107,7 @@ class Disagreement:
 
     image_id: int
     captions: dict[str, str]  # by run
-    scores: dict[str, float]  # by run, the caption's score in percent
+    scores: dict[str, float]  # by run, the metric of its caption in percent
     references: list[str]
     file: str = ""  # name of the image's file; "" if it is not known
 
@@ -121,17 +121,17 @@ class Comparison:
     """The result of ``captioning.comparison.compare.compare_runs``."""
 
     runs_by_variant: list[list[str]]  # the names of the runs; all are compared with the first
-    metric: str  # of verdicts, and of the scores of single images
+    metric: str  # of verdicts, and of single images
     notices: list[str] = field(default_factory=list)  # sentences on what limits the comparison
     tables: list[Table] = field(default_factory=list)  # the most important first
-    scores: dict[str, dict[str, Interval]] = field(default_factory=dict)  # by run and metric
+    metrics: dict[str, dict[str, Interval]] = field(default_factory=dict)  # by run and metric
     tests: dict[str, dict[str, Difference]] = field(default_factory=dict)
     """By run and metric, the difference from the first run, corrected for the tests of its table."""
     variants: list[Variant] = field(default_factory=list)  # with captions; empty if every run is a variant of its own
     variant_tests: dict[str, dict[str, Difference]] = field(default_factory=dict)
     """As ``tests``, by variant: the difference of the means over seeds, tested over images and seeds."""
     curves: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)  # by log key and run
-    disagreements: list[Disagreement] = field(default_factory=list)  # where the runs' scores differ most
+    disagreements: list[Disagreement] = field(default_factory=list)  # where the runs' metrics differ most
     images: int = 0  # number of images that all runs captioned
 
     @property
@@ -158,7 +158,7 @@ class Comparison:
             "verdicts": list(self.verdicts.values()),
             "notices": self.notices,
             "intervals": {
-                run: {key: vars(score) for key, score in by_key.items()} for run, by_key in self.scores.items()
+                run: {key: vars(metric) for key, metric in by_key.items()} for run, by_key in self.metrics.items()
             },
             "differences": {run: _plain(tests) for run, tests in self.tests.items()},
             "groups": {variant.name: variant.to_dict() for variant in self.variants},
@@ -189,7 +189,7 @@ def _difference(test: Difference) -> str:
 
 
 def _on_run(result: Comparison, name: str, test: Difference) -> str:
-    after, before = (f"{run} {result.scores[run][result.metric].value:.1f}" for run in (name, result.runs[0]))
+    after, before = (f"{run} {result.metrics[run][result.metric].value:.1f}" for run in (name, result.runs[0]))
     measured = f"on these {result.images} images {_difference(test)}"
     return f"{TITLES[result.metric]}: {after}, {before} {measured}; {ONE_SEED}."
 

@@ -34,10 +34,10 @@ class Run:
     folder: Path = Path()  # RUNS/NAME
     settings: dict[str, Any] = field(default_factory=dict)  # the full configuration, nested
     curves: dict[str, Curve] = field(default_factory=dict)  # by log key, (optimizer step, value) in order
-    scores: dict[str, float] = field(default_factory=dict)  # of the test split, without prefix ("bleu4": percent)
+    metrics: dict[str, float] = field(default_factory=dict)  # of the test split, without prefix ("bleu4": percent)
     search: dict[str, Any] = field(default_factory=dict)  # decoding options of the test, such as beam_size
     captions: dict[int, CaptionedImage] | None = None  # by image id; None if there are none
-    contexts: dict[str, dict[str, float]] = field(default_factory=dict)  # by context mode, the scores of its test
+    contexts: dict[str, dict[str, float]] = field(default_factory=dict)  # by context mode, the metrics of its test
     checkpoint: Path | None = None  # the tested one, else the best
     outdated: bool = False  # whether the checkpoint's weights have changed since the test, which is then left out
     parameters: dict[str, int] = field(default_factory=dict)  # numbers of parameters of "encoder" and "decoder"
@@ -79,18 +79,18 @@ def read_run(folder: Path) -> Run:
         for key, step, value in _logged(path):
             points.setdefault(key, {})[step] = value  # the resumed run's value for a step that was logged twice
     run.curves = {key: sorted(curve.items()) for key, curve in points.items()}
-    scores, captions = folder / "test_metrics.json", folder / "test_captions.json"
-    if scores.is_file():
-        run.scores, run.search = read_metrics(scores)
+    measured, captions = folder / "test_metrics.json", folder / "test_captions.json"
+    if measured.is_file():
+        run.metrics, run.search = read_metrics(measured)
     tested = layout.checkpoints / Path(str(run.search.get("checkpoint"))).name
     run.checkpoint = next((path for path in (tested, layout.checkpoint("best")) if path.is_file()), None)
     for mode in CONTEXT_MODES:
-        if (path := folder / mode / scores.name).is_file():
+        if (path := folder / mode / measured.name).is_file():
             metrics, search = read_metrics(path)
             if is_current(search.get("weights", ""), run.checkpoint):
                 run.contexts[mode] = metrics
     if not is_current(run.search.pop("weights", ""), run.checkpoint):
-        run.scores, run.search, run.outdated = {}, {}, True
+        run.metrics, run.search, run.outdated = {}, {}, True
     elif captions.is_file():
         run.captions = read_captions(captions) or None
     return run

@@ -1,4 +1,4 @@
-"""Scores of runs over images and of variants over seeds, with intervals and tests against the first one."""
+"""Metrics of runs over images and of variants over seeds, with intervals and tests against the first one."""
 
 from __future__ import annotations
 
@@ -50,25 +50,25 @@ class FamilyCounts(NamedTuple):
     counts: dict[str, Floats]  # by run, (images, C)
     values: Statistic  # from counts summed over images, (.., C), to percent, (.., S), or (..) of a single metric
     baseline: bool = False  # whether attention ignores the caption; not tested
-    unit: str = ""  # what the second count counts, shown beside a score
+    unit: str = ""  # what the second count counts, shown beside a metric
 
 
-def caption_families(scored: Mapping[str, Sequence[CaptionedImage]], *, java: bool) -> list[FamilyCounts]:
-    """Return the metrics of captions, with METEOR if ``java`` and available; ``scored`` has the images by run."""
+def caption_families(measured: Mapping[str, Sequence[CaptionedImage]], *, java: bool) -> list[FamilyCounts]:
+    """Return the metrics of captions, with METEOR if ``java`` and available; ``measured`` has the images by run."""
     families: dict[tuple[str, ...], FamilyCounts] = {}
-    for run, images in Progress("scoring captions", over=scored.items(), unit=" runs"):
+    for run, images in Progress("scoring captions", over=measured.items(), unit=" runs"):
         hypotheses, references = [image.words for image in images], [image.reference_words for image in images]
         for family, counted in family_counts(hypotheses, references, java=java):
             families.setdefault(family.names, FamilyCounts(family.names, {}, family.values)).counts[run] = counted
     return list(families.values())
 
 
-def grounding_families(scored: Mapping[str, Sequence[CaptionedImage]]) -> list[FamilyCounts]:
+def grounding_families(measured: Mapping[str, Sequence[CaptionedImage]]) -> list[FamilyCounts]:
     """Return the metrics of attention at the nouns of captions and of references."""
     families = []
     for name, metric in sorted(NOUN_METRICS.items(), key=lambda item: item[0].startswith("reference_")):
         counts = {}
-        for run, images in scored.items():
+        for run, images in measured.items():
             judged = [[float(getattr(hit, metric.field)) for hit in getattr(image, metric.hits)] for image in images]
             if any(judged):  # (images, 2): the sum over an image's nouns, and their number
                 counts[run] = np.array([[sum(values), len(values)] for values in judged], dtype=np.float64)
@@ -77,32 +77,32 @@ def grounding_families(scored: Mapping[str, Sequence[CaptionedImage]]) -> list[F
     return families
 
 
-class Scored(NamedTuple):
-    """A table of scores and the numbers in it."""
+class Measured(NamedTuple):
+    """A table of metrics and the numbers in it."""
 
     table: Table
     tests: dict[Key, Difference]  # from the first run or variant, p-values corrected for their number
     notices: list[str]  # sentences on what limits the tests
-    scores: dict[Key, Interval]  # of runs
+    metrics: dict[Key, Interval]  # of runs
 
 
-def score_runs(
+def measure_runs(
     table: Table, families: Sequence[FamilyCounts], compared: Sequence[str], *, resamples: int, seed: int
-) -> Scored:
-    """Fill a table without rows with the scores of its runs, and test the compared runs against the first one."""
-    scores: dict[Key, Interval] = {}
+) -> Measured:
+    """Fill a table without rows with the metrics of its runs, and test the compared runs against the first one."""
+    metrics: dict[Key, Interval] = {}
     tests: dict[Key, Difference] = {}
     for family in Progress(f"{table.title}: intervals", over=families, unit=" metrics"):
         first = family.counts.get(table.columns[0])
         for run, counts in () if family.baseline else family.counts.items():
             ends = intervals(counts, family.values, resamples=resamples, seed=seed).reshape(3, -1).T.tolist()
-            scores |= {(run, key): Interval(*three) for key, three in zip(family.names, ends, strict=True)}
+            metrics |= {(run, key): Interval(*three) for key, three in zip(family.names, ends, strict=True)}
             if run in compared and first is not None:
                 changes = differences(first, counts, family.values, resamples=resamples, seed=seed)
                 tests |= {(run, key): change for key, change in zip(family.names, changes, strict=True)}
     tests = _corrected(tests)
     rows = [
-        Row(TITLES[key], [_cell(family, (run, key), scores, tests) for run in table.columns], family.baseline)
+        Row(TITLES[key], [_cell(family, (run, key), metrics, tests) for run in table.columns], family.baseline)
         for family in families
         for key in family.names
     ]
@@ -115,26 +115,26 @@ def score_runs(
         f"{SIGNIFICANCE_LEVEL}; take at least {round(len(tests) / SIGNIFICANCE_LEVEL)}."
     )
     notices = [too_few] if len(tests) / (resamples + 1) >= SIGNIFICANCE_LEVEL else []
-    return Scored(table._replace(rows=rows, note=table.note + note), tests, notices, scores)
+    return Measured(table._replace(rows=rows, note=table.note + note), tests, notices, metrics)
 
 
-def _cell(family: FamilyCounts, key: Key, scores: Mapping[Key, Interval], tests: Mapping[Key, Difference]) -> TableCell:
+def _cell(family: FamilyCounts, key: Key, metrics: dict[Key, Interval], tests: Mapping[Key, Difference]) -> TableCell:
     counts = family.counts.get(key[0])
     if counts is None:
         return TableCell()
     if family.baseline:
         return TableCell.plain(float(family.values(counts.sum(axis=0))), "{:.1f}")
-    score, count = scores[key], int(counts[:, 1].sum())
+    metric, count = metrics[key], int(counts[:, 1].sum())
     nouns = f", {count} {family.unit}{'s' * (count != 1)}" if family.unit else ""
-    return TableCell.measured(score.value, f"{score.low:.1f} to {score.high:.1f}{nouns}", tests.get(key))
+    return TableCell.measured(metric.value, f"{metric.low:.1f} to {metric.high:.1f}{nouns}", tests.get(key))
 
 
-def score_variants(variants: Sequence[Variant], families: Sequence[FamilyCounts], *, with_tests: bool) -> Scored:
-    """Return the means and deviations of variants ``with_scores``, and tests over images and seeds ``with_tests``."""
+def measure_variants(variants: Sequence[Variant], families: Sequence[FamilyCounts], *, with_tests: bool) -> Measured:
+    """Return the means and deviations of variants ``with_metrics``, and tests over images and seeds ``with_tests``."""
     families = [family for family in families if not family.baseline]
     tests = _variant_tests(variants, families) if with_tests else {}
     titles = {key: TITLES[key] for family in families for key in family.names}
-    of_tests = [key for key in _NEEDS_MODEL if any(key in variant.scores for variant in variants)]
+    of_tests = [key for key in _NEEDS_MODEL if any(key in variant.metrics for variant in variants)]
     titles |= {key: f"{TITLES[key]}, {METRICS[key].unit}" for key in of_tests}
     rows = [
         Row(title, [_variant_cell(variant, key, tests.get((variant.name, key))) for variant in variants])
@@ -144,7 +144,7 @@ def score_variants(variants: Sequence[Variant], families: Sequence[FamilyCounts]
     table = Table("Variants over seeds", [variant.name for variant in variants], rows, note)
     single = [variant.name for variant in variants if len(variant.runs) == 1]
     notice = f"One seed each: {', '.join(single)}. Differences from them are not tested over seeds."
-    return Scored(table, tests, [notice] if single else [], {})
+    return Measured(table, tests, [notice] if single else [], {})
 
 
 def _variant_tests(variants: Sequence[Variant], families: Sequence[FamilyCounts]) -> dict[Key, Difference]:
@@ -166,22 +166,22 @@ def _corrected(tests: Mapping[Key, Difference]) -> dict[Key, Difference]:
     return dict(zip(tests, holm(list(tests.values())), strict=True))
 
 
-def with_scores(variant: Variant, families: Sequence[FamilyCounts], runs: Sequence[Run], images: int) -> Variant:
-    """Return a variant with the scores of its runs; their tests have ``images`` in common."""
-    members, scores = [run for run in runs if run.name in variant.runs], dict[str, list[float]]()
+def with_metrics(variant: Variant, families: Sequence[FamilyCounts], runs: Sequence[Run], images: int) -> Variant:
+    """Return a variant with the metrics of its runs; their tests have ``images`` in common."""
+    members, metrics = [run for run in runs if run.name in variant.runs], dict[str, list[float]]()
     for family in families:
         if not family.baseline and family.counts.keys() >= set(variant.runs):
             values = [np.atleast_1d(family.values(family.counts[run].sum(axis=0))) for run in variant.runs]
-            scores |= dict(zip(family.names, np.stack(values, axis=1).tolist(), strict=True))
-    # The scores of a run's test are over all of its images.
+            metrics |= dict(zip(family.names, np.stack(values, axis=1).tolist(), strict=True))
+    # The metrics of a run's test are over all of its images.
     if not images or all(len(run.captions or ()) == images for run in members):
-        of_tests = [key for key in _NEEDS_MODEL if all(key in run.scores for run in members)]
-        scores |= {key: [run.scores[key] for run in members] for key in of_tests}
-    return dataclasses.replace(variant, scores=scores)
+        of_tests = [key for key in _NEEDS_MODEL if all(key in run.metrics for run in members)]
+        metrics |= {key: [run.metrics[key] for run in members] for key in of_tests}
+    return dataclasses.replace(variant, metrics=metrics)
 
 
 def _variant_cell(variant: Variant, key: str, test: Difference | None) -> TableCell:
-    if key not in variant.scores:
+    if key not in variant.metrics:
         return TableCell()
     deviation = variant.deviation(key)
     detail = "" if deviation is None else f"deviation {deviation:.2f} of {len(variant.runs)} seeds"

@@ -26,9 +26,9 @@ def measurement_of(folder: Path, arguments: Sequence[str], seed: int) -> Scores:
     return {
         "values": {name: round(value, 4) for name, value in tested.metrics.items()},
         "unit": UNIT,
-        "split": tested.search.get("split"),
+        "split": tested.conditions.get("split"),
         "images": len(tested.captions or {}),
-        "search": tested.search,
+        "search": tested.conditions,
         **provenance(command=f"captioning {shlex.join(arguments)}", seed=seed),
     }
 

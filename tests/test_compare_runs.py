@@ -162,7 +162,7 @@ def test_sampled_contexts_repeat_with_the_seed(tested_pair):
     save_checkpoint(tested_pair[1] / "checkpoints/best.ckpt", attention=HardAttention)
 
     def sample(runs, models):
-        runs[1].search["context_mode"] = "sample"
+        runs[1].conditions["context_mode"] = "sample"
 
     first, again, other = (explored_by(tested_pair, sample, seed)[0] for seed in (1, 1, 2))
     assert first == again and first != other

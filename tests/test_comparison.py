@@ -207,7 +207,7 @@ def test_speed_size_and_decoding_stand_side_by_side():
         "hard",
         settings={"model": {"decoder": {"class_path": "x.D", "init_args": arguments}}},
         curves={"train/captions_per_second": [(1, 10.0), (2, 1600.0), (3, 1500.0)]},
-        search={"context_mode": "argmax", "beam_size": 3},
+        conditions={"context_mode": "argmax", "beam_size": 3},
         contexts={"expected": {"bleu4": 12.345}},
         parameters={"decoder": 1234567, "encoder": 89},
     )

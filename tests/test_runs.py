@@ -36,7 +36,7 @@ def test_a_folder_is_read_with_everything_in_it(tmp_path):
     assert run.name == "soft" and run.folder == folder and run.checkpoint == folder / "checkpoints/best.ckpt"
     assert run.settings == {"data": {"batch_size": 8}}
     assert run.curves["train/loss"] == [(4, 2.5), (9, 1.5)] and run.curves["val/bleu4"] == [(9, 10.5), (19, 11)]
-    assert run.metrics == {"bleu4": 12.5} and run.search == {"beam_size": 3, "context_mode": "expected"}
+    assert run.metrics == {"bleu4": 12.5} and run.conditions == {"beam_size": 3, "context_mode": "expected"}
     assert run.captions is not None
     assert run.captions[7].references == CAPTION["references"] and run.captions[7].log_prob == -2.5
     assert run.captions[7].hits == [NounHit(2, "dog", True, 0.25, 0.5, 0.4, 0.2, 0.3)]

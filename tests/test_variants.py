@@ -46,7 +46,7 @@ def words(runs):
 
 
 def of_checkpoints(checkpoint: str):
-    return [run(f"b_{n}", n, search={"checkpoint": checkpoint.format(n)}) for n in (1, 2)]
+    return [run(f"b_{n}", n, conditions={"checkpoint": checkpoint.format(n)}) for n in (1, 2)]
 
 
 def attending(*paths: str):
@@ -69,8 +69,8 @@ def changed(section: str, **options):
     [
         (run("b_2", 2, rate=0.3), False),
         (run("b_1", 1), False),  # the same seed again counts once
-        (run("b_2", 2, search={"beam_size": 3}), False),
-        (run("b_2", 2, search={"split": "val"}), False),
+        (run("b_2", 2, conditions={"beam_size": 3}), False),
+        (run("b_2", 2, conditions={"split": "val"}), False),
         (run("b_2", 2, settings={}), False),  # nothing is known
         (changed("data", flip=0.5), False),
         (changed("data", test_split="val"), True),  # the split of a test is compared by itself

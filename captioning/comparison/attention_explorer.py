@@ -67,7 +67,7 @@ def explore(
             continue
         crop = (model.encoder.preprocessing.crop or 0) / model.encoder.preprocessing.resize
         suffix = crops.setdefault(crop, f", as {run.name} cuts it" if crops else "")
-        context_mode = run.search.get("context_mode", model.model.decoder.attention.context_mode)
+        context_mode = run.conditions.get("context_mode", model.model.decoder.attention.context_mode)
         words = [item.captions[run.name].split() for item in items]
         sampled = seed if context_mode == "sample" else None
         captions = model.score_captions(paths, words, context_mode=context_mode, seed=sampled)
@@ -109,7 +109,7 @@ def _image_files(
             source = known_class(settings["class_path"], CaptionSource)(**settings.get("init_args", {}))  # type: ignore[type-abstract]
             if run.name in models:
                 source.tokenizer = models[run.name].vocabulary.tokenizer
-            index = source.index(str(run.search.get("split") or data.get("test_split") or "test"))
+            index = source.index(str(run.conditions.get("split") or data.get("test_split") or "test"))
         except (KeyError, TypeError):
             continue
         except (InputError, OSError) as error:

@@ -11,7 +11,7 @@ from captioning.comparison.runs import Curve, Run
 from captioning.metrics.table import TITLES
 from captioning.settings import STORAGE_SETTINGS, attention_kind, flatten
 
-_SEARCH = {
+_CONDITIONS = {
     "Split of the test": "split",
     "Checkpoint of the test": "checkpoint",
     "Context in the test": "context_mode",
@@ -43,7 +43,7 @@ def condition_tables(runs: Sequence[Run], metric: str) -> list[Table]:
     for mode in modes:
         metrics = [run.contexts.get(mode, {}).get(metric) for run in runs]
         values[f"{TITLES[metric]}, {mode} context"] = [TableCell.plain(value, "{:.2f}") for value in metrics]
-    values |= {title: [TableCell.plain(run.search.get(key)) for run in runs] for title, key in _SEARCH.items()}
+    values |= {title: [TableCell.plain(run.conditions.get(key)) for run in runs] for title, key in _CONDITIONS.items()}
     rows = [Row(title, cells) for title, cells in values.items() if any(cell.text for cell in cells)]
     note = (
         "Captions per second: the median of what training logged, per process. Context: the expectation over "
@@ -116,15 +116,15 @@ def _seed_of(run: Run) -> str:
 
 def _differ_in_seed_alone(run: Run, other: Run) -> bool:
     have_settings = bool(run.settings and other.settings and _seed_of(run))
-    same_search = not run.captions or not other.captions or _search(run) == _search(other)
+    same_conditions = not run.captions or not other.captions or _conditions(run) == _conditions(other)
     # Both started from the same weights, or each from a run with its own seed.
     same_start = (_without_seed(run, mask_seed) == _without_seed(other, mask_seed) for mask_seed in (False, True))
-    return have_settings and same_search and any(same_start)
+    return have_settings and same_conditions and any(same_start)
 
 
-def _search(run: Run) -> dict[str, Any]:
-    """Return the options of the test without digits in the checkpoint's name: best-epoch=3 differs between seeds."""
-    return run.search | {"checkpoint": re.sub(r"\d+", "", str(run.search.get("checkpoint")))}
+def _conditions(run: Run) -> dict[str, Any]:
+    """Return the conditions of the test without digits in the checkpoint's name: best-epoch=3 differs between seeds."""
+    return run.conditions | {"checkpoint": re.sub(r"\d+", "", str(run.conditions.get("checkpoint")))}
 
 
 def _without_seed(run: Run, mask_seed: bool) -> dict[str, Any]:

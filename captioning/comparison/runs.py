@@ -35,7 +35,7 @@ class Run:
     settings: dict[str, Any] = field(default_factory=dict)  # the full configuration, nested
     curves: dict[str, Curve] = field(default_factory=dict)  # by log key, (optimizer step, value) in order
     metrics: dict[str, float] = field(default_factory=dict)  # of the test split, without prefix ("bleu4": percent)
-    search: dict[str, Any] = field(default_factory=dict)  # decoding options of the test, such as beam_size
+    conditions: dict[str, Any] = field(default_factory=dict)  # of the test: split, checkpoint, beam_size and others
     captions: dict[int, CaptionedImage] | None = None  # by image id; None if there are none
     contexts: dict[str, dict[str, float]] = field(default_factory=dict)  # by context mode, the metrics of its test
     checkpoint: Path | None = None  # the tested one, else the best
@@ -81,16 +81,16 @@ def read_run(folder: Path) -> Run:
     run.curves = {key: sorted(curve.items()) for key, curve in points.items()}
     measured, captions = folder / "test_metrics.json", folder / "test_captions.json"
     if measured.is_file():
-        run.metrics, run.search = read_metrics(measured)
-    tested = layout.checkpoints / Path(str(run.search.get("checkpoint"))).name
+        run.metrics, run.conditions = read_metrics(measured)
+    tested = layout.checkpoints / Path(str(run.conditions.get("checkpoint"))).name
     run.checkpoint = next((path for path in (tested, layout.checkpoint("best")) if path.is_file()), None)
     for mode in CONTEXT_MODES:
         if (path := folder / mode / measured.name).is_file():
-            metrics, search = read_metrics(path)
-            if is_current(search.get("weights", ""), run.checkpoint):
+            metrics, conditions = read_metrics(path)
+            if is_current(conditions.get("weights", ""), run.checkpoint):
                 run.contexts[mode] = metrics
-    if not is_current(run.search.pop("weights", ""), run.checkpoint):
-        run.metrics, run.search, run.outdated = {}, {}, True
+    if not is_current(run.conditions.pop("weights", ""), run.checkpoint):
+        run.metrics, run.conditions, run.outdated = {}, {}, True
     elif captions.is_file():
         run.captions = read_captions(captions) or None
     return run

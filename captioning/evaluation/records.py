@@ -69,7 +69,7 @@ def write_evaluation(
 
     Args:
         prefix: "val" or "test".
-        facts: Further entries of the metrics' file, if not empty: "search", the decoding options; "tokens", the
+        facts: Further entries of the metrics' file, if not empty: "search", conditions of the test; "tokens", the
             words that are compared; "cells", the grid that pointing was judged on; "provenance" of model and metrics.
     """
     content = {f"{prefix}/{name}": value for name, value in metrics.items()}
@@ -92,7 +92,7 @@ def write_predictions(folder: Path, images: Sequence[CaptionedImage]) -> tuple[P
 
 
 def read_metrics(path: Path) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return the metrics of STAGE_metrics.json without their prefix, and the options of the search."""
+    """Return the metrics of STAGE_metrics.json without their prefix, and the conditions of the test."""
     content = convert(path, read_json(path), dict[str, Any], _EXPECTED)
     metrics = {name.partition("/")[2]: value for name, value in content.items() if isinstance(value, (int, float))}
     renamed = {"inference": "context_mode"}  # names of 0.2

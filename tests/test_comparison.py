@@ -107,7 +107,7 @@ def test_p_values_are_corrected_for_all_tests_of_a_table():
 def test_runs_on_different_images_are_compared_on_the_common_ones_and_say_so():
     long, short = make_captions(30, 0.6), make_captions(12, 0.8, first=120)
     found = compare_runs([run_of("a", long), run_of("b", short)], resamples=50)
-    assert found.images == 10
+    assert found.image_count == 10
     assert "(a 30, b 12); compared on the 10 in common" in found.notices[0]
     common = [long[i] for i in range(120, 130)]
     assert cells(found, "Captions of 10 images", "BLEU-2")[0].value == pytest.approx(metrics_of(common)["bleu2"])
@@ -119,7 +119,7 @@ def test_references_that_differ_between_the_runs_are_mentioned():
     other = make_captions(8)
     other[103] = dataclasses.replace(other[103], references=[other[103].references[0], "a dog 's tail"])
     found = compare_runs([run_of("a", make_captions(8)), run_of("b", other)], resamples=50)
-    assert found.images == 8 and found.notices[0].startswith("The references of 1 common images differ")
+    assert found.image_count == 8 and found.notices[0].startswith("The references of 1 common images differ")
 
 
 @pytest.mark.parametrize("other_data_set", [False, True])
@@ -128,7 +128,7 @@ def test_runs_without_a_common_image_are_scored_but_not_tested(other_data_set):
     if other_data_set:  # other images under the same numbers
         other = {i: dataclasses.replace(image, references=["nothing alike"]) for i, image in make_captions(9).items()}
     found = compare_runs([run_of("a", make_captions(8)), run_of("b", other)], resamples=50)
-    assert found.images == 0 and found.tests == {} and found.verdicts == {} and found.disagreements == []
+    assert found.image_count == 0 and found.tests == {} and found.verdicts == {} and found.disagreements == []
     assert "no image in common (a 8, b 9)" in found.notices[0]
     shown = cells(found, "Captions of each run's own images", "BLEU-1")
     assert all(cell.value is not None and not cell.change for cell in shown)
@@ -139,7 +139,7 @@ def test_a_run_on_other_data_is_set_aside_with_a_line_and_the_others_are_tested(
     runs = [run_of("a", make_captions(8)), run_of("b", make_captions(8, 0.9, seed=1))]
     runs.insert(place, run_of("elsewhere", make_captions(9, first=500)))
     found = compare_runs(runs, resamples=50)
-    assert (found.runs, found.images, list(found.tests)) == (["a", "b"], 8, ["b"])
+    assert (found.runs, found.image_count, list(found.tests)) == (["a", "b"], 8, ["b"])
     assert found.notices[0] == "elsewhere was tested on other data than a, and is left out of this comparison."
 
 

@@ -85,7 +85,7 @@ def compare_runs(
         variant_tests=by_name(*(part.tests for part in several)),
         curves=ordered_curves(runs, metric),
         disagreements=_disagreements(captioned, captions, common, metric)[:images] if common else [],
-        images=len(common),
+        image_count=len(common),
     )
 
 

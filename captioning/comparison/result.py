@@ -132,7 +132,7 @@ class Comparison:
     """As ``tests``, by variant: the difference of the means over seeds, tested over images and seeds."""
     curves: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)  # by log key and run
     disagreements: list[Disagreement] = field(default_factory=list)  # where the runs' metrics differ most
-    images: int = 0  # number of images that all runs captioned
+    image_count: int = 0  # number of images that all runs captioned
 
     @property
     def runs(self) -> list[str]:
@@ -154,7 +154,7 @@ class Comparison:
         return {
             "runs": self.runs,
             "metric": self.metric,
-            "images": self.images,
+            "images": self.image_count,
             "verdicts": list(self.verdicts.values()),
             "notices": self.notices,
             "intervals": {
@@ -190,7 +190,7 @@ def _difference(test: Difference) -> str:
 
 def _on_run(result: Comparison, name: str, test: Difference) -> str:
     after, before = (f"{run} {result.metrics[run][result.metric].value:.1f}" for run in (name, result.runs[0]))
-    measured = f"on these {result.images} images {_difference(test)}"
+    measured = f"on these {result.image_count} images {_difference(test)}"
     return f"{TITLES[result.metric]}: {after}, {before} {measured}; {ONE_SEED}."
 
 
@@ -199,7 +199,7 @@ def _on_variant(result: Comparison, name: str, test: Difference) -> str:
     before, after = (f"{variant.mean(result.metric):.1f}" for variant in (first, other))
     counts = len(other.runs), len(first.runs)
     seeds = f"{counts[0]} seeds each" if counts[0] == counts[1] else "{} and {} seeds".format(*counts)
-    measured = f"{TITLES[result.metric]} {_difference(test)}, {result.images} images, {seeds}."
+    measured = f"{TITLES[result.metric]} {_difference(test)}, {result.image_count} images, {seeds}."
     # Half a digit: a smaller difference is shown as 0.0.
     if abs(test.interval.value) < 0.05 and not test.excludes_zero and after == before:
         return f"Equal: {name} and {first.name} both have {after} {measured}"

@@ -27,6 +27,12 @@ def shapes(tmp_path_factory) -> ShapesSource:
     return make_shapes(tmp_path_factory.mktemp("data"), train=10, val=4, test=3)
 
 
+def test_an_epoch_of_fewer_batches_than_the_logging_interval_has_its_curve(shapes, tmp_path):
+    trainer = make_trainer(tmp_path, log_every_n_steps=50, limit_train_batches=2)
+    trainer.fit(make_module(), make_data(shapes))
+    assert trainer.logged_metrics["train/loss"] > 0
+
+
 def test_fit_logs_the_fixed_keys(shapes, tmp_path):
     trainer = make_trainer(tmp_path, callbacks=[Throughput()])
     trainer.fit(make_module(), make_data(shapes))

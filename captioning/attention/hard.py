@@ -26,8 +26,8 @@ class StochasticAttention(Attention):
     Args:
         score: Gives the logits.
         normalizer: Turns the logits into alphas; None for ``Softmax()``.
-        sample_probability: Probability, at the ramp's top, that an image's contexts are drawn in training; otherwise
-            they are expectations. The paper has 0.5 (Sec. 4.1).
+        sample_probability: Probability that an image's contexts are drawn in training; with a ramp, its highest value.
+            Contexts that are not drawn are expectations. The paper has 0.5 (Sec. 4.1).
         ramp: Fractions of training, 0 to 1, between which that probability changes. With two, it rises linearly from
             0 between them; with four, it also falls back to 0 between the last two. Empty for a constant probability,
             as in the paper. Early alphas are uninformative, and draws from them teach the decoder to ignore its

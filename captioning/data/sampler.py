@@ -27,7 +27,7 @@ class CaptionBatches(Sampler[list[int]]):
     ``start``. An epoch is cut into steps of ``batch_size * world_size`` captions. With group ``length``, captions are
     sorted by length first, so most steps have one length; then the steps are shuffled. Each rank takes every
     ``world_size``-th caption of a step. Every caption appears once per epoch unless ``captions_per_image`` is set. One
-    step is shorter than the others; if it has fewer captions than ranks, at most ``world_size - 1`` are repeated.
+    step is shorter than the others. If it has fewer captions than ranks, some are repeated so that each rank has one.
     Differs from the paper, which draws a random length for each update: lengths come in proportion to their captions.
 
     Args:

@@ -29,8 +29,8 @@ class Slots(NamedTuple):
 Choose = Callable[[Tensor, Tensor, Tensor, Tensor], Slots]
 """``choose(log_probs, total, open_count, images)`` fills the slots with continuations of R beams.
 
-Arguments: log-probabilities of the next word (B, R, V) and of the beams (B, R), -inf for no beam; K less the number of
-ended hypotheses (B, 1); numbers of the images (B,)."""
+Arguments: log-probabilities of the next word (B, R, V) and of the beams (B, R), -inf for no beam; number of
+hypotheses that have not ended (B, 1); numbers of the images (B,)."""
 
 
 def search(
@@ -45,7 +45,7 @@ def search(
 ) -> list[list[Hypothesis]]:
     """Return up to K hypotheses of every image, by slot and then by step; ``beam_search`` explains the other arguments.
 
-    A hypothesis leaves its slot with <end> or at ``max_length``. Finished images leave once they are half the batch.
+    A hypothesis leaves its slot with <end> or at ``max_length``. Once half of the images are finished, they leave.
     Raises InputError if no word has a finite probability.
     """
     constraints.check(max_length)

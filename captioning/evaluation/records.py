@@ -26,7 +26,7 @@ class NounHit:
     noun: str  # as in the caption
     hit: bool  # whether the strongest location touches the object
     chance: float  # probability that a random location is a hit: the fraction of locations that touch the object
-    centre_hit: float  # probability of a hit by a random one of the 1, 2 or 4 central locations
+    centre_hit: float  # fraction of the 1, 2 or 4 central locations that touch the object
     correctness: float  # fraction of the attention on the object (Liu et al. 2017)
     uniform: float  # correctness of even attention: the fraction of the view that the object covers
     centre: float  # correctness of ``grounding.center_attention``

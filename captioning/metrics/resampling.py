@@ -39,7 +39,7 @@ class Difference:
 
     interval: Interval
     p_value: float
-    corrected_p_value: float  # after ``holm``; a test made alone needs no correction
+    corrected_p_value: float  # corrected by ``holm``; ``p_value`` for a test made alone
 
     @property
     def excludes_zero(self) -> bool:

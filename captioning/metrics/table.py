@@ -97,7 +97,7 @@ class Family:
     values: Callable[[Floats], Floats]
     """Maps counts that are summed over images, (.., C), to the corpus' metrics in ``UNIT``, (.., S)."""
     image_values: Callable[[Floats], Floats]
-    """Maps (images, C) to metrics of images, (images, S). The mean of BLEU or METEOR is not the corpus' value."""
+    """Maps (images, C) to metrics of images, (images, S). Their mean is not the corpus' BLEU or METEOR."""
     java: bool = False
 
     @property

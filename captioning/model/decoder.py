@@ -190,6 +190,6 @@ class Decoder(Component):
             captions: (N, T+1) int64, ``<start> w_1 .. <end> <pad> ..``; N = B * R, the captions of an image adjacent.
             lengths: (N,) int64, steps of each caption: its words and <end>.
             memory: The memory of B images.
-            samples: S, how often each caption is decoded, with new draws and dropout after a shared initial state. The
-                output has N * S captions, the samples of a caption adjacent.
+            samples: S, the number of times that each caption is decoded. All share the initial state; each has its own
+                draws and dropout. The output has N * S captions, the samples of a caption adjacent.
         """

@@ -73,9 +73,9 @@ class Output(Component):
             targets: (M,) int64, the true words.
 
         Returns:
-            The logits (M, V), log-probabilities if the output sums over locations; and the posterior (M, L), the
-            probability of each location, given the word and that the step looks at the image. It sums to 1; it is None
-            in training and for outputs that do not sum.
+            The logits (M, V), log-probabilities if the output sums over locations; and the posterior (M, L): given the
+            word, and given that the step looks at the image, the probability of each location. Its rows sum to 1. None
+            in training, and for outputs that do not sum over locations.
         """
 
     def location_logits(self, words: Tensor, memory: Memory) -> Tensor:

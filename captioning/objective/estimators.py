@@ -90,7 +90,7 @@ class MovingAverage(Estimator):
     """b_k = decay b_{k-1} + (1 - decay) times the mean over batch k's captions that draw (Sec. 4.1).
 
     By default R_t sums the rewards from step t on, every step has an average of its rewards, and b_t sums the averages
-    of the caption's steps from t on. With ``per_step`` and ``to_go`` false, R_t and b_t are the paper's: R_t is
+    from step t to the caption's last. With ``per_step`` and ``to_go`` false, R_t and b_t are the paper's: R_t is
     log p(y | s, a), and b_t its average, one number for all captions and steps.
 
     Args:

@@ -116,8 +116,8 @@ class BestCheckpoint(callbacks.ModelCheckpoint):
 class ResumableStopping(callbacks.EarlyStopping):
     """Lightning's callback, for runs that end inside an epoch and are resumed.
 
-    Neither the validation that ``max_time`` adds nor the end of an epoch that was cut short counts as a chance to
-    improve. A resumed run uses the patience in its settings. If that is used up, it stops before the first batch.
+    Two events use up no patience: the validation that ``max_time`` adds, and the end of an epoch that was cut short.
+    A resumed run uses the patience in its settings. If that is used up, it stops before the first batch.
     """
 
     @property

@@ -50,7 +50,7 @@ class Split:
 
     def evaluator(self, *batches: CaptionBatch, **options) -> Evaluator:
         search = BeamOptions(beam_size=2, max_length=9)
-        found = Evaluator(self.captioner, self.vocabulary, self.regions, search=search, **options)
+        found = Evaluator(self.captioner, self.vocabulary, self.index, self.regions, search=search, **options)
         for batch in batches:
             found.update(batch)
         return found

@@ -12,7 +12,7 @@ import torch
 
 from captioning.data.batch import CaptionBatch
 from captioning.data.loading import SplitData, batch_loader, load_images
-from captioning.data.records import CaptionSource
+from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.regions import RegionsInView, named_regions
 from captioning.data.sampler import image_batches
 from captioning.decoding import BeamOptions, Hypothesis
@@ -37,7 +37,8 @@ class Evaluator:
 
     captioner: CaptionModel
     vocabulary: Vocabulary
-    regions: RegionsInView  # the split's
+    index: CaptionIndex  # the split's
+    regions: RegionsInView  # of its images
     search: BeamOptions
     bound_samples: int = 0
     """Draws of locations for each reference, to estimate the bounds of stochastic attention. 0 estimates none."""
@@ -52,8 +53,8 @@ class Evaluator:
     last digits. If two processes evaluate the same batch, its sums count once, because its row is one key."""
 
     def __post_init__(self) -> None:
-        if self.with_references and not self.regions.index.captions:
-            raise InputError(f"{self.regions.index.origin}: has no captions to compare with; use captioning predict")
+        if self.with_references and not self.index.captions:
+            raise InputError(f"{self.index.origin}: has no captions to compare with; use captioning predict")
 
     @property
     def records(self) -> list[CaptionedImage]:
@@ -100,12 +101,12 @@ class Evaluator:
             regions = named_regions(words, in_view)
             self.images[row] = CaptionedImage(
                 image_id=image_id,
-                file=str(self.regions.index.image_path(row)),
+                file=str(self.index.image_path(row)),
                 caption=caption,
                 written=None if written == caption else written,
                 log_prob=best.log_prob,
                 finished=best.finished,
-                references=self.regions.index.references(row),
+                references=self.index.references(row),
                 hits=noun_hits(words, alphas.numpy(), regions, cells),
                 evidence_hits=[] if evidence is None else noun_hits(words, evidence.numpy(), regions, cells),
                 **hits,
@@ -125,8 +126,7 @@ class Evaluator:
         traces = {"reference_hits": output.trace.alphas, "reference_evidence_hits": output.trace.evidence}
         weights = {name: trace.float().cpu().numpy() for name, trace in traces.items() if trace is not None}
         rows, cells = batch.index_rows.tolist(), self.captioner.encoder.cells
-        split = self.regions
-        pairs = [pair for row in rows for pair in zip(split.index.references(row), split.phrases(row), strict=True)]
+        pairs = [pair for i in rows for pair in zip(self.index.references(i), self.regions.phrases(i), strict=True)]
         hits: list[dict[str, list[NounHit]]] = [{name: [] for name in weights} for _ in rows]
         for caption, (image, (reference, regions)) in enumerate(zip(batch.image_index.tolist(), pairs, strict=True)):
             for name, caption_weights in weights.items():
@@ -175,7 +175,7 @@ def evaluate(
     if isinstance(captioner, Ensemble):  # its members may have other views of an image than the batch
         captioner = Ensemble(captioner.members, load_images=functools.partial(load_images, data.index)).eval()
     encoder, device = captioner.encoder, next(captioner.parameters()).device
-    evaluator = Evaluator(captioner, vocabulary, data.regions(encoder), search, **options)
+    evaluator = Evaluator(captioner, vocabulary, data.index, data.regions(encoder), search, **options)
     dataset = data.dataset(vocabulary, encoder, by_image=True)
     batches = image_batches(len(data.index), batch_size)
     with Progress(f"{split} split", len(data.index)) as bar:

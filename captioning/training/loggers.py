@@ -98,7 +98,7 @@ def upload_advice(folder: Path) -> str:
 
 def draw_samples(folder: Path, suffix: str, evaluator: Evaluator) -> dict[str, str]:
     """Write the evaluator's figures to ``samples/``; return the caption of each file."""
-    encoder, index = evaluator.captioner.encoder, evaluator.regions.index
+    encoder, index = evaluator.captioner.encoder, evaluator.index
     captions = {}
     for row, hypothesis in sorted(evaluator.figure_hypotheses.items()):
         if not index.image_path(row).is_file():  # cached features alone

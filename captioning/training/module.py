@@ -239,7 +239,7 @@ class CaptioningModule(pl.LightningModule):
     def on_validation_epoch_start(self) -> None:
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         count = max((callback.images for callback in callbacks if isinstance(callback, CaptionSamples)), default=0)
-        data = self.data.vocabulary, self.data.split_data("val").regions(self.encoder)
+        data = self.data.vocabulary, self.data.index("val"), self.data.split_data("val").regions(self.encoder)
         self.evaluator = Evaluator(self.captioner, *data, self.search, seed=self.data.seed, figure_count=count)
 
     def validation_step(self, batch: CaptionBatch, batch_idx: int) -> None:

@@ -77,33 +77,29 @@ class CocoSource(CaptionSource):
         path = captions.with_name(captions.name.replace("captions", "instances", 1))
         if path == captions or not path.is_file():
             return None
-        return Instances([path], self.remedy(), self.synonyms).objects
+        return instances([path], self.remedy(), self.synonyms)
 
 
-class Instances:
-    """Objects of COCO's ``instances_*.json`` files by the names of image files.
+def instances(paths: Sequence[Path], remedy: str, synonyms: Callable[[str], frozenset[str]]) -> ObjectLookup:
+    """Return a lookup in COCO's ``instances_*.json`` files by the names of image files; masks are of the upright image.
 
     ``remedy`` says what to do if a file is missing. ``synonyms`` returns the other names of an object or an attribute.
     """
+    found: dict[str, tuple[_Image, list[tuple[str, _Annotation]]]] = {}
+    for path in paths:
+        content = read_annotations(path, _File, "COCO annotation file", remedy)
+        images = {image.id: found.setdefault(image.file_name, (image, [])) for image in content.images}
+        nouns = {category.id: category.name.lower() for category in content.categories}
+        for annotation in content.annotations:
+            if annotation.segmentation and annotation.image_id in images:
+                images[annotation.image_id][1].append((nouns[annotation.category_id], annotation))
 
-    def __init__(self, paths: Sequence[Path], remedy: str, synonyms: Callable[[str], frozenset[str]]) -> None:
-        self._images: dict[str, tuple[_Image, list[tuple[str, _Annotation]]]] = {}
-        self._synonyms = synonyms
-        for path in paths:
-            content = read_annotations(path, _File, "COCO annotation file", remedy)
-            images = {image.id: self._images.setdefault(image.file_name, (image, [])) for image in content.images}
-            nouns = {category.id: category.name.lower() for category in content.categories}
-            for annotation in content.annotations:
-                if annotation.segmentation and annotation.image_id in images:
-                    images[annotation.image_id][1].append((nouns[annotation.category_id], annotation))
-
-    def objects(self, path: Path) -> list[GroundedObject]:
-        """Return the objects of an image file, with masks of the upright image; [] if none are known."""
+    def objects(path: Path) -> list[GroundedObject]:
         from pycocotools import mask as coco
 
-        if path.name not in self._images:
+        if path.name not in found:
             return []
-        image, annotations = self._images[path.name]
+        image, annotations = found[path.name]
         masks = []
         for _, annotation in annotations:
             runs = annotation.segmentation  # packed run lengths, plain ones, or polygons
@@ -113,9 +109,11 @@ class Instances:
         objects = []
         for (noun, annotation), mask in zip(annotations, upright_masks(masks, path), strict=True):
             adjectives = frozenset(annotation.attributes)
-            attributes = adjectives.union(*map(self._synonyms, adjectives))
-            objects.append(GroundedObject(noun, self._synonyms(noun), attributes, mask))
+            attributes = adjectives.union(*map(synonyms, adjectives))
+            objects.append(GroundedObject(noun, synonyms(noun), attributes, mask))
         return objects
+
+    return objects
 
 
 # The fields of captions and instances files. With ``gc=False`` the garbage collector skips the 592,000 captions.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from captioning.data.coco import Instances
+from captioning.data.coco import instances
 from captioning.data.coco_nouns import synonyms
 from captioning.data.entities import Entities
 from captioning.data.records import (
@@ -62,7 +62,7 @@ class KarpathySource(CaptionSource):
         return CaptionIndex.build(self.image_dir, entries, self.tokenizer, origin=self.json_path)
 
     def objects(self, split: str) -> ObjectLookup | None:
-        return Instances(self.instances, self.remedy(), synonyms).objects if self.instances else None
+        return instances(self.instances, self.remedy(), synonyms) if self.instances else None
 
     def phrases(self, split: str) -> PhraseLookup | None:
         if self.entities is None:

@@ -73,7 +73,6 @@ def changed(section: str, **options):
         (run("b_2", 2, conditions={"split": "val"}), False),
         (run("b_2", 2, settings={}), False),  # nothing is known
         (changed("data", flip=0.5), False),
-        (changed("data", test_split="val"), True),  # the split of a test is compared by itself
         (changed("data", feature_shares=1), True),
         (changed("trainer", default_root_dir="elsewhere"), True),
     ],

@@ -109,7 +109,7 @@ def _image_files(
             source = known_class(settings["class_path"], CaptionSource)(**settings.get("init_args", {}))  # type: ignore[type-abstract]
             if run.name in models:
                 source.tokenizer = models[run.name].vocabulary.tokenizer
-            index = source.index(str(run.conditions.get("split") or data.get("test_split") or "test"))
+            index = source.index(run.conditions.get("split", "test"))
         except (KeyError, TypeError):
             continue
         except (InputError, OSError) as error:

@@ -18,8 +18,8 @@ _CONDITIONS = {
     "Tokenizer, if not English": "tokenizer",
     "Beam size in the test": "beam_size",
 }
-# Settings that make no variant: storage and logging, the tested split (a row of its own), leftovers of old versions.
-_NOT_COMPARED = (*STORAGE_SETTINGS, "data.test_split", "data.feature_shares")
+# Settings that make no variant: storage and logging, and a leftover of version 0.2.
+_NOT_COMPARED = (*STORAGE_SETTINGS, "data.feature_shares")
 _SEEDS = ("seed_everything", "data.seed")
 
 

@@ -22,7 +22,7 @@ from captioning.data.features import Features, features_key
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.regions import LARGEST_REGION, RegionsInView
 from captioning.data.transforms import Augmentation, Preprocessing, ViewOf
-from captioning.errors import InputError, warn_once
+from captioning.errors import InputError, check_whole, warn_once
 from captioning.trace import map_fields
 from captioning.vocabulary import Vocabulary
 
@@ -232,6 +232,7 @@ def load_images(index: CaptionIndex, rows: Tensor, preprocessing: Preprocessing)
 def worker_count(number: int | None, *, cached: bool) -> int:
     """Return the number of processes; None is one per processor, at most 8, or for features none on a CPU, else two."""
     if number is not None:
+        check_whole(0, 1024, num_workers=number)
         return number
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return (2 if torch.cuda.is_available() else 0) if cached else min(8, processors)

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from captioning.data.images import load_image
-from captioning.errors import InputError, one_line, warn_once
+from captioning.errors import InputError, check_whole, one_line, warn_once
 from captioning.settings import Split
 from captioning.tokenizers import PennTreebank, Tokenizer
 
@@ -127,6 +127,7 @@ class CaptionIndex:
 
     def take(self, limit: int | None) -> CaptionIndex:
         """Return the first ``limit`` images with their captions, or all images if there are fewer or it is None."""
+        check_whole(1, limit_images=limit)
         ids, paths = self.image_ids[:limit], self.paths[:limit]
         first = self.first_caption[: len(ids) + 1]
         return CaptionIndex(self.root, ids, paths, self.captions[: first[-1]], first, self.origin)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from captioning.data.batch import CaptionBatch
-from captioning.data.loading import SplitData, batch_loader, load_images
+from captioning.data.loading import SplitData, batch_loader, load_images, worker_count
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.regions import RegionsInView, named_regions
 from captioning.data.sampler import image_batches
@@ -166,8 +166,8 @@ def evaluate(
         features: Folder that `captioning extract` wrote; its annotations replace the encoder.
         options: Further fields of the ``Evaluator``.
     """
-    check_whole(1, limit_images=limit_images, batch_size=batch_size)
-    check_whole(0, 1024, num_workers=num_workers)
+    check_whole(1, batch_size=batch_size)
+    workers = worker_count(num_workers, cached=features is not None)
     source.tokenizer = vocabulary.tokenizer
     source.prepare()
     data = SplitData(source, split, limit_images=limit_images, features=features)
@@ -179,7 +179,7 @@ def evaluate(
     dataset = data.dataset(vocabulary, encoder, by_image=True)
     batches = image_batches(len(data.index), batch_size)
     with Progress(f"{split} split", len(data.index)) as bar:
-        for batch in batch_loader(dataset, batches, num_workers=num_workers):
+        for batch in batch_loader(dataset, batches, num_workers=workers):
             evaluator.update(batch.to(device))
             bar.update(len(batch.index_rows))
     return evaluator

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers_faults import command, refused
 
 from captioning.errors import InputError
 from captioning.evaluation import records
-from captioning.evaluation.records import CaptionedImage, read_results, with_references, write_results
+from captioning.evaluation.records import CaptionedImage, read_results, write_results
 from captioning.tokenizers import PennTreebank
 
 ANNOTATIONS = [
@@ -102,8 +103,12 @@ def test_a_file_without_references_is_refused_in_one_line(tmp_path, content, mes
     assert str(path) in str(error.value) and "\n" not in str(error.value)
 
 
-def test_captions_are_paired_with_the_references_of_their_image():
-    references, options = {1: [["a"]], 2: [["b"], ["c"]]}, {"file": Path("r.json"), "tokenizer": PennTreebank()}
-    assert with_references({2: "A b."}, references, **options) == ([["a", "b"]], [[["b"], ["c"]]])
-    with pytest.raises(InputError, match=r"r.json: 2 of 3 images have no references, among them image_id 5"):
-        with_references({1: "a", 5: "b", 6: "c"}, references, **options)
+def test_captions_are_paired_with_the_references_of_their_image(folder, capsys):
+    options = "--references", "refs.json", "--json", "-"
+    Path("said.json").write_text('[{"image_id": 9, "caption": "Two red cats."}, {"image_id": 8, "caption": "a bird"}]')
+    command("evaluate", "--captions", "said.json", *options)
+    found = json.loads(capsys.readouterr().out)
+    assert found["images"] == 2 and found["values"]["ROUGE-L"]["value"] > 50
+    Path("more.json").write_text(json.dumps([{"image_id": image_id, "caption": "a"} for image_id in (7, 5, 6)]))
+    problem = "more.json: 2 of 3 images have no references, among them image_id 5"
+    assert problem in refused(capsys, "evaluate", "--captions", "more.json", *options)

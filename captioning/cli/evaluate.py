@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from captioning.cli import json_output
+from captioning.errors import InputError
 from captioning.files import JSON_SUFFIXES, check_output
 from captioning.settings import Split
 
@@ -33,7 +34,7 @@ def evaluate(
         captioning evaluate --captions mine.json --references captions_val2017.json
     """
     check_output(json, "--json", JSON_SUFFIXES, [captions, references])
-    from captioning.evaluation.records import read_references, read_results, with_references
+    from captioning.evaluation.records import read_references, read_results
     from captioning.metrics.resampling import RESAMPLES, intervals
     from captioning.metrics.table import UNIT, family_counts, few_images_warning
     from captioning.vocabulary import tokenizer_from
@@ -42,8 +43,11 @@ def evaluate(
         splitter = tokenizer_from(tokenizer)
         results = read_results(captions)
         all_references = read_references(references, split=split, tokenizer=splitter)
-        hypotheses, image_references = with_references(results, all_references, file=captions, tokenizer=splitter)
-        images = len(image_references)
+        if unknown := [image_id for image_id in results if image_id not in all_references]:
+            problem = f"{len(unknown)} of {len(results)} images have no references"
+            raise InputError(f"{captions}: {problem}, among them image_id {unknown[0]}")
+        hypotheses = [splitter.tokenize(caption) for caption in results.values()]
+        image_references, images = [all_references[image_id] for image_id in results], len(results)
         print(f"{len(results)} captions of {len(all_references)} images with references{few_images_warning(images)}")
         print(f"{'':12}{'score':>8}  {'95 % interval':>18}")
         values: dict[str, Any] = {}

@@ -162,17 +162,3 @@ def read_references(path: Path, *, split: str, tokenizer: Tokenizer) -> dict[int
     if not references:
         raise InputError(f"{path}: holds no caption")
     return references
-
-
-def with_references(
-    captions: dict[int, str], references: dict[int, list[list[str]]], *, file: Path, tokenizer: Tokenizer
-) -> tuple[list[list[str]], list[list[list[str]]]]:
-    """Return the words of each caption, and the references of its image in the same order.
-
-    Raises InputError, which names the captions' ``file``, if an image with a caption has no references.
-    """
-    if unknown := [image_id for image_id in captions if image_id not in references]:
-        problem = f"{len(unknown)} of {len(captions)} images have no references"
-        raise InputError(f"{file}: {problem}, among them image_id {unknown[0]}")
-    words = [tokenizer.tokenize(caption) for caption in captions.values()]
-    return words, [references[image_id] for image_id in captions]

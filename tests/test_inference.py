@@ -258,7 +258,7 @@ def test_a_tilde_is_the_home_folder_for_figures_and_exports(captioner, images, t
     save_image(tmp_path / "photo.png")
     assert captioner.caption("~/photo.png").photo() is not None
     captioner.export("~/exported")
-    assert (tmp_path / "exported/SHA256SUMS").is_file()
+    assert (tmp_path / "exported/config.json").is_file()
     captioner.vocabulary.save("~/words.json")
     assert type(captioner.vocabulary).load("~/words.json").words == captioner.vocabulary.words
 

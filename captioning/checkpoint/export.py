@@ -1,12 +1,11 @@
 """A captioner as a folder that can be passed on: safetensors, JSON and a model card. Nothing in it runs.
 
-``config.json`` has everything that rebuilds the model and prepares images; ``SHA256SUMS`` is for ``sha256sum --check``.
+``config.json`` has everything that rebuilds the model and prepares images.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +23,6 @@ from captioning.settings import map_strings
 from captioning.vocabulary import Vocabulary
 
 WEIGHTS, CONFIG, VOCABULARY, CARD = "model.safetensors", "config.json", "vocabulary.json", "README.md"
-CHECKSUMS = "SHA256SUMS"
 
 StoredType = Literal["float32", "float16", "bfloat16"]
 
@@ -58,7 +56,7 @@ def write_export(
 
     check_choice(StoredType, dtype=dtype)
     is_ours = is_export(folder) and (folder / VOCABULARY).is_file()  # other libraries write no vocabulary.json
-    for name in () if is_ours else (CARD, WEIGHTS, CONFIG, VOCABULARY, CHECKSUMS):
+    for name in () if is_ours else (CARD, WEIGHTS, CONFIG, VOCABULARY):
         if (folder / name).exists():
             raise InputError(f"--output {folder}: has another program's {name}; choose an empty folder")
     weights = _stored_weights(captioner, dtype)
@@ -71,9 +69,6 @@ def write_export(
     without_folder = map_strings(lambda text: os.path.basename(text) if os.path.isabs(text) else text, config)
     write_json(folder / CONFIG, without_folder)
     write_text(folder / CARD, card)
-    files = (WEIGHTS, CONFIG, VOCABULARY)
-    sums = [f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in files]
-    write_text(folder / CHECKSUMS, "".join(sums))
 
 
 def read_export(folder: Path) -> dict[str, Any]:

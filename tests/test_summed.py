@@ -24,7 +24,7 @@ M = len(INDEX)
 
 @pytest.fixture(params=[1, 1 << 20], ids=["an image at a time", "all images at once"])
 def chunks(request, monkeypatch):
-    monkeypatch.setattr(summed, "CHUNK_BYTES", {"cpu": request.param})
+    monkeypatch.setattr(summed, "CPU_CHUNK_BYTES", request.param)
 
 
 def inputs(dtype=torch.float64, scale=1.0, steps=None):

@@ -32,8 +32,7 @@ from captioning.precision import to_autocast
 SMALLEST = 1e-15
 """Smaller totals are replaced by this value; the plain formula computes such steps."""
 
-CHUNK_BYTES = {"cpu": 8 << 20}  # this much of G fits in a CPU's cache between operations
-OTHER_CHUNK_BYTES = 256 << 20
+CPU_CHUNK_BYTES, GPU_CHUNK_BYTES = 8 << 20, 256 << 20  # of G; a CPU's cache keeps this much between operations
 
 
 def plain_summed_log_probs(S: Tensor, G: Tensor, log_w: Tensor) -> Tensor:
@@ -163,7 +162,7 @@ def _as_autocast(A: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
 
 def _chunks(A: Tensor, W: Tensor) -> list[slice]:
     """Return slices of a few images at a time."""
-    room = CHUNK_BYTES.get(A.device.type, OTHER_CHUNK_BYTES)
+    room = CPU_CHUNK_BYTES if A.is_cpu else GPU_CHUNK_BYTES
     count = max(1, room // (A.shape[1] * len(W) * A.element_size()))
     return [slice(start, start + count) for start in range(0, len(A), count)]
 

@@ -88,10 +88,9 @@ class Evaluator:
             memory = self.captioner.encode_batch(batch)
             objects = [self.regions.objects(row) for row in rows]
             reference_hits = self._reference_hits(batch, memory) if self.with_references else [{}] * len(rows)
-            with self.captioner.configured(self.search):
-                hypotheses = [[best] for best, *_ in self.captioner.search(memory, self.search, self.vocabulary)]
-                if any(objects) or any(row < self.figure_count for row in rows):
-                    hypotheses = self.captioner.with_evidence(memory, hypotheses)
+            hypotheses = [[best] for best, *_ in self.captioner.search(memory, self.search, self.vocabulary)]
+            if any(objects) or any(row < self.figure_count for row in rows):
+                hypotheses = self.captioner.with_evidence(memory, hypotheses)
         cells = self.captioner.encoder.cells
         images = zip(batch.image_ids.tolist(), rows, objects, reference_hits, hypotheses, strict=True)
         for image_id, row, in_view, hits, (best,) in images:

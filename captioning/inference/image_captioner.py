@@ -192,13 +192,14 @@ class ImageCaptioner(Generic[Model]):
         if options.seed is not None:
             # Every batch has another stream of random numbers.
             options = dataclasses.replace(options, seed=options.seed + number)
-        with torch.inference_mode(), self.model.configured(options):
+        with torch.inference_mode():
             preprocessed = zip(self.model.preprocessings, views_by_model, strict=True)
             memory = self.model.encode_views([steps.normalize_all(views, device) for steps, views in preprocessed])
             if forced is None:
                 decoded = self.model.with_evidence(memory, self.model.search(memory, options, self.vocabulary))
             else:
-                decoded = [[hypothesis] for hypothesis in self.model.score_captions(memory, forced)]
+                with self.model.configured(options):
+                    decoded = [[hypothesis] for hypothesis in self.model.score_captions(memory, forced)]
         return [
             [self._to_caption(source, views[0], photo, hypothesis) for hypothesis in hypotheses]
             for (source, (views, photo)), hypotheses in zip(images, decoded, strict=True)

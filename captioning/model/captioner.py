@@ -119,9 +119,7 @@ class CaptionModel(nn.Module, metaclass=ABCMeta):
         trace = map_fields(output.trace, Tensor.cpu)
         traces = [map_fields(trace, itemgetter((row, slice(len(ids))))) for row, ids in enumerate(captions)]
         scored = zip(captions, log_probs.cpu().split(lengths.tolist()), traces, strict=True)
-        return [
-            Hypothesis(ids, terms.tolist(), float(terms.sum()), True, own_trace) for ids, terms, own_trace in scored
-        ]
+        return [Hypothesis(ids, terms.tolist(), float(terms.sum()), True, own) for ids, terms, own in scored]
 
 
 class Captioner(CaptionModel):

@@ -56,9 +56,10 @@ def main(argv: list[str] | None = None) -> None:
     captioner = load(args.model)
     sets = {}
     for title, source in SOURCES.items():
-        metrics, records = evaluate(
+        evaluator = evaluate(
             captioner.model, captioner.vocabulary, source, captioner.options, split="val", limit_images=args.limit
-        ).finish()
+        )
+        metrics, records = evaluator.finish(), evaluator.records
         sets[title] = {name: round(metrics[name], 2) for name in ("bleu4", "cider_d", "nll")} | looking(records)
     index = SOURCES["COCO, 100 images"].index("val")
     paths = [index.image_path(row) for row in range(len(index))][: args.limit]

@@ -178,7 +178,8 @@ def score(runs: Path) -> None:
         captions, sets = [], {}
         for title, source in SOURCES.items():
             model, vocabulary, search = captioner.model, captioner.vocabulary, captioner.options
-            values, records = evaluate(model, vocabulary, source, search, split="val").finish()
+            evaluator = evaluate(model, vocabulary, source, search, split="val")
+            values, records = evaluator.finish(), evaluator.records
             captions += [record.words for record in records]
             sets[title] = {"nll": round(values["nll"], 4), **looking(records)}
             for family, counts in family_counts([r.words for r in records], [r.reference_words for r in records]):

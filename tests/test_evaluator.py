@@ -68,7 +68,8 @@ def split(source) -> Split:
 
 def test_a_split_is_scored_on_its_captions_and_its_references(split):
     batches = [split.batch(0, 1, 2), split.batch(3, 4)]
-    scores, images = split.evaluator(*batches).finish()
+    evaluator = split.evaluator(*batches)
+    scores, images = evaluator.finish(), evaluator.records
     assert [image.image_id for image in images] == split.index.image_ids.tolist()
     assert [image.references for image in images] == [split.index.references(row) for row in range(IMAGES)]
     expected = caption_metrics([i.words for i in images], [i.reference_words for i in images], java=False)
@@ -83,29 +84,30 @@ def test_a_split_is_scored_on_its_captions_and_its_references(split):
     judged = [hit for image in images for hit in image.reference_hits]
     assert len(judged) > IMAGES
     for row, image in enumerate(images):
-        _, (alone,) = split.evaluator(split.batch(row)).finish()
+        (alone,) = split.evaluator(split.batch(row)).records
         assert [(h.step, h.noun) for h in image.reference_hits] == [(h.step, h.noun) for h in alone.reference_hits]
     assert scores["reference_pointing_accuracy"] == pytest.approx(100 * sum(h.hit for h in judged) / len(judged))
     assert "bound" not in scores
 
 
 def test_without_references_there_are_captions_and_no_metrics(split):
-    metrics, images = split.evaluator(split.batch(0, 1), with_references=False).finish()
-    assert metrics == {} and [image.image_id for image in images] == [*split.index.image_ids[:2]]
+    evaluator = split.evaluator(split.batch(0, 1), with_references=False)
+    assert evaluator.finish() == {} and [image.image_id for image in evaluator.records] == [*split.index.image_ids[:2]]
 
 
 def test_a_model_is_evaluated_on_a_data_set_in_one_call(split, source):
     search = BeamOptions(beam_size=2, max_length=9)
-    metrics, images = evaluate(split.captioner, split.vocabulary, source, search, split="val", batch_size=2).finish()
-    by_hand = split.evaluator(split.batch(0, 1), split.batch(2, 3), split.batch(4)).finish()
-    assert (metrics, images) == by_hand and set(metrics) <= set(METRICS)
+    found = evaluate(split.captioner, split.vocabulary, source, search, split="val", batch_size=2)
+    by_hand = split.evaluator(split.batch(0, 1), split.batch(2, 3), split.batch(4))
+    assert found.records == by_hand.records and found.finish() == by_hand.finish()
+    assert set(found.finish()) <= set(METRICS)
     first = evaluate(split.captioner, split.vocabulary, source, search, split="val", limit_images=2)
-    assert first.finish()[1] == images[:2]
+    assert first.records == found.records[:2]
 
 
 def test_no_word_sequence_of_a_length_stands_twice_in_evaluated_captions(split, source):
     plain, unique = (
-        [image.words for image in evaluate(split.captioner, split.vocabulary, source, search, split="val").finish()[1]]
+        [image.words for image in evaluate(split.captioner, split.vocabulary, source, search, split="val").records]
         for search in (BeamOptions(max_length=9), BeamOptions(max_length=9, no_repeat_ngram=1))
     )
     assert any(len({*words}) < len(words) for words in plain)
@@ -117,13 +119,14 @@ def test_an_ensemble_of_other_views_loads_its_images_itself(split, source):
     other = Captioner(ConvEncoder((8, 12), (4, 2), image_size=32), decoder, vocabulary_size=len(split.vocabulary))
     search = BeamOptions(beam_size=2, max_length=9)
     members = [split.captioner, other.eval()]
-    found = evaluate(Ensemble(members), split.vocabulary, source, search, split="val", batch_size=2).finish()
+    found = evaluate(Ensemble(members), split.vocabulary, source, search, split="val", batch_size=2)
 
     def load(rows, preprocessing):
         return torch.stack([preprocessing(split.index.image(row, preprocessing)) for row in rows.tolist()])
 
     split.captioner = Ensemble(members, load_images=load).eval()
-    assert found == split.evaluator(split.batch(0, 1), split.batch(2, 3), split.batch(4)).finish()
+    by_hand = split.evaluator(split.batch(0, 1), split.batch(2, 3), split.batch(4))
+    assert found.records == by_hand.records and found.finish() == by_hand.finish()
 
 
 def test_the_example_of_evaluate_runs(tmp_path, monkeypatch):
@@ -135,7 +138,8 @@ def test_the_example_of_evaluate_runs(tmp_path, monkeypatch):
 def test_the_evidence_is_judged_beside_the_alphas(source, tmp_path, output):
     split = Split(source, SoftAttention(AdditiveScore(10)), output())
     batch = split.batch(0, 1, 2)
-    scores, images = split.evaluator(batch).finish()
+    evaluator = split.evaluator(batch)
+    scores, images = evaluator.finish(), evaluator.records
     with torch.inference_mode():
         trace = split.captioner(batch).trace
     judged = {False: [], True: []}
@@ -160,12 +164,12 @@ def test_the_evidence_is_judged_beside_the_alphas(source, tmp_path, output):
 
 def test_processes_that_share_a_split_find_what_one_finds(split):
     first, second, third = split.batch(0, 1), split.batch(2), split.batch(3, 4)
-    expected = split.evaluator(first, second, third).finish()
+    expected = split.evaluator(first, second, third)
     shared = split.evaluator()
     for part in (split.evaluator(third), split.evaluator(), split.evaluator(first, second), split.evaluator(third)):
         shared.images |= part.images  # the third batch counts once
         shared.sums |= part.sums
-    assert shared.finish() == expected
+    assert shared.records == expected.records and shared.finish() == expected.finish()
 
 
 def test_draws_of_bounds_depend_on_the_batch_and_the_seed_and_leave_the_global_stream_as_it_was(source):
@@ -177,14 +181,14 @@ def test_draws_of_bounds_depend_on_the_batch_and_the_seed_and_leave_the_global_s
     torch.manual_seed(99)
     alone = split.evaluator(second, bound_samples=2)
     assert alone.sums[2] == both.sums[2] and alone.images[3] == both.images[3]
-    scores, _ = both.finish()
+    scores = both.finish()
     assert -math.inf < scores["bound"] <= scores["iwae_bound"] < 0
     assert split.evaluator(second, bound_samples=2, seed=1).sums[2]["bound"] != both.sums[2]["bound"]
 
 
 def test_what_is_written_reads_back(split, tmp_path):
     evaluator = split.evaluator(split.batch(0, 1, 2))
-    scores, images = evaluator.finish()
+    scores, images = evaluator.finish(), evaluator.records
     write_evaluation(tmp_path, "test", scores, images, search={"beam_size": 2}, tokens="letters")
     assert read_results(tmp_path / "test_results.json") == {image.image_id: image.caption for image in images}
     assert json.loads((tmp_path / "test_metrics.json").read_text())["tokens"] == "letters"

@@ -198,7 +198,7 @@ def _report(
     from captioning.tokenizers import PennTreebank
 
     tokenizer = evaluator.vocabulary.tokenizer
-    metrics, images = evaluator.finish(java=tokenizer.english)
+    metrics, images = evaluator.finish(java=tokenizer.english), evaluator.records
     search = vars(evaluator.search) | conditions
     if "bound" in metrics:
         search["bound_samples"] = evaluator.bound_samples

@@ -61,15 +61,14 @@ class Evaluator:
         """The images in the order of the split."""
         return [self.images[row] for row in sorted(self.images)]
 
-    def finish(self, *, java: bool = False) -> tuple[dict[str, float], list[CaptionedImage]]:
-        """Return the metrics, {} without images or references, and the images in the order of the split.
+    def finish(self, *, java: bool = False) -> dict[str, float]:
+        """Return ``caption_metrics``, log-probabilities of the references in nats per word, and ``grounding_metrics``.
 
-        The metrics are ``caption_metrics``, log-probabilities of the references in nats per word, and
-        ``grounding_metrics``. ``java`` computes METEOR, which knows only English, where it is available.
+        Without images or references, {}. ``java`` computes METEOR, which knows only English, where it is available.
         """
         images = self.records
         if not (images and self.with_references):
-            return {}, images
+            return {}
         metrics = caption_metrics([image.words for image in images], [i.reference_words for i in images], java=java)
         totals: dict[str, float] = defaultdict(float)
         for row in sorted(self.sums):
@@ -77,7 +76,7 @@ class Evaluator:
                 totals[name] += value
         words = totals.pop("words")
         metrics |= {name: total / words for name, total in totals.items()}
-        return metrics | grounding_metrics(images), images
+        return metrics | grounding_metrics(images)
 
     def update(self, batch: CaptionBatch) -> None:
         """Evaluate a batch of images, each with all its captions."""
@@ -152,8 +151,8 @@ def evaluate(
     >>> from captioning.data import ShapesSource
     >>> captioner = captioning.load()
     >>> source = ShapesSource("data/shapes", train=1, val=1, test=3)
-    >>> metrics, records = evaluate(captioner.model, captioner.vocabulary, source, captioner.options).finish()
-    >>> metrics["bleu1"] > 0, len(records)
+    >>> found = evaluate(captioner.model, captioner.vocabulary, source, captioner.options)
+    >>> found.finish()["bleu1"] > 0, len(found.records)
     (True, 3)
 
     Args:

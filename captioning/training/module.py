@@ -253,7 +253,7 @@ class CaptioningModule(pl.LightningModule):
             for images, sums in parts:
                 self.evaluator.images |= images
                 self.evaluator.sums |= sums
-        metrics, _ = self.evaluator.finish()  # without METEOR, which takes seconds
+        metrics = self.evaluator.finish()  # without METEOR, which takes seconds
         # Monitored grounding metrics need a value (NaN) even if only references name objects.
         metrics = {name.removeprefix("reference_"): math.nan for name in metrics} | metrics
         self.log_dict({log_key("val", name): value for name, value in metrics.items()})

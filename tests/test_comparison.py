@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from helpers_runs import captioned_image, make_captions, run_of
 
+from captioning.cli.compare import compare
 from captioning.comparison.compare import compare_runs
 from captioning.comparison.page import _line_chart, comparison_page
 from captioning.comparison.result import ONE_SEED, Comparison, TableCell, finding
@@ -334,10 +335,10 @@ def test_a_metric_that_cannot_be_computed_is_refused():
     runs = [run_of("a", make_captions(8)), run_of("b", make_captions(8, seed=1))]
     with pytest.raises(InputError, match=r"^metric: METEOR cannot be computed here; it needs Java"):
         compare_runs(runs, metric="meteor", resamples=9)
-    with pytest.raises(InputError, match=r"^metric must be one of bleu1, .* got 'bleu'; did you mean bleu"):
-        compare_runs(runs, metric="bleu", resamples=9)
-    with pytest.raises(InputError, match=r"^metric must be one of bleu1, .* cider_d, meteor, got 'nll'"):
-        compare_runs(runs, metric="nll", resamples=9)
+    with pytest.raises(InputError, match=r"^--metric must be one of bleu1, .* got 'bleu'; did you mean bleu"):
+        compare(".", metric="bleu")
+    with pytest.raises(InputError, match=r"^--metric must be one of bleu1, .* cider_d, meteor, got 'nll'"):
+        compare(".", metric="nll")
 
 
 def test_the_chart_of_many_runs_has_room_for_its_curves():

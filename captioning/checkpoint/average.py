@@ -38,9 +38,9 @@ def average_checkpoints(paths: Sequence[Path], fractions: Sequence[float] | None
     fractions = [fraction / math.fsum(fractions) for fraction in fractions]
     models, checkpoint = [read_model(path) for path in paths], read_checkpoint(paths[-1])
     last = models[-1]
-    buffers = dict(last.captioner.named_buffers())
+    buffers, shared = dict(last.captioner.named_buffers()), _identity(last)
     for model in models:
-        differing = [name for name, value in _identity(model).items() if value != _identity(last)[name]]
+        differing = [name for name, value in _identity(model).items() if value != shared[name]]
         for name, buffer in () if differing else model.captioner.named_buffers():
             if buffer.is_floating_point() and not torch.equal(buffer, buffers[name]):
                 differing.append(name)

@@ -83,7 +83,7 @@ def _phrases(sentence: str, words: Sequence[str], masks: dict[str, np.ndarray]) 
 
 
 def _number(path: Path) -> str:
-    return path.name[: len(path.name) - len(path.name.lstrip("0123456789"))]
+    return re.split(r"[^0-9]", path.name, maxsplit=1)[0]
 
 
 def _letters(text: str) -> str:

@@ -18,14 +18,14 @@ from captioning.errors import InputError, printable
 from captioning.files import FIGURES, check_output, replacing
 from captioning.trace import AttentionTrace
 from captioning.views.maps import Style
-from captioning.views.overlays import ModelAttention, attention_figure
+from captioning.views.overlays import WHOLE, Box, ModelAttention, attention_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Float32 = NDArray[np.float32]
 
-Photo: TypeAlias = tuple[Image.Image, tuple[float, float, float, float]]
+Photo: TypeAlias = tuple[Image.Image, Box]
 """A whole upright image, which may be reduced, and the box that the model sees: (left, top, right, bottom) as
 fractions of its width and height."""
 
@@ -86,7 +86,7 @@ class Caption:
 
     def whole(self) -> Photo:
         """Return the whole image with the box that the model saw; without the image, the view."""
-        return (self.photo and self.photo()) or (self.view, (0.0, 0.0, 1.0, 1.0))
+        return (self.photo and self.photo()) or (self.view, WHOLE)
 
     def seen(self) -> Image.Image:
         """Return the part of the image that the model saw, undistorted; without the image, the view."""

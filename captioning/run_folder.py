@@ -47,7 +47,6 @@ class RunFolder:
         return self.checkpoints / f"{name}.ckpt" if name in CHECKPOINT_NAMES else Path(name)
 
     def is_trained(self) -> bool:
-        """Return whether the folder has a checkpoint."""
         return self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
 
     def is_taken(self) -> bool:

@@ -129,7 +129,6 @@ class AnnotationLSTM(AnnotationLayer):
         return 2 * self.hidden_dim
 
     def forward(self, annotations: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return annotations (B, L, 2 * hidden_dim), 0 at masked locations, which the LSTM skips."""
         if mask is None:
             return self.lstm(annotations)[0]
         order = (~mask).to(torch.uint8).argsort(dim=1, stable=True).unsqueeze(-1)  # (B, L, 1), existing locations first

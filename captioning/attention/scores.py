@@ -238,7 +238,6 @@ class LocationScore(Score):
         self.output = Linear(query_dim, grid_size[0] * grid_size[1], bias=False)
 
     def project(self, annotations: Tensor) -> Tensor:
-        """Return the annotations unchanged; the logits do not depend on them."""
         return annotations
 
     def forward(self, query: Tensor, projected: Tensor) -> Tensor:

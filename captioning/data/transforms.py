@@ -96,7 +96,6 @@ class Preprocessing:
         return View((width, height), (left, top, left + self.crop, top + self.crop))
 
     def mirrored_view(self, size: tuple[int, int]) -> View:
-        """Return the evaluation view, mirrored."""
         return self.evaluation_view(size)._replace(mirrored=True)
 
 

@@ -39,7 +39,7 @@ class BeamOptions:
         check_range(-10, 10, length_normalization=self.length_normalization)
 
     def constraints(self, vocabulary: Vocabulary | None) -> Constraints:
-        """Return the constraints on a model's captions. Raises InputError if one needs its vocabulary."""
+        """Return the constraints on captions. Raises InputError if they need the vocabulary or a word that it lacks."""
         repeatable = None
         if self.no_repeat_content:
             if vocabulary is None:
@@ -102,7 +102,6 @@ class DecodingOptions(BeamOptions):
             raise InputError(f"samples={self.samples}: greedy decoding has one caption; use beam or sample")
 
     def constraints(self, vocabulary: Vocabulary | None) -> Constraints:
-        """Return the constraints on a model's captions. Raises InputError if it does not know a word of the prefix."""
         constraints = super().constraints(vocabulary)
         if not self.prefix:
             return constraints

@@ -180,14 +180,10 @@ class Captioner(CaptionModel):
         return self.encode(views[0])
 
     def forward(self, batch: CaptionBatch) -> DecoderOutput:
-        """Encode the batch's images and teacher-force its captions."""
         return self.teacher_force(batch, self.encode_batch(batch))
 
     def teacher_force(self, batch: CaptionBatch, memory: Memory, samples: int = 1) -> DecoderOutput:
-        """Return the words and traces of every caption in the batch, over the memory of its images.
-
-        Each caption is decoded ``samples`` times, with new draws and dropout; its samples are adjacent.
-        """
+        """Decode each caption ``samples`` times, with new draws and dropout; its samples are adjacent."""
         return self.decoder(batch.captions, batch.lengths, memory_of_captions(batch, memory), samples)
 
     def step_function(self, memory: Memory) -> StepFunction:

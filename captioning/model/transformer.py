@@ -86,7 +86,6 @@ class TransformerDecoder(Decoder):
         self.earlier_attentions = nn.ModuleList(copy.deepcopy(attention) for _ in range(layers - 1))
 
     def attentions(self) -> Iterator[Attention]:
-        """Yield the attention of every layer over the annotations."""
         yield from (*self.earlier_attentions, self.attention)  # type: ignore[misc]
 
     def build(self, vocabulary_size: int, annotation_dim: int, grid_size: GridSize) -> None:

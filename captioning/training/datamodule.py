@@ -118,7 +118,6 @@ class CaptionDataModule(pl.LightningDataModule):
         return self._splits[name]
 
     def index(self, split: str) -> CaptionIndex:
-        """Return the records of a split."""
         return self.split_data(split).index
 
     @functools.cached_property

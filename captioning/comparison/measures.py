@@ -166,15 +166,15 @@ def _corrected(tests: Mapping[Key, Difference]) -> dict[Key, Difference]:
     return dict(zip(tests, holm(list(tests.values())), strict=True))
 
 
-def with_metrics(variant: Variant, families: Sequence[FamilyCounts], runs: Sequence[Run], images: int) -> Variant:
-    """Return a variant with the metrics of its runs; their tests have ``images`` in common."""
+def with_metrics(variant: Variant, families: Sequence[FamilyCounts], runs: Sequence[Run], image_count: int) -> Variant:
+    """Return a variant with the metrics of its runs; their tests have ``image_count`` images in common."""
     members, metrics = [run for run in runs if run.name in variant.runs], dict[str, list[float]]()
     for family in families:
         if not family.baseline and family.counts.keys() >= set(variant.runs):
             values = [np.atleast_1d(family.values(family.counts[run].sum(axis=0))) for run in variant.runs]
             metrics |= dict(zip(family.names, np.stack(values, axis=1).tolist(), strict=True))
     # The metrics of a run's test are over all of its images.
-    if not images or all(len(run.captions or ()) == images for run in members):
+    if not image_count or all(len(run.captions or ()) == image_count for run in members):
         of_tests = [key for key in _NEEDS_MODEL if all(key in run.metrics for run in members)]
         metrics |= {key: [run.metrics[key] for run in members] for key in of_tests}
     return dataclasses.replace(variant, metrics=metrics)

@@ -40,7 +40,7 @@ def run_recurrence(
     Args:
         step: ``step(x, state, memory)`` returns the new state and a named tuple of tensors (N, ..) or None.
         module: The module whose ``Linear`` layers defer their weight gradients.
-        inputs: (N, T, ..), x of every step; N = images * R, the rows of an image adjacent.
+        inputs: (N, T, ..), x of every step; N = image_count * R, the rows of an image adjacent.
         state: The state before the first step, tensors of N rows.
         memory: The memory of the images, which all steps read: an ``attention.Memory``.
         image_count: Number of images.

@@ -127,15 +127,15 @@ def _measure_case(name: str, case: Case, setup: Setup, alone: bool) -> Report:
     for strategy, beam_size in STRATEGIES.items():
         subjects |= {strategy: partial(ours, beam_size), f"{strategy} port": partial(ports, beam_size)}
     timings = interleave(subjects, setup)
-    images = case.alone if alone else sizes.images * case.batches
-    at_once = 1 if alone else sizes.images
+    image_count = case.alone if alone else sizes.image_count * case.batches
+    at_once = 1 if alone else sizes.image_count
     description = f"fp32, features; {sizes}; {at_once} images at a time"
     return Report(
         [
             Row(
                 f"{strategy}_{name}{'_one_at_a_time' * alone}",
                 f"{strategy}, {description}",
-                timings[strategy].per_item(images),
+                timings[strategy].per_item(image_count),
                 timings[f"{strategy} port"].per_item(case.alone),
                 items=1,
             )

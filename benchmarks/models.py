@@ -34,12 +34,12 @@ class Sizes(NamedTuple):
     """Sizes of a decoder and its batch.
 
     Attributes:
-        images: B, each with the same number of captions.
+        image_count: B, each with the same number of captions.
         lengths: Decoding steps of each of the N captions, <end> counted.
         locations, annotation_dim, attention_dim, embedding_dim, hidden_dim, vocabulary: L, D, A, E, H, V.
     """
 
-    images: int
+    image_count: int
     lengths: tuple[int, ...]
     locations: int
     annotation_dim: int
@@ -100,7 +100,7 @@ class Data(NamedTuple):
     def make(cls, sizes: Sizes, device: torch.device) -> Data:
         """Draw captions of the given lengths, and annotations of which half are 0, like a ReLU's output."""
         generator = torch.Generator().manual_seed(1)
-        shape = (sizes.images, sizes.locations, sizes.annotation_dim)
+        shape = (sizes.image_count, sizes.locations, sizes.annotation_dim)
         annotations = torch.randn(shape, generator=generator).clamp_(min=0).half()
         lengths = torch.tensor(sizes.lengths)
         captions = torch.randint(
@@ -113,9 +113,9 @@ class Data(NamedTuple):
 
     def batch(self) -> CaptionBatch:
         """Return the batch that the data module would make of them."""
-        images, captions = len(self.annotations), len(self.captions)
-        numbers = torch.arange(images, device=self.captions.device)
-        image_index = torch.arange(captions, device=self.captions.device) * images // captions
+        B, N = len(self.annotations), len(self.captions)
+        numbers = torch.arange(B, device=self.captions.device)
+        image_index = torch.arange(N, device=self.captions.device) * B // N
         return CaptionBatch(self.captions, self.lengths, image_index, numbers, numbers, annotations=self.annotations)
 
     def batch_with_regions(self) -> CaptionBatch:

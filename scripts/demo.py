@@ -186,11 +186,11 @@ def affordable() -> tuple[Plan, float]:
     return plan, plan.epochs * epoch
 
 
-def seconds_of_a_step(images: int, captions: int) -> float:
+def seconds_of_a_step(image_count: int, captions: int) -> float:
     """Return the seconds of a step while both models train side by side, estimated from the soft model's step.
 
     Args:
-        images: Number of images of a batch. The estimate takes random ones.
+        image_count: Number of images of a batch. The estimate takes random ones.
         captions: Number of captions of each image.
     """
     import torch
@@ -205,14 +205,14 @@ def seconds_of_a_step(images: int, captions: int) -> float:
     encoder, decoder = build({"model.encoder": Encoder, "model.decoder": Decoder}, [settings])
     device = "cuda" if torch.cuda.is_available() else "cpu"
     captioner = Captioner(encoder, decoder, vocabulary_size=100).train().to(device)
-    rows, length, numbers = captions * images, 14, torch.arange(images)
+    rows, length, numbers = captions * image_count, 14, torch.arange(image_count)
     batch = CaptionBatch(
         torch.randint(4, 100, (rows, length + 1)),
         torch.full((rows,), length),
         numbers.repeat_interleave(captions),
         numbers,
         numbers,
-        torch.randn(images, 3, *encoder.preprocessing.size),
+        torch.randn(image_count, 3, *encoder.preprocessing.size),
     ).to(device)
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // len(RUNS)))

@@ -72,7 +72,7 @@ def test_a_beam_of_one_in_the_port_is_greedy():
 
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_our_captions_have_the_lengths_they_are_to_have(beam_size):
-    data = Data.make(SIZES._replace(images=5, lengths=(4, 2, 8, 3, 8)), CPU)
+    data = Data.make(SIZES._replace(image_count=5, lengths=(4, 2, 8, 3, 8)), CPU)
     captioner = our_module(SIZES, CPU).eval().captioner
     captions = decode(captioner, data.annotations, data.lengths - 1, beam_size=beam_size)
     assert [[len(h.ids) for h in image] for image in captions] == [[n - 1] * beam_size for n in (4, 2, 8, 3, 8)]

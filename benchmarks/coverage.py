@@ -52,7 +52,7 @@ class Cell:
 
     Attributes:
         score: One of ``SCORES``.
-        image_count: The number of images.
+        images: The number of images.
         seeds: The number of seeds of both variants.
         paired: Whether each run of the second variant goes on from one of the first.
         ratio: The second variant's deviation over seeds, in those of the first; of pairs, there is one deviation.
@@ -60,7 +60,7 @@ class Cell:
     """
 
     score: str
-    image_count: int
+    images: int
     seeds: tuple[int, int]
     paired: bool
     ratio: float
@@ -83,7 +83,7 @@ def simulate(cell: Cell, replications: int, random: Generator) -> dict[str, floa
         "coverage": of intervals that hold the true difference; "power": of intervals that exclude zero if the variants
         differ by ``POWER_AT`` standard deviations.
     """
-    width = sum(cell.seeds) * cell.image_count * (_WORDS if cell.score == "BLEU-4" else 1)
+    width = sum(cell.seeds) * cell.images * (_WORDS if cell.score == "BLEU-4" else 1)
     size = max(1, min(replications, _ELEMENTS // width))
     deviations = _seed_deviations(cell, random, min(size, 100))
     values, halves = [], []
@@ -119,7 +119,7 @@ def _counts(cell: Cell, deviations: tuple[float, float], batch: int, random: Gen
     scale = _SCALE[cell.score]
 
     def effect(runs: int, deviation: float) -> Floats:
-        size = (runs, cell.image_count, batch)
+        size = (runs, cell.images, batch)
         if cell.score == "heavy tails":
             return random.standard_t(3, size) * (scale * deviation / math.sqrt(3))
         return random.standard_normal(size) * (scale * deviation)
@@ -134,7 +134,7 @@ def _counts(cell: Cell, deviations: tuple[float, float], batch: int, random: Gen
     ]
     if cell.score != "BLEU-4":
         return [np.concatenate([value, np.ones((*value.shape[:2], 1))], axis=-1) for value in values]
-    words = random.integers(8, _WORDS, size=(cell.image_count, batch)).astype(np.float64)  # of the closest reference
+    words = random.integers(8, _WORDS, size=(cell.images, batch)).astype(np.float64)  # of the closest reference
     return [_caption_counts(_RIGHT + value, words, random) for value in values]
 
 

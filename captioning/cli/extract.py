@@ -45,6 +45,7 @@ def extract(
     if flipped and "train" not in splits:
         raise InputError("--flipped: only training images are mirrored; add --split train")
     check_whole(1, batch_size=batch_size)
+    check_whole(0, num_workers=num_workers)
     from captioning.checkpoint.load import check_device
     from captioning.cli.build import build
     from captioning.data import CaptionSource
@@ -54,7 +55,6 @@ def extract(
     from captioning.inference import load
     from captioning.tokenizers import Tokenizer
 
-    workers = worker_count(num_workers, cached=False)
     kinds: dict[str, Any] = {"model.encoder": Encoder, "data.source": CaptionSource}
     kinds |= {"data.vocabulary.tokenizer": Tokenizer | None, "data.limit_images": int | None}
     encoder, source, tokenizer, limit = build(kinds, [read_config(path, "--config") for path in config], overrides)
@@ -74,7 +74,7 @@ def extract(
         output,
         device=target,
         batch_size=batch_size,
-        num_workers=workers,
+        num_workers=worker_count(num_workers, cached=False),
         flipped=flipped,
     )
     more = " --data.augmentation.flip 0.5" if flipped else ""

@@ -111,8 +111,8 @@ def measure_runs(
         rows.append(Row(TITLES["length_ratio"], [TableCell.plain(ratios.get(run), "{:.3f}") for run in table.columns]))
     note = f"{_CORRECTED} The tests are over images; {ONE_SEED}." if tests else ""
     too_few = (
-        f"{resamples} resamples are too few for {len(tests)} tests: no corrected p-value can be below "
-        f"{SIGNIFICANCE_LEVEL}; take at least {round(len(tests) / SIGNIFICANCE_LEVEL)}."
+        f"{table.title}: {resamples} resamples are too few for {len(tests)} tests; no corrected p-value can be below "
+        f"{SIGNIFICANCE_LEVEL}. Take at least {round(len(tests) / SIGNIFICANCE_LEVEL)}."
     )
     notices = [too_few] if len(tests) / (resamples + 1) >= SIGNIFICANCE_LEVEL else []
     return Measured(table._replace(rows=rows, note=table.note + note), tests, notices, metrics)

@@ -18,8 +18,8 @@ from captioning.comparison.measures import (
 )
 from captioning.comparison.result import Comparison, Disagreement, Table, by_name
 from captioning.comparison.runs import Run
-from captioning.errors import InputError
-from captioning.metrics.table import FAMILIES, TITLES, few_images_warning
+from captioning.errors import InputError, check_choice
+from captioning.metrics.table import CAPTION_METRICS, FAMILIES, TITLES, few_images_warning
 
 _CAPTIONS = (
     "Percent; BLEU with brevity penalty, CIDEr-D times 100. With each metric its 95 % interval (bootstrap over images)"
@@ -47,6 +47,7 @@ def compare_runs(
         resamples: Resamples of the images, for every interval and every test.
         images: Number of disagreements to list.
     """
+    check_choice(CAPTION_METRICS, metric=metric)
     runs, elsewhere = _on_the_same_data(runs)
     runs_by_variant = [variant.runs for variant in variants_of(runs)]
     names = [name for variant in runs_by_variant for name in variant]

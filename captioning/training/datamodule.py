@@ -91,7 +91,8 @@ class CaptionDataModule(pl.LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_whole(1, batch_size=batch_size, captions_per_image=captions_per_image, eval_batch_size=eval_batch_size)
+        check_whole(1, batch_size=batch_size, captions_per_image=captions_per_image)
+        check_whole(1, eval_batch_size=eval_batch_size, limit_images=limit_images)
         self.source, self._vocabulary_options = source, vocabulary
         source.tokenizer = vocabulary.tokenizer or PennTreebank()
         self.batch_size, self.group, self.captions_per_image = batch_size, group, captions_per_image

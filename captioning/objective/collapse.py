@@ -28,7 +28,7 @@ def attention_statistics(trace: AttentionTrace, mask: Tensor, *, sparse: bool = 
 
     Returns:
         "attention_entropy" in nats; "max_alpha", the largest weight of a step; "step_kl", KL(alpha_t || alpha_t-1) in
-        nats, from one word to the next; "beta" if the decoder has a gate;
+        nats, from one word to the next; "beta" if the decoder has one;
         "support_size", the number of locations whose alpha is above 0, if ``sparse``.
     """
     alphas = trace.alphas.detach().float()
@@ -70,7 +70,7 @@ class CollapseWatch:
         if means["beta"] < 0.05:
             return (
                 f"beta is {means['beta']:.3f} on average: words ignore the image, and alphas learn nothing; train with "
-                "`gated: false`, or with drawn locations lower `reward_weight` or begin with soft attention's weights"
+                "`gated: false`, or with drawn locations lower `reward_weight` or begin from a soft model"
             )
         if means["step_kl"] > LEAST_KL or not math.isfinite(means["step_kl"]):
             return None

@@ -16,7 +16,7 @@ from captioning.vocabulary import END, SPECIALS, Vocabulary
 END_WORD = SPECIALS[END]
 
 Reward = Callable[[Sequence[int], Sequence[Hypothesis]], Tensor]
-"""``reward(rows, captions)`` returns rewards (N,) of N captions; ``rows`` are their images in the training split."""
+"""``reward(index_rows, captions)`` returns rewards (N,) of N captions; ``index_rows`` are their images, as in ``CaptionBatch``."""
 
 
 class CaptionReward:
@@ -36,10 +36,12 @@ class CaptionReward:
         references = ([caption.split() for caption in index.references(row)] for row in range(len(index)))
         self.cider_d = CiderD([[[*words, END_WORD] for words in image] for image in references])
 
-    def __call__(self, rows: Sequence[int], captions: Sequence[Hypothesis]) -> Tensor:
+    def __call__(self, index_rows: Sequence[int], captions: Sequence[Hypothesis]) -> Tensor:
         """Return the rewards (N,), float32."""
         hypotheses = [self.vocabulary.decode(h.ids) + ([END_WORD] if h.finished else []) for h in captions]
-        reward = self.cider_d_weight * self.cider_d.values(hypotheses, rows)
+        reward = self.cider_d_weight * self.cider_d.values(hypotheses, index_rows)
         if self.bleu4_weight:
-            reward += self.bleu4_weight * sentence_bleu(bleu_counts(hypotheses, self.cider_d.ngrams, rows))[:, 3] / 100
+            reward += (
+                self.bleu4_weight * sentence_bleu(bleu_counts(hypotheses, self.cider_d.ngrams, index_rows))[:, 3] / 100
+            )
         return torch.from_numpy(reward).float()

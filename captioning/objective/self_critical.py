@@ -129,23 +129,23 @@ class SelfCriticalTraining(Objective):
 
     @torch.no_grad()
     def sample(
-        self, captioner: Captioner, memory: Memory, rows: Sequence[int]
+        self, captioner: Captioner, memory: Memory, index_rows: Sequence[int]
     ) -> tuple[list[Hypothesis], Tensor, Tensor]:
         """Return N = B * samples captions, image by image, their rewards (N,) and baselines (N,).
 
-        The B images of ``memory`` are ``rows`` of the training split.
+        The B images of ``memory`` have the rows ``index_rows`` in the index of the training split.
         """
         assert self.reward is not None
         step, state = captioner.step_function(memory), captioner.decoder.init_state(memory)
         states = tuple(repeat_rows(tensor, self.samples) for tensor in state)
         max_length, constraints = self.search.max_length, Constraints(min_length=self.search.min_length)
         captions = decoding.sample(step, states, max_length=max_length, constraints=constraints)
-        row_of_caption = [row for row in rows for _ in range(self.samples)]
+        image_of_caption = [row for row in index_rows for _ in range(self.samples)]
         if self.baseline == "leave_one_out":
-            rewards = self.reward(row_of_caption, captions).to(state[0].device)
+            rewards = self.reward(image_of_caption, captions).to(state[0].device)
             return captions, rewards, leave_one_out(rewards, self.samples)
         greedy = decoding.greedy(step, state, max_length=max_length, constraints=constraints)
-        rewards = self.reward([*row_of_caption, *rows], [*captions, *greedy]).to(state[0].device)
+        rewards = self.reward([*image_of_caption, *index_rows], [*captions, *greedy]).to(state[0].device)
         rewards, baseline = rewards.split([len(captions), len(greedy)])  # (N,), (B,)
         return captions, rewards, repeat_rows(baseline, self.samples)
 

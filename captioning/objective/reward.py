@@ -16,7 +16,7 @@ from captioning.vocabulary import END, SPECIALS, Vocabulary
 END_WORD = SPECIALS[END]
 
 Reward = Callable[[Sequence[int], Sequence[Hypothesis]], Tensor]
-"""``reward(index_rows, captions)`` returns rewards (N,) of N captions; ``index_rows`` are their images, as in ``CaptionBatch``."""
+"""``reward(index_rows, captions)`` returns rewards (N,) of N captions; ``index_rows`` as in ``CaptionBatch``."""
 
 
 class CaptionReward:
@@ -41,7 +41,6 @@ class CaptionReward:
         hypotheses = [self.vocabulary.decode(h.ids) + ([END_WORD] if h.finished else []) for h in captions]
         reward = self.cider_d_weight * self.cider_d.values(hypotheses, index_rows)
         if self.bleu4_weight:
-            reward += (
-                self.bleu4_weight * sentence_bleu(bleu_counts(hypotheses, self.cider_d.ngrams, index_rows))[:, 3] / 100
-            )
+            counts = bleu_counts(hypotheses, self.cider_d.ngrams, index_rows)
+            reward += self.bleu4_weight * sentence_bleu(counts)[:, 3] / 100
         return torch.from_numpy(reward).float()

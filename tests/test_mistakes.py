@@ -61,6 +61,8 @@ MISTAKES = {
     "caption photo.png --model gone.ckpt": "gone.ckpt: the checkpoint cannot be read (No such file or directory)",
     "evaluate --captions gone.json --references x.json": "gone.json: cannot be read (No such file or directory)",
     "fit": "model.encoder, model.decoder, data.source, as in captioning fit --config configs/shapes_soft.yaml",
+    "fit --config": "error: argument -c/--config: expected one argument (see captioning fit --help)",
+    "fit --ckpt_path exported": "exported: is a folder; give a .ckpt file",
     "fit --name new": "are required: model.encoder, model.decoder, data.source, as in captioning fit --config",
     "fit --config bad.yaml": "--config bad.yaml: not a YAML file (mapping values are not allowed",
     "fit --config list.yaml": "--config list.yaml: not a configuration",

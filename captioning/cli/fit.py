@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
 import os
@@ -26,6 +25,7 @@ from captioning.checkpoint.format import read_checkpoint
 from captioning.checkpoint.load import SavedModel, read_model
 from captioning.cli import IMPORTED
 from captioning.cli.build import parse_training, restrict_imports
+from captioning.cli.parser import CommandParser
 from captioning.errors import InputError, one_line
 from captioning.files import write_text
 from captioning.metrics.table import few_images_warning
@@ -284,7 +284,7 @@ def _read_files(args: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
     """Return the command line and the settings of its --config files, by default the config.yaml of a resumed run."""
     if is_wandb_sweep():  # its agent passes the options in any order
         args = sorted(args, key=lambda word: not word.startswith("--config="))
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = CommandParser("captioning fit", add_help=False, allow_abbrev=False)
     parser.add_argument("-c", "--config", action="append", default=[])
     for option in ("--runs", "--ckpt_path", "--name"):
         parser.add_argument(option)
@@ -294,4 +294,6 @@ def _read_files(args: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
         if run is not None and run.config.is_file():
             options.config = [str(run.config)]
             args = ["--config", str(run.config), *args]
+        else:
+            read_checkpoint(Path(options.ckpt_path))  # refuses what is none
     return args, [read_config(Path(file), "--config") for file in options.config]

@@ -21,4 +21,5 @@ class Progress(tqdm):
     def __init__(self, label: str, total: Any = None, done: int = 0, over: Any = None, unit: str = " images") -> None:
         seconds = 0.1 if sys.stderr.isatty() else 30
         options = {"unit": unit, "unit_scale": unit == "B", "mininterval": seconds, "maxinterval": seconds}
-        super().__init__(over, desc=printable(label), total=total, initial=done, dynamic_ncols=True, **options)
+        options |= {"dynamic_ncols": True, "disable": over is not None and not over}
+        super().__init__(over, desc=printable(label), total=total, initial=done, **options)

@@ -149,13 +149,14 @@ def test_hard_attention_that_drew_nothing_in_training_is_named_above_the_tables_
     settings = {
         "model": {"decoder": {"class_path": "x.D", "init_args": {"attention": {"class_path": "x.HardAttention"}}}}
     }
-    logged = {"short": [(49, 0.0), (99, 0.0)], "long": [(49, 0.0), (99, 0.5)]}
+    logged = {"short": [(49, 0.0), (99, 0.0)], "long": [(49, 0.0), (99, 0.5)], "between": [(49, 0.0), (99, 0.0)]}
     curves = {name: {"train/sample_probability": curve} for name, curve in logged.items()}
+    curves["between"]["train/reward"] = [(99, -3.0)]  # it drew between two logged batches
     runs = [run_of(name, make_captions(8), settings=settings, curves=curves[name]) for name in logged]
-    found = compare_runs(runs, resamples=120)
+    found = compare_runs(runs, resamples=240)
     assert [notice.partition(" (")[0] for notice in found.notices] == ["short drew no location in training"]
     details = [cell.detail for cell in cells(found, "Speed", "Attention")]
-    assert [detail.partition(", ")[2] for detail in details] == ["drew no location in training", ""]
+    assert [detail.partition(", ")[2] for detail in details] == ["drew no location in training", "", ""]
 
 
 def test_a_run_without_captions_is_named_with_the_command_that_makes_them():

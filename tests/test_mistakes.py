@@ -40,6 +40,8 @@ def workdir(tmp_path_factory) -> Iterator[Path]:
     (folder / "latin.md").write_bytes(b"# Caf\xe9\n")
     (folder / "exported").mkdir()
     (folder / "exported/config.json").write_text("{}")
+    (folder / "ended/checkpoints").mkdir(parents=True)
+    (folder / "ended/checkpoints/last.ckpt").touch()
     save_image(folder / "photo.png")
     save_checkpoint(make_run(folder / "runs/soft", captions=[], settings={"model": {}}) / "checkpoints/best.ckpt")
     torch.save({"state_dict": {}}, folder / "foreign.ckpt")
@@ -63,6 +65,7 @@ MISTAKES = {
     "fit": "model.encoder, model.decoder, data.source, as in captioning fit --config configs/shapes_soft.yaml",
     "fit --config": "error: argument -c/--config: expected one argument (see captioning fit --help)",
     "fit --ckpt_path exported": "exported: is a folder; give a .ckpt file",
+    FIT + "--ckpt_path ended": "--ckpt_path ended: is a folder; give ended/checkpoints/last.ckpt",
     "fit --name new": "are required: model.encoder, model.decoder, data.source, as in captioning fit --config",
     "fit --config bad.yaml": "--config bad.yaml: not a YAML file (mapping values are not allowed",
     "fit --config list.yaml": "--config list.yaml: not a configuration",

@@ -91,6 +91,9 @@ def test_every_run_logs_to_csv_and_wandb_goes_on_with_a_resumed_run():
     trainer = {"logger": [wandb | {"init_args": named | {"name": "other"}}, csv]}  # of a run's config.yaml
     new = plan(trainer=trainer).settings["trainer.logger"][0]["init_args"]
     assert new["name"] == "soft" and new["id"] != named["id"]
+    own = {"class_path": wandb["class_path"], "init_args": {"name": "mine", "id": "abc"}}  # a user's list
+    kept = plan(trainer={"logger": [own]}).settings["trainer.logger"][0]["init_args"]
+    assert (kept["name"], kept["id"]) == ("mine", "abc")
     touch("runs/soft/checkpoints/last.ckpt")
     again = plan(trainer=trainer, ckpt_path="last").settings["trainer.logger"]
     assert again == [trainer["logger"][0] | {"init_args": named | {"name": "other"}}, csv]

@@ -81,6 +81,7 @@ class StochasticAttention(Attention):
 
     @property
     def deterministic(self) -> bool:
+        # Evaluation may draw, and decodes a caption once.
         return self.training and not self.may_draw and self.score.deterministic and not self.dropout.p
 
     def schedule(self) -> dict[str, float]:
@@ -96,11 +97,12 @@ class StochasticAttention(Attention):
 
     def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
         memory = super().prepare(annotations, mask)
-        if not self.training or self.current_sample_probability == 1:
-            return memory  # the contexts of all images are drawn, or this is evaluation
-        B = len(annotations)
-        uniform = torch.rand(1 if self.per_batch else B, device=annotations.device).expand(B)
-        return replace(memory, drawn=uniform < self.current_sample_probability)
+        if not self.training:
+            return memory
+        B, device, probability = len(annotations), annotations.device, self.current_sample_probability
+        rows = 1 if self.per_batch else B
+        uniform = torch.zeros(rows, device=device) if probability == 1 else torch.rand(rows, device=device)
+        return replace(memory, drawn=uniform.expand(B) < probability)
 
     def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
         if self.training:
@@ -125,8 +127,8 @@ class StochasticAttention(Attention):
         one_hot = torch.zeros_like(alphas.detach()).scatter_(-1, locations.unsqueeze(-1), 1.0)  # (B, R, L)
         if relaxed is not None:
             one_hot = one_hot + (relaxed - relaxed.detach())
-        drawn = torch.ones_like(locations[:, 0]).bool() if memory.drawn is None else memory.drawn
-        drawn = drawn.unsqueeze(1)  # (B, 1)
+        assert memory.drawn is not None  # in training
+        drawn = memory.drawn.unsqueeze(1)  # (B, 1)
         weights = torch.where(drawn.unsqueeze(2), one_hot, self.dropout(alphas))  # (B, R, L)
         return AttentionOutput(
             expected_context(weights, memory.annotations),
@@ -147,7 +149,7 @@ class HardAttention(StochasticAttention):
 
     def train_select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
         locations = draw(alphas.detach())  # (B, R), Eq. 8
-        if memory.drawn is None:  # without expectations, nothing is summed over L
+        if self.current_sample_probability == 1:  # without expectations, nothing is summed over L
             return at_locations(alphas, log_alphas, locations, memory)
         return self.draws_and_expectations(alphas, log_alphas, locations, memory)
 

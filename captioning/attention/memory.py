@@ -24,7 +24,7 @@ class Memory:
             is (B * h, ..); the heads of an image are neighbors.
         mask: (B, L) bool, True where a location exists; None when all do.
         drawn: (B,) bool, True for images whose contexts are drawn in this batch, False for images whose contexts are
-            expectations (Sec. 4.1). None in evaluation, and where all contexts are drawn or the attention never draws.
+            expectations (Sec. 4.1). None in evaluation, and for attention that never draws.
     """
 
     annotations: Tensor

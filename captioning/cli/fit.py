@@ -274,8 +274,10 @@ class Fit(LightningCLI):
             few = few_images_warning(len(self.datamodule.index("val"))) if "bleu" in str(best.monitor) else ""
             print(f"best checkpoint: {best.best_model_path} ({best.monitor} {float(best.best_model_score):.2f}{few})")
         elif not best.best_model_path and best.save_top_k:
-            steps = f"training ended after {self.trainer.global_step} steps"
-            print(f"no best checkpoint: {steps}, before a checkpoint with {best.monitor} was due")
+            step = self.trainer.global_step
+            print(
+                f"no best checkpoint: training ended after step {step}, before a checkpoint with {best.monitor} was due"
+            )
         if advice := upload_advice(self.plan.folder.path):
             print(advice)
 
@@ -289,6 +291,8 @@ def _read_files(args: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
     for option in ("--runs", "--ckpt_path", "--name"):
         parser.add_argument(option)
     options = parser.parse_known_args(args)[0]
+    if options.ckpt_path and (last := RunFolder(Path(options.ckpt_path)).checkpoint("last")).is_file():
+        raise InputError(f"--ckpt_path {options.ckpt_path}: is a folder; give {last}")
     if options.ckpt_path and not options.config:
         run = RunFolder.of(options.ckpt_path, Path(options.runs or "runs", options.name or "run"))
         if run is not None and run.config.is_file():

@@ -103,15 +103,14 @@ def score(
 
     prefix = "val" if task == "validate" else "test"
     own_mode = captioner.members[0].decoder.attention.context_mode
-    home = run.path if run else runs / "scored" / model_name(path)
-    subfolders = (  # each for a condition that differs from the test of a run, or ""
+    differing = (  # a name for each condition that differs from the test of a run, or ""
         context_mode if context_mode not in (None, own_mode) else "",
-        _ensemble_name(ensemble or ()),
+        "_".join(["ensemble", *map(_member_name, ensemble)]) if ensemble else "",
         *_names_of_data(config or (), settings, used),
         split if split not in (None, prefix) else "",
         f"{data['limit_images']}_images" if "--data.limit_images" in given else "",
     )
-    folder = results or home.joinpath(*subfolders)
+    folder = results or (run.path if run else runs / "scored" / model_name(path)).joinpath(*differing)
     logged = run if task == "test" and run is not None and folder == run.path and not no_logger else None
 
     options = data | {"split": split or prefix, "seed": seed, "figure_count": 0 if logged is None else 4}
@@ -133,9 +132,8 @@ def score(
     _report(folder, prefix, evaluator, conditions, origin, logged)
 
 
-def _ensemble_name(models: Sequence[str]) -> str:
-    names = [model_name(model) + "_last" * model.endswith("last.ckpt") for model in models]
-    return "_".join(["ensemble", *names]) if names else ""
+def _member_name(model: str) -> str:
+    return model_name(model) + "_last" * model.endswith("last.ckpt")
 
 
 def _names_of_data(

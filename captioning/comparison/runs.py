@@ -52,7 +52,8 @@ class Run:
     def never_drew(self) -> bool:
         """Whether stochastic attention drew no location in training, as far as it was logged."""
         curve = self.curves.get("train/sample_probability", [])
-        return bool(curve) and not any(value for _, value in curve)
+        # A batch between two logged ones may have drawn; REINFORCE then logs a reward.
+        return bool(curve) and not any(value for _, value in curve) and "train/reward" not in self.curves
 
 
 def is_run_folder(folder: Path) -> bool:

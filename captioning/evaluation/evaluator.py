@@ -151,8 +151,8 @@ def evaluate(
     >>> from captioning.data import ShapesSource
     >>> captioner = captioning.load()
     >>> source = ShapesSource("data/shapes", train=1, val=1, test=3)
-    >>> found = evaluate(captioner.model, captioner.vocabulary, source, captioner.options)
-    >>> found.finish()["bleu1"] > 0, len(found.records)
+    >>> evaluator = evaluate(captioner.model, captioner.vocabulary, source, captioner.options)
+    >>> evaluator.finish()["bleu1"] > 0, len(evaluator.records)
     (True, 3)
 
     Args:

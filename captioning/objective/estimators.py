@@ -134,7 +134,8 @@ class MovingAverage(Estimator):
         return returns / mask.sum(dim=1, keepdim=True).clamp(min=1) if self.per_word else returns
 
     def baseline(self, returns: Tensor, rewards: Tensor, mask: Tensor, drawn: Tensor) -> Tensor:
-        values = rewards if self.per_step else returns[:, :1]  # a caption counts once, however long it is
+        # (N, T) with an average per step; else (N, 1), so that a caption counts once, however long it is.
+        values = rewards if self.per_step else returns[:, :1]
         counted = (mask if self.all_captions else drawn)[:, : values.shape[1]]
         before = self.averages.nan_to_num()  # b_{k-1}
         step = torch.arange(values.shape[1], device=values.device).clamp(max=len(before) - 1)

@@ -7,7 +7,6 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
@@ -154,9 +153,10 @@ class Likelihood(Objective):
             logs[term.name] = reduction.reduce_steps(term(captioner.decoder, batch, caption_memory, output), mask)
             loss = loss + term.weight * logs[term.name]
         logs["loss"] = loss
-        if self.estimator is not None and log_prob is not None and captioner.decoder.attention.may_draw:
-            drawn = torch.ones_like(mask[:, 0]) if memory.drawn is None else memory.drawn[image_index]  # (N,) bool
-            signal = self.estimator(step_log_probs(output.logits, output.targets, mask), mask, drawn)
+        drawn = memory.drawn if captioner.decoder.attention.may_draw else None  # (B,)
+        if self.estimator is not None and log_prob is not None and drawn is not None:
+            word_log_probs = step_log_probs(output.logits, output.targets, mask)  # (N, T)
+            signal = self.estimator(word_log_probs, mask, drawn[image_index])
             credit = reduction.reduce_steps(signal.advantages * log_prob, mask)  # (log p(y | s, a) - b) log p(s | a)
             loss = loss - self.reward_weight * credit  # only its gradient has a meaning: Eq. 11-12
             logs |= signal.means()

@@ -18,7 +18,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from captioning.data.batch import CaptionBatch
 from captioning.data.loading import BatchLoader
 from captioning.errors import check_whole
-from captioning.training.loggers import draw_samples, log_samples
+from captioning.training.loggers import log_figures, write_figures
 from captioning.training.resume import is_inside_step, next_batch
 
 
@@ -38,7 +38,7 @@ class CaptionSamples(Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if trainer.is_global_zero and not trainer.sanity_checking:
             folder, epoch = Path(trainer.default_root_dir), f"{trainer.current_epoch + 1:03d}"
-            log_samples(trainer.loggers, "val", draw_samples(folder, epoch, pl_module.evaluator))
+            log_figures(trainer.loggers, "val", write_figures(folder, epoch, pl_module.evaluator))
 
 
 class LogLines(Callback):
@@ -60,7 +60,7 @@ class LogLines(Callback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not self._trains and trainer.is_global_zero:
-            limits = "--trainer.max_epochs, max_steps and max_time, and --early_stopping.patience"
+            limits = "--trainer.max_epochs, max_steps, max_time, limit_train_batches and --early_stopping.patience"
             print(f"nothing is left to train after step {trainer.global_step}; the limits are {limits}", flush=True)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:

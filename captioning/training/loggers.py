@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from PIL import Image, ImageOps
 from pytorch_lightning.loggers import Logger, WandbLogger
 
 from captioning.errors import InputError, one_line, warn_once
@@ -33,10 +34,13 @@ def logger_settings(config: Mapping[str, Any], folder: Path) -> list[dict[str, A
         chosen = {"class_path": "pytorch_lightning.loggers.WandbLogger"}
     loggers = []
     for logger in chosen if isinstance(chosen, list) else [chosen] if chosen else []:
-        arguments = {**logger.get("init_args", {}), "save_dir": str(folder)}
+        given = logger.get("init_args", {})
+        # A run writes the list of its loggers, with their folder, into its configuration.
+        is_of_another_run = isinstance(chosen, list) and given.get("save_dir") not in (None, ".")
+        arguments = {**given, "save_dir": str(folder)}
         if logger["class_path"].endswith("WandbLogger"):
             arguments.pop("experiment", None)  # an object, which no configuration can hold
-            if config["ckpt_path"] is None and isinstance(chosen, list):  # the list comes from an earlier run
+            if config["ckpt_path"] is None and is_of_another_run:
                 arguments |= {"id": None, "name": None}
             defaults = {"project": os.environ.get("WANDB_PROJECT", "captioning"), "job_type": "train"}
             defaults |= {"name": folder.name, "group": attention_kind(config), "id": secrets.token_hex(4)}
@@ -96,7 +100,7 @@ def upload_advice(folder: Path) -> str:
     return f"wandb ran offline; to upload: wandb sync {shlex.quote(str(folder))}/wandb/offline-run-*"
 
 
-def draw_samples(folder: Path, suffix: str, evaluator: Evaluator) -> dict[str, str]:
+def write_figures(folder: Path, suffix: str, evaluator: Evaluator) -> dict[str, str]:
     """Write the evaluator's figures to ``samples/``; return the caption of each file."""
     encoder, index = evaluator.captioner.encoder, evaluator.index
     captions = {}
@@ -113,21 +117,26 @@ def draw_samples(folder: Path, suffix: str, evaluator: Evaluator) -> dict[str, s
     return captions
 
 
-def log_samples(loggers: Iterable[Logger], stage: str, captions: Mapping[str, str]) -> None:
+def log_figures(loggers: Iterable[Logger], stage: str, captions: Mapping[str, str]) -> None:
     """Log the figures to wandb as the panel STAGE/samples."""
     for logger in loggers:
         if isinstance(logger, WandbLogger) and captions:
+            figures = [Image.open(path).convert("RGB") for path in captions]
+            width, height = max(figure.width for figure in figures), max(figure.height for figure in figures)
+            # wandb shows the figures of a panel in one size.
+            borders = [(0, 0, width - figure.width, height - figure.height) for figure in figures]
+            padded = [ImageOps.expand(*pair, fill="white") for pair in zip(figures, borders, strict=True)]
             # Not as a table: an offline run stores a table's images outside its folder.
-            logger.log_image(f"{stage}/samples", [*captions], caption=[*captions.values()])
+            logger.log_image(f"{stage}/samples", padded, caption=[*captions.values()])
 
 
 def log_test(run: RunFolder, metrics: Mapping[str, float], evaluator: Evaluator) -> None:
     """Log a test to the wandb runs in the configuration of ``run``."""
-    captions = draw_samples(run.path, "test", evaluator)
+    captions = write_figures(run.path, "test", evaluator)
     for entry in read_config(run.config).get("trainer", {}).get("logger") or []:
         if entry["class_path"].endswith("WandbLogger"):
             logger = WandbLogger(**entry["init_args"])
             start_loggers([logger], {})
             logger.log_metrics({log_key("test", name): value for name, value in metrics.items()})
-            log_samples([logger], "test", captions)
+            log_figures([logger], "test", captions)
             finish_loggers(0)

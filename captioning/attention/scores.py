@@ -24,17 +24,17 @@ class Score(Component):
     them as further arguments, ``update`` returns the next step's. Most scores carry nothing.
 
     Attributes:
-        deterministic: Whether two equal queries always get equal logits, in training mode, too. Each class without
-            dropout and random numbers says so for itself, because a subclass may add them.
+        deterministic: Whether two equal queries always get equal logits, in training mode, too. A class without dropout
+            and random numbers says so, ``class MyScore(Score, deterministic=True)``, and its subclasses say it again.
         needs_softmax: Whether the logits are logarithms of weights, which only a softmax turns into the score's alphas.
     """
 
     deterministic = False
     needs_softmax = False
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, *, deterministic: bool = False, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls.deterministic = vars(cls).get("deterministic", False)
+        cls.deterministic = deterministic
 
     @abstractmethod
     def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
@@ -60,7 +60,7 @@ class Score(Component):
         return state
 
 
-class AdditiveScore(Score):
+class AdditiveScore(Score, deterministic=True):
     """e_ti = v^T tanh(W_a a_i + b + W_h h_{t-1}), Eq. 4 with the paper's one-hidden-layer perceptron.
 
     A constant added to all scores does not change the softmax, so the output layer has no bias.
@@ -69,8 +69,6 @@ class AdditiveScore(Score):
         attention_dim: Width A of the hidden layer.
         fused: Whether to use a kernel if there is one for the device; otherwise PyTorch's operations.
     """
-
-    deterministic = True
 
     def __init__(self, attention_dim: int = 512, *, fused: bool = True) -> None:
         super().__init__()
@@ -95,17 +93,15 @@ class AdditiveScore(Score):
         return self._logits(projected, self.project_query(query), self.output.weight[0])  # (B, R, L)
 
 
-class ConcatScore(AdditiveScore):
+class ConcatScore(AdditiveScore, deterministic=True):
     """e_ti = v^T tanh(W [h_{t-1}; a_i]) (Luong et al. 2015): ``AdditiveScore`` without a bias, with W = [W_h W_a]."""
-
-    deterministic = True
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
         super().build(annotation_dim, query_dim, grid_size)
         self.annotation_projection = nn.Linear(annotation_dim, self.attention_dim, bias=False)
 
 
-class CoverageScore(AdditiveScore):
+class CoverageScore(AdditiveScore, deterministic=True):
     """e_ti = v^T tanh(W_a a_i + b + W_h h_{t-1} + w_c c_ti) with c_ti = sum_{t' < t} alpha_t'i.
 
     See et al. 2017, Eq. 11 (the linguistic coverage of Tu et al. 2016, with the additive score). The sum of alphas
@@ -114,8 +110,6 @@ class CoverageScore(AdditiveScore):
     Args:
         attention_dim: Width A of the hidden layer.
     """
-
-    deterministic = True
 
     def __init__(self, attention_dim: int = 512) -> None:
         super().__init__(attention_dim)
@@ -137,10 +131,8 @@ class CoverageScore(AdditiveScore):
         return self.output(hidden).squeeze(-1)
 
 
-class DotScore(Score):
+class DotScore(Score, deterministic=True):
     """e_ti = a_i^T h_{t-1} (Luong et al. 2015). It has no parameters: annotations and queries must have one size."""
-
-    deterministic = True
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
         if annotation_dim != query_dim:
@@ -157,10 +149,8 @@ class DotScore(Score):
         return dot(query, projected)  # (B, R, L)
 
 
-class GeneralScore(DotScore):
+class GeneralScore(DotScore, deterministic=True):
     """e_ti = a_i^T W h_{t-1} (Luong et al. 2015). a_i^T W is computed once per image: a step is one dot product."""
-
-    deterministic = True
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
         self.annotation_projection = nn.Linear(annotation_dim, query_dim, bias=False)
@@ -169,7 +159,7 @@ class GeneralScore(DotScore):
         return self.annotation_projection(annotations).mT  # (B, H, L)
 
 
-class ScaledDotScore(DotScore):
+class ScaledDotScore(DotScore, deterministic=True):
     """e_ti = a_i^T h_{t-1} / sqrt(d) (Vaswani et al. 2017), or of learned projections (W_a a_i)^T (W_h h_{t-1}).
 
     Without the root, the logits would grow with the size d, and the softmax would saturate.
@@ -179,7 +169,6 @@ class ScaledDotScore(DotScore):
             one size.
     """
 
-    deterministic = True
     annotation_projection: nn.Module
     query_projection: nn.Module
 
@@ -204,7 +193,7 @@ class ScaledDotScore(DotScore):
         return dot(self.query_projection(query), projected)
 
 
-class CosineScore(ScaledDotScore):
+class CosineScore(ScaledDotScore, deterministic=True):
     """e_ti = s cos(W_a a_i, W_h h_{t-1}) (Graves et al. 2014, Eq. 5-6, by content alone), with a learned s.
 
     Logits lie between -s and s, whatever the norms of annotations and state.
@@ -212,8 +201,6 @@ class CosineScore(ScaledDotScore):
     Args:
         attention_dim: Size A of both projections.
     """
-
-    deterministic = True
 
     def __init__(self, attention_dim: int = 512) -> None:
         super().__init__(attention_dim)
@@ -229,10 +216,8 @@ class CosineScore(ScaledDotScore):
         return self.scale * dot(F.normalize(self.query_projection(query), dim=-1), projected)
 
 
-class LocationScore(Score):
+class LocationScore(Score, deterministic=True):
     """e_t = W h_{t-1} (Luong et al. 2015): where to look depends on the state, not on the annotations."""
-
-    deterministic = True
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
         self.output = Linear(query_dim, grid_size[0] * grid_size[1], bias=False)

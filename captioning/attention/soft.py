@@ -43,10 +43,8 @@ class UniformAttention(SoftAttention):
         super().__init__(_UniformScore())
 
 
-class _UniformScore(LocationScore):
+class _UniformScore(LocationScore, deterministic=True):
     """e_ti = 0."""
-
-    deterministic = True
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
         pass

@@ -88,11 +88,13 @@ class StochasticAttention(Attention):
         return {"sample_probability": self.current_sample_probability}
 
     def closing_note(self) -> str:
-        last = 0.0 if self.progress is None else self.progress
-        is_before_ramp = bool(self.ramp) and (self.progress is None or (last <= self.ramp[0] and not self.may_draw))
-        if self.sample_probability > 0 and not is_before_ramp:
+        last = self.progress
+        reached = not self.ramp or (last is not None and (last > self.ramp[0] or self.may_draw))
+        if self.sample_probability > 0 and reached:
             return ""
-        where = f": the last batch was at {last:.0%} of training, the ramp is {list(self.ramp)}" if self.ramp else ""
+        where = (
+            f": the last batch was at {last or 0:.0%} of training, the ramp is {list(self.ramp)}" if self.ramp else ""
+        )
         return f"{type(self).__name__} has drawn no location with sample_probability {self.sample_probability}{where}"
 
     def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:

@@ -147,10 +147,7 @@ def _refuse_without_effect(given: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _json_lines(path: Path | None) -> Iterator[TextIO | None]:
-    """Yield standard output for -, or else a file that replaces the one at ``path`` when it is complete.
-
-    What an interrupted command has written is kept in another file.
-    """
+    """Yield standard output for -, or else a file that replaces the one at ``path`` when it is complete."""
     if path is None or str(path) == "-":
         yield sys.stdout if path else None
     else:
@@ -158,7 +155,7 @@ def _json_lines(path: Path | None) -> Iterator[TextIO | None]:
             try:
                 yield lines
             except BaseException:
-                if lines.tell():
+                if lines.tell():  # keep them in another file
                     lines.flush()
                     kept = shutil.copyfile(part, path.with_suffix(f".partial{path.suffix}"))
                     print(f"\nthe lines so far are in {kept}", file=sys.stderr)

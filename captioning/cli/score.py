@@ -103,9 +103,10 @@ def score(
 
     prefix = "val" if task == "validate" else "test"
     own_mode = captioner.members[0].decoder.attention.context_mode
+    members = [model_name(model) + "_last" * model.endswith("last.ckpt") for model in ensemble or ()]
     differing = (  # a name for each condition that differs from the test of a run, or ""
         context_mode if context_mode not in (None, own_mode) else "",
-        "_".join(["ensemble", *map(_member_name, ensemble)]) if ensemble else "",
+        "_".join(["ensemble", *members]) if ensemble else "",
         *_names_of_data(config or (), settings, used),
         split if split not in (None, prefix) else "",
         f"{data['limit_images']}_images" if "--data.limit_images" in given else "",
@@ -130,10 +131,6 @@ def score(
     origin["used"] = machine | {"num_workers": data["num_workers"]}
     origin["settings"] = captioner.settings | {"data": used}
     _report(folder, prefix, evaluator, conditions, origin, logged)
-
-
-def _member_name(model: str) -> str:
-    return model_name(model) + "_last" * model.endswith("last.ckpt")
 
 
 def _names_of_data(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -71,6 +72,18 @@ def install_yaml_loader() -> Callable[[str], Any]:
 
     set_loader("yaml", load, (yaml.YAMLError,))
     return load
+
+
+def config_text(settings: Mapping[str, Any]) -> str:
+    """Return settings as YAML that ``read_config`` reads as they are. Strings such as 05879e07 are quoted."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        """PyYAML quotes what its own rules read as a number; jsonargparse reads more, such as 1e5."""
+
+    number = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
+    Dumper.add_implicit_resolver("tag:yaml.org,2002:float", number, [*"-+0123456789"])
+    return str(yaml.dump(dict(settings), Dumper=Dumper, sort_keys=False, allow_unicode=True))
 
 
 def _repeated_keys(node: Any, lines: dict[str, int], prefix: str = "") -> Iterator[str]:

@@ -89,6 +89,7 @@ def drop(page, file: Path) -> None:
     page.locator("input[type=file]").set_input_files(file)
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_a_photograph_is_captioned_and_explored_and_another_takes_its_place(page, checkpoint, tmp_path):
     captioner = load(checkpoint)
@@ -117,6 +118,7 @@ def test_a_photograph_is_captioned_and_explored_and_another_takes_its_place(page
     assert set(caption.words) <= set(WORDS)
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_the_first_page_says_what_it_is_and_has_examples(page):
     page.get_by_role("heading", name="Describe a photo").wait_for()
@@ -128,6 +130,7 @@ def test_the_first_page_says_what_it_is_and_has_examples(page):
     page.frame_locator("iframe.frame").locator("h2", has_text="cat.jpg").wait_for()
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_what_is_no_photograph_is_refused_in_one_line(page, tmp_path):
     broken = tmp_path / "broken.jpg"

@@ -176,7 +176,9 @@ def test_a_resumed_run_says_where_it_goes_on_or_that_nothing_is_left(workdir, ca
 
     assert fit("--config", "tiny.yaml", "--trainer.max_epochs", "3", "--trainer.max_steps", "3") == []
     resume = ["--ckpt_path", LAST]
-    limits = "the limits are --trainer.max_epochs, max_steps and max_time, and --early_stopping.patience"
+    limits = (
+        "the limits are --trainer.max_epochs, max_steps, max_time, limit_train_batches and --early_stopping.patience"
+    )
     assert fit(*resume) == [f"nothing is left to train after step 3; {limits}"]
     assert fit(*resume, "--trainer.max_steps", "-1") == ["goes on in epoch 2 at batch 2 of 2, after step 3"]
     assert fit(*resume) == [f"nothing is left to train after step 6; {limits}"]

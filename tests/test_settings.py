@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from captioning.errors import InputError
-from captioning.settings import command_line, flatten, read_config
+from captioning.settings import command_line, config_text, flatten, read_config
 
 
 def test_a_key_that_stands_twice_is_refused_with_both_lines(tmp_path):
@@ -52,6 +52,13 @@ def test_a_file_of_settings_that_another_names_is_beside_it(tmp_path):
     (tmp_path / "parts/source.yaml").unlink()
     with pytest.raises(InputError, match=r"parts/source\.yaml: cannot be read \(No such file"):
         read_config(tmp_path / "main.yaml")
+
+
+def test_settings_are_read_as_they_were_written(tmp_path):
+    texts = ["05879e07", "1e5", "-2E-3", "1.5e7", "12345678", "true", "null", "a: b", "~x", "猫", "0x1f", "1_000", "e7"]
+    settings = {"texts": texts, "numbers": [1e-5, 2e22, 3, 0.1, True, None], "parts": {"b": 1, "a": {}}}
+    (tmp_path / "config.yaml").write_text(config_text(settings), encoding="utf-8")
+    assert read_config(tmp_path / "config.yaml") == settings
 
 
 def test_settings_become_lines_with_short_names_of_known_classes():

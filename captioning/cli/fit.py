@@ -32,7 +32,7 @@ from captioning.metrics.table import few_images_warning
 from captioning.precision import best_precision
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
-from captioning.settings import attention_kind, read_config
+from captioning.settings import attention_kind, config_text, read_config
 from captioning.training import CaptionDataModule, CaptioningModule, CaptionSamples, Throughput
 from captioning.training.callbacks import BestCheckpoint, LogLines, ResumableStopping, StopOnRequest
 from captioning.training.loggers import finish_loggers, is_wandb_sweep, start_loggers, upload_advice
@@ -250,7 +250,7 @@ class Fit(LightningCLI):
     def _write_config(self, trainer: pl.Trainer, *_: Any) -> None:
         if trainer.is_global_zero:
             settings = self.settings | {"ckpt_path": None}  # a run with this configuration is a new one
-            write_text(self.plan.folder.config, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+            write_text(self.plan.folder.config, config_text(settings))
 
     def _start_loggers(self) -> None:
         trainer, seed = self.trainer, self.datamodule.seed

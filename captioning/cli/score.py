@@ -76,9 +76,7 @@ def score(
         captioning predict --ckpt_path runs/shapes_soft/checkpoints/best.ckpt --results submission
     """
     given = [word.partition("=")[0] for word in overrides if word.startswith("--")]
-    for option in (option for option in given if not option.startswith("--data.source.")):
-        if (new := _OLD_NAMES.get(option.lstrip("-").rpartition(".")[2])) is not None:
-            raise InputError(f"{option} of captioning {task} is now --{new}")
+    _refuse_old_names(task, given)
     if results is not None and results.is_file():
         raise InputError(f"--results {results}: is a file; give a folder")
     check_whole(0, bound_samples=bound_samples)
@@ -94,13 +92,10 @@ def score(
     run = run if run is not None and run.config.is_file() else None
     target = check_device(device)
     captioner = load([path, *(ensemble or ())], target)
-    settings = [read_config(file, "--config") for file in config or ([run.config] if run else [])]
-    for file, content in zip(config or (), settings, strict=False):  # training has checked a run's file
-        _check_data_options(file, content)
+    settings = _read_settings(config) if config else [read_config(run.config)] if run else []
     data, search, used = _data_and_search(path, captioner.settings, settings, overrides)
     seeds = [1, *(file["seed_everything"] for file in settings if type(file.get("seed_everything")) is int)]
     seed = seeds[-1] if seed_everything is None else seed_everything
-
     prefix = "val" if task == "validate" else "test"
     own_mode = captioner.members[0].decoder.attention.context_mode
     members = [model_name(model) + "_last" * model.endswith("last.ckpt") for model in ensemble or ()]
@@ -125,12 +120,17 @@ def score(
         return
     conditions: dict[str, Any] = {"split": options["split"], "context_mode": context_mode or own_mode}
     conditions |= {"checkpoint": Path(path).name, "weights": checksum(path)}
-    if ensemble:
-        conditions |= {"ensemble": len(captioner.members), "members": {model: checksum(model) for model in ensemble}}
+    further = {model: checksum(model) for model in ensemble or ()}
+    conditions |= {"ensemble": len(captioner.members), "members": further} if further else {}
     origin = provenance(command=shlex.join(sys.argv), seed=seed)
-    origin["used"] = machine | {"num_workers": data["num_workers"]}
-    origin["settings"] = captioner.settings | {"data": used}
+    origin |= {"used": machine | {"num_workers": data["num_workers"]}, "settings": captioner.settings | {"data": used}}
     _report(folder, prefix, evaluator, conditions, origin, logged)
+
+
+def _refuse_old_names(task: str, given: Sequence[str]) -> None:
+    for option in (option for option in given if not option.startswith("--data.source.")):
+        if (new := _OLD_NAMES.get(option.lstrip("-").rpartition(".")[2])) is not None:
+            raise InputError(f"{option} of captioning {task} is now --{new}")
 
 
 def _names_of_data(
@@ -146,13 +146,16 @@ def _names_of_data(
         yield "_".join(["data", *(Path(str(value)).name for value in changed)])
 
 
-def _check_data_options(file: Path, content: Mapping[str, Any]) -> None:
-    """Raise InputError if the ``data`` of a configuration has an unknown option."""
+def _read_settings(files: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return the configurations of --config. Raises InputError if the ``data`` of one has an unknown option."""
     from captioning.training.datamodule import CaptionDataModule
 
-    known = inspect.signature(CaptionDataModule).parameters
-    for name in content.get("data") or {}:
-        check_choice(known, **{f"--config {file}: an option of data": name.partition(".")[0]})
+    known, settings = inspect.signature(CaptionDataModule).parameters, []
+    for file in files:
+        settings.append(read_config(file, "--config"))
+        for name in settings[-1].get("data") or {}:
+            check_choice(known, **{f"--config {file}: an option of data": name.partition(".")[0]})
+    return settings
 
 
 def _data_and_search(

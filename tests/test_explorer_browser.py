@@ -194,6 +194,9 @@ def test_where_it_looked_and_where_the_word_came_from_are_switched_by_a_key(visi
     assert matrix_peaks(page, "summed") == SOFT_CELLS[::-1]
     point_at(page, panel(page, "summed").locator(".stage"), 3.5 / 4, 0.5 / 3)  # cell 3
     assert "evidence 0.78" in panel(page, "summed").locator(".details").inner_text()
+    page.set_viewport_size({"width": 340, "height": 800})  # as in the app on a telephone
+    switches = page.locator(".group:not(.runs)")
+    assert switches.evaluate_all("(groups) => groups.every((group) => group.scrollWidth <= group.clientWidth)")
 
 
 def test_every_head_can_be_looked_at(visit):

@@ -78,7 +78,7 @@ def warn_once(line: str) -> None:
 
 _ALSO_CALLED = {"learning_rate": "lr", "epochs": "max_epochs", "steps": "max_steps", "seed": "seed_everything"}
 _ALSO_CALLED |= {"gpus": "devices", "gpu": "device", "device": "accelerator", "resume": "ckpt_path"}
-_ALSO_CALLED |= {"inference": "context_mode"}  # in version 0.2
+_ALSO_CALLED |= {"inference": "context_mode", "CaptionSamples": "ValidationFigures"}  # in version 0.2
 """Names of options in other programs, each with the name here."""
 
 

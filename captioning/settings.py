@@ -19,7 +19,7 @@ STORAGE_SETTINGS = (
 ).split()
 """Settings that say where a run is stored and logged."""
 
-_MOVED = ("data", "test_split", "split"), ("model", "bound_samples", "bound_samples")
+_MOVED = ("data", "test_split", "split"), ("model", "bound_samples", "bound_draws")
 """Settings of version 0.2 by section and name, each with its option of `captioning test`."""
 
 

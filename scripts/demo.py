@@ -124,7 +124,7 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
         # The demo does not show hard attention's bounds, which take half of its test.
         best = RunFolder(runs / name).checkpoint("best")
         for context in ([], ["--context_mode=expected"]) if name == "hard" else ([],):
-            commands.run(name, ["test", "--ckpt_path", str(best), "--bound_samples=0", *context])
+            commands.run(name, ["test", "--ckpt_path", str(best), "--bound_draws=0", *context])
         return seconds
 
     seconds = {}
@@ -253,7 +253,7 @@ def report(runs: Path, summary: dict[str, Any]) -> None:
         print(f"  image       {image}")
         print(f"  overlay     {entry['overlay']}")
         print(f"  checkpoint  {entry['checkpoint']}")
-        print(f"  run folder  {runs / name}   (config, metrics, samples, captions of the test split)")
+        print(f"  run folder  {runs / name}   (config, metrics, figures, captions of the test split)")
     print(f"\nsummary       {runs / 'summary.json'}")
     print(f"picture       {figure}   (the same words: soft's weights, hard's locations)")
     print(f"comparison    {page}   (open it in a browser)")

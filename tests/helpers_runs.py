@@ -76,7 +76,7 @@ TINY = {
         "num_sanity_val_steps": 0,
         "log_every_n_steps": 1,
         # Drawing the samples of a validation takes half of such a run.
-        "callbacks": [{"class_path": "captioning.training.CaptionSamples", "init_args": {"images": 0}}],
+        "callbacks": [{"class_path": "captioning.training.ValidationFigures", "init_args": {"images": 0}}],
     },
     "model": {
         "encoder": {

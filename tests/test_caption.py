@@ -47,7 +47,7 @@ def test_the_figure_has_a_panel_for_every_word(caption):
     assert [axes.get_title() for axes in figure.axes] == ["", *caption.words, ""]
     assert figure.get_suptitle() == "two cats sleep" and not any(axes.patches for axes in figure.axes)
     photo = random_view(160, 90)
-    whole = dataclasses.replace(caption, photo=lambda: (photo, (0.1, 0, 0.9, 1))).figure("paper").axes[0]
+    whole = dataclasses.replace(caption, read_photo=lambda: (photo, (0.1, 0, 0.9, 1))).figure("paper").axes[0]
     assert whole.images[0].get_array().shape == (90, 160, 3) and len(whole.patches) == 2
 
 
@@ -108,5 +108,5 @@ def test_the_explorer_gets_the_caption_and_its_beam(caption):
 def test_what_was_seen_is_the_models_part_of_the_photograph_in_its_own_shape(caption):
     assert caption.seen().size == (40, 24)  # there is only the view
     photo = random_view(160, 90)
-    seen = dataclasses.replace(caption, photo=lambda: (photo, (0.25, 0, 0.75, 1))).seen()
+    seen = dataclasses.replace(caption, read_photo=lambda: (photo, (0.25, 0, 0.75, 1))).seen()
     np.testing.assert_array_equal(np.asarray(seen), np.asarray(photo)[:, 40:120])

@@ -88,7 +88,7 @@ def test_fit_then_test_from_the_checkpoint_alone(workdir, capsys):
     command("fit", "--config", "tiny.yaml", "--trainer.callbacks=null")
     run = Path("runs/tiny")
     assert (run / "config.yaml").is_file() and Path(LAST).is_file()
-    assert list((run / "samples").iterdir())  # every run has samples, speed and its lines
+    assert list((run / "figures").iterdir())  # every run has figures, speed and its lines
     with next(run.glob("metrics/*/metrics.csv")).open() as file:
         assert {"train/loss", "train/captions_per_second", "train/learning_rate"} <= set(next(csv.reader(file)))
     printed = capsys.readouterr().out
@@ -210,7 +210,7 @@ def test_the_home_folder_is_the_same_for_all_that_write_into_a_run(workdir, monk
         main(["fit", "--config", "tiny.yaml", "--runs=~/runs"])
         os.environ.pop("CAPTIONING_RUN_FOLDER", None)
     for folder in (Path("home/runs/tiny"), Path("home/runs/tiny-2")):
-        assert {path.name for path in folder.iterdir()} == {"config.yaml", "checkpoints", "metrics", "samples"}
+        assert {path.name for path in folder.iterdir()} == {"config.yaml", "checkpoints", "metrics", "figures"}
         assert len(list((folder / "checkpoints").iterdir())) == 2 and not list(folder.glob("metrics/version_1"))
     best = "~/runs/tiny/checkpoints/best.ckpt"
     main(["test", f"--ckpt_path={best}"])
@@ -446,7 +446,7 @@ def test_a_run_logs_to_wandb_offline_without_an_account_or_a_question(workdir):
     run = start("fit", "--config", "tiny.yaml", "--name", "my run", NETRC=str(workdir / "no-netrc"), HOME=str(workdir))
     assert run.wait(timeout=150) == 0, Path("log").read_text()
     (folder,) = Path("runs/my run/wandb").glob("offline-run-*")
-    assert list(folder.glob("files/media/images/val/samples_*.png"))
+    assert list(folder.glob("files/media/images/val/figures_*.png"))
     assert "wandb sync 'runs/my run'/wandb/offline-run-*" in Path("log").read_text()
 
 

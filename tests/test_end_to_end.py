@@ -24,7 +24,7 @@ TINY = {
         "logger": False,
         "enable_model_summary": False,
         "log_every_n_steps": 1,
-        "callbacks": [{"class_path": "captioning.training.callbacks.CaptionSamples", "init_args": {"images": 1}}],
+        "callbacks": [{"class_path": "captioning.training.callbacks.ValidationFigures", "init_args": {"images": 1}}],
         "enable_progress_bar": False,
     },
     "model": {

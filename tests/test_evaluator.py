@@ -176,14 +176,14 @@ def test_draws_of_bounds_depend_on_the_batch_and_the_seed_and_leave_the_global_s
     split = Split(source, HardAttention(AdditiveScore(10), context_mode="sample"))
     first, second = split.batch(0, 1), split.batch(2, 3)
     before = torch.get_rng_state()
-    both = split.evaluator(first, second, bound_samples=2)
+    both = split.evaluator(first, second, bound_draws=2)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(99)
-    alone = split.evaluator(second, bound_samples=2)
+    alone = split.evaluator(second, bound_draws=2)
     assert alone.sums[2] == both.sums[2] and alone.images[3] == both.images[3]
     scores = both.finish()
     assert -math.inf < scores["bound"] <= scores["iwae_bound"] < 0
-    assert split.evaluator(second, bound_samples=2, seed=1).sums[2]["bound"] != both.sums[2]["bound"]
+    assert split.evaluator(second, bound_draws=2, seed=1).sums[2]["bound"] != both.sums[2]["bound"]
 
 
 def test_what_is_written_reads_back(split, tmp_path):

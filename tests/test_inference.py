@@ -83,11 +83,12 @@ def test_a_caption_knows_the_whole_photo_at_its_own_size_upright(captioner, tmp_
     exif[0x0112] = 6  # the camera was turned by 90 degrees
     photo.save(tmp_path / "turned.png", exif=exif)
     for source, size in ((tmp_path / "turned.png", (200, 300)), (photo, (300, 200))):
-        image, region = captioner.caption(source).photo()
+        image, region = captioner.caption(source).read_photo()
         assert image.size == size
         assert region == captioner.encoder.preprocessing.view_box(size)
     again = pickle.loads(pickle.dumps(captioner.caption(tmp_path / "turned.png")))
-    np.testing.assert_array_equal(np.asarray(again.photo()[0]), np.asarray(photo.transpose(Image.Transpose.ROTATE_270)))
+    upright = photo.transpose(Image.Transpose.ROTATE_270)
+    np.testing.assert_array_equal(np.asarray(again.read_photo()[0]), np.asarray(upright))
 
 
 def shown(caption) -> tuple[int, ...]:
@@ -117,7 +118,7 @@ def test_a_figure_of_a_file_that_is_another_one_now_shows_what_the_model_saw(cap
     (tmp_path / "photo.png").unlink()
     if change == "replaced":
         Image.new("RGB", (40, 20), "blue").save(tmp_path / "photo.png")
-    assert caption.photo() is None and shown(caption) == (255, 0, 0)
+    assert caption.read_photo() is None and shown(caption) == (255, 0, 0)
     assert "photo.png: is no longer the image that was captioned" in caplog.text
 
 
@@ -256,7 +257,7 @@ def test_captions_to_decode_are_lists_of_words_one_for_each_image(captioner, ima
 def test_a_tilde_is_the_home_folder_for_figures_and_exports(captioner, images, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     save_image(tmp_path / "photo.png")
-    assert captioner.caption("~/photo.png").photo() is not None
+    assert captioner.caption("~/photo.png").read_photo() is not None
     captioner.export("~/exported")
     assert (tmp_path / "exported/config.json").is_file()
     captioner.vocabulary.save("~/words.json")

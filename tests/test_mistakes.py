@@ -87,6 +87,7 @@ MISTAKES = {
     FIT + "--seed 3": "did you mean --seed_everything?",
     FIT + "--gpus 2": "did you mean --trainer.devices?",
     FIT + "--resume last.ckpt": "did you mean --ckpt_path?",
+    FIT + "--trainer.callbacks captioning.training.CaptionSamples": "did you mean ValidationFigures?",
     FIT + "--model.decoder.attention Multi": "did you mean MultiHeadAttention?",
     FIT + "--trainer.max_epochs abc": "Errors: - Expected a <class 'int'>",
     FIT + "--trainer.precision 17": "bf16-mixed",

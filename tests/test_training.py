@@ -19,7 +19,7 @@ from captioning.data.shapes import ShapesSource
 from captioning.errors import InputError
 from captioning.model import SummedOutput
 from captioning.objective import Likelihood
-from captioning.training import CaptionSamples, Throughput, Unfreeze, WarmupCosine
+from captioning.training import Throughput, Unfreeze, ValidationFigures, WarmupCosine
 from captioning.training.callbacks import BestCheckpoint, ResumableStopping
 
 
@@ -139,9 +139,9 @@ def test_samples_are_the_first_validation_images_with_their_evidence(shapes, tmp
         lambda photo, words, models, **options: drawn.append((photo, words, models[""])) or Figure(),
     )
     module = make_module(output=SummedOutput())
-    make_trainer(tmp_path, callbacks=[CaptionSamples(2)]).fit(module, make_data(shapes))
+    make_trainer(tmp_path, callbacks=[ValidationFigures(2)]).fit(module, make_data(shapes))
     first = shapes.index("val").image_ids[:2].tolist()
-    assert sorted(p.name for p in (tmp_path / "samples").iterdir()) == [f"{i}_001.png" for i in first]
+    assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == [f"{i}_001.png" for i in first]
     assert [words for _, words, _ in drawn] == [image.words for image in module.evaluator.records[:2]]
     for photo, words, attention in drawn:
         assert attention.trace.evidence.shape == attention.trace.alphas.shape == (len(words), 36)

@@ -106,7 +106,7 @@ def test_every_validation_is_there_with_the_values_of_the_csv_file(runs):
 
 
 def test_what_controls_a_metric_stands_apart(runs):
-    keys = {key for entry in runs["first"].of("history") for key in entry["item"] if "samples" not in key}
+    keys = {key for entry in runs["first"].of("history") for key in entry["item"] if "figures" not in key}
     controls, metrics = (
         {key.partition("/")[2] for key in keys if key.startswith(stage)} for stage in ("val_controls/", "val/")
     )
@@ -117,7 +117,7 @@ def test_what_controls_a_metric_stands_apart(runs):
 
 def test_the_same_photographs_with_captions_are_there_after_every_validation_also_when_the_run_is_moved(runs):
     for run, stage, count in (("first", "val", EPOCHS), ("resumed", "val", 1), ("tested", "test", 1)):
-        panel = f"{stage}/samples"
+        panel = f"{stage}/figures"
         logged = [item for item in (entry["item"] for entry in runs[run].of("history")) if f"{panel}.count" in item]
         assert len(logged) == count
         for item in logged:
@@ -129,7 +129,7 @@ def test_the_same_photographs_with_captions_are_there_after_every_validation_als
                     sizes.add(picture.size)
             ((width, height),) = sizes
             assert min(width, height) > 50
-    steps = [step for step, _ in runs["first"].history("val/samples.count")]
+    steps = [step for step, _ in runs["first"].history("val/figures.count")]
     assert steps == [step for step, _ in runs["first"].history("val/nll")]  # one slider moves both
 
 

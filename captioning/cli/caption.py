@@ -135,14 +135,14 @@ def caption(
 
 def _refuse_without_effect(given: Mapping[str, Any]) -> None:
     """Raise InputError for an option of overlays without --overlay, or an option of the beam search with --sample."""
-    drawn = [
+    figure_options = [
         name for name, default in (("details", False), ("heads", False), ("style", "color")) if given[name] != default
     ]
-    if drawn and "overlay" not in given:
-        raise InputError(f"--{drawn[0]}: has no effect without --overlay")
-    searched = [name for name in ("beam_size", "length_normalization") if name in given]
-    if searched and given["sample"]:
-        raise InputError(f"--{searched[0]}: has no effect with --sample")
+    if figure_options and "overlay" not in given:
+        raise InputError(f"--{figure_options[0]}: has no effect without --overlay")
+    beam_options = [name for name in ("beam_size", "length_normalization") if name in given]
+    if beam_options and given["sample"]:
+        raise InputError(f"--{beam_options[0]}: has no effect with --sample")
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ from captioning.precision import best_precision
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
 from captioning.settings import attention_kind, config_text, read_config
-from captioning.training import CaptionDataModule, CaptioningModule, CaptionSamples, Throughput
+from captioning.training import CaptionDataModule, CaptioningModule, Throughput, ValidationFigures
 from captioning.training.callbacks import BestCheckpoint, LogLines, ResumableStopping, StopOnRequest
 from captioning.training.loggers import finish_loggers, is_wandb_sweep, start_loggers, upload_advice
 from captioning.training.plan import monitor_mode, plan_run
@@ -111,8 +111,8 @@ class Fit(LightningCLI):
     """
 
     def __init__(self, args: list[str]) -> None:
-        args, self.files = _read_files(args)
-        self.files.append({word[2:].partition("=")[0]: word for word in args if word.startswith("--")})
+        args, self.given = _read_files(args)
+        self.given.append({word[2:].partition("=")[0]: word for word in args if word.startswith("--")})
         super().__init__(
             CaptioningModule,
             CaptionDataModule,
@@ -161,10 +161,10 @@ class Fit(LightningCLI):
         self.is_rank_zero = getattr(pl.utilities.rank_zero_only, "rank", 0) == 0  # no trainer exists yet
         config = self.config.as_dict()
         # Under torchrun the variable is unset, and the trainer broadcasts the folder.
-        self.plan = plan_run(config, self.files, None if self.is_rank_zero else os.environ.get(_FOLDER_VARIABLE))
+        self.plan = plan_run(config, self.given, None if self.is_rank_zero else os.environ.get(_FOLDER_VARIABLE))
         if self.is_rank_zero:
             while self.plan.claims_folder and not self.plan.folder.claim():  # another run was faster
-                self.plan = plan_run(config, self.files)
+                self.plan = plan_run(config, self.given)
             reason = f" ({self.plan.taken_folder.path} is taken)" if self.plan.taken_folder else ""
             print(f"run folder: {self.plan.folder.path}{reason}", flush=True)
         os.environ[_FOLDER_VARIABLE] = str(self.plan.folder.path)  # processes started by this one take the same folder
@@ -215,7 +215,7 @@ class Fit(LightningCLI):
         options = self._instantiate("trainer") | kwargs
         chosen = options["callbacks"] or []
         chosen = [*chosen] if isinstance(chosen, list) else [chosen]
-        for default in (CaptionSamples(), Throughput(), LogLines(), self.stop):
+        for default in (ValidationFigures(), Throughput(), LogLines(), self.stop):
             if not any(isinstance(callback, type(default)) for callback in chosen):
                 chosen.append(default)
         last = callbacks.ModelCheckpoint(**vars(self.config.last))

@@ -121,10 +121,10 @@ def call(prog: str, command: Command | Mapping[str, Command], args: Sequence[str
     parameters = inspect.signature(command).parameters
     # argparse would take an --option=value with a space for a value.
     pairs = (word.split("=", 1) if word.startswith("--") and " " in word else [word] for word in args)
-    values, others = parser.parse_known_args([part for pair in pairs for part in pair])
-    if others and OVERRIDES not in parameters:
-        parser.error(f"unrecognized arguments: {' '.join(others)}")
-    arguments = vars(values) | ({OVERRIDES: others} if others else {}) | fixed
+    values, unknown = parser.parse_known_args([part for pair in pairs for part in pair])
+    if unknown and OVERRIDES not in parameters:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    arguments = vars(values) | ({OVERRIDES: unknown} if unknown else {}) | fixed
     positional = [name for name, parameter in parameters.items() if parameter.kind is parameter.VAR_POSITIONAL]
     announce(prog)
     command(*(arguments.pop(positional[0]) if positional else ()), **arguments)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _OLD_NAMES = {"test_split": "split", "inference": "context_mode", "default_root_dir": "results", "logger": "no_logger"}
 _OLD_NAMES |= dict.fromkeys(("accelerator", "devices", "strategy"), "device")
 _OLD_NAMES |= dict.fromkeys(("limit_test_batches", "limit_val_batches"), "data.limit_images")
-_OLD_NAMES |= {name: name for name in ("ensemble", "bound_samples", "precision")}
+_OLD_NAMES |= {"bound_samples": "bound_draws", "ensemble": "ensemble", "precision": "precision"}
 """Options of version 0.2, by their last part, each with its name of today."""
 
 
@@ -39,7 +39,7 @@ def score(
     results: Path | None = None,
     name: str = "run",
     runs: Path = Path("runs"),
-    bound_samples: int = 8,
+    bound_draws: int = 8,
     device: str = "auto",
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] | None = None,
     seed_everything: int | None = None,
@@ -63,7 +63,7 @@ def score(
             other data (--config, --data.source), another split or --data.limit_images.
         name: Run whose best or last is scored.
         runs: Folder of all runs.
-        bound_samples: Draws per caption that estimate the bounds of stochastic attention; 0 for none.
+        bound_draws: Draws per caption that estimate the bounds of stochastic attention; 0 for none.
         device: auto, cpu, cuda or cuda:N.
         precision: Precision of the model; by default the fastest of this machine.
         seed_everything: Seed of what is drawn; by default the configuration's.
@@ -79,7 +79,7 @@ def score(
     _refuse_old_names(task, given)
     if results is not None and results.is_file():
         raise InputError(f"--results {results}: is a file; give a folder")
-    check_whole(0, bound_samples=bound_samples)
+    check_whole(0, bound_draws=bound_draws)
     check_whole(0, 2**32 - 1, seed_everything=seed_everything)
     from captioning.checkpoint.load import check_device
     from captioning.evaluation.evaluator import evaluate
@@ -96,21 +96,21 @@ def score(
     data, search, used = _data_and_search(path, captioner.settings, settings, overrides)
     seeds = [1, *(file["seed_everything"] for file in settings if type(file.get("seed_everything")) is int)]
     seed = seeds[-1] if seed_everything is None else seed_everything
-    prefix = "val" if task == "validate" else "test"
+    stage = "val" if task == "validate" else "test"
     own_mode = captioner.members[0].decoder.attention.context_mode
     members = [model_name(model) + "_last" * model.endswith("last.ckpt") for model in ensemble or ()]
     differing = (  # a name for each condition that differs from the test of a run, or ""
         context_mode if context_mode not in (None, own_mode) else "",
         "_".join(["ensemble", *members]) if ensemble else "",
         *_names_of_data(config or (), settings, used),
-        split if split not in (None, prefix) else "",
+        split if split not in (None, stage) else "",
         f"{data['limit_images']}_images" if "--data.limit_images" in given else "",
     )
     folder = results or (run.path if run else runs / "scored" / model_name(path)).joinpath(*differing)
     logged = run if task == "test" and run is not None and folder == run.path and not no_logger else None
 
-    options = data | {"split": split or prefix, "seed": seed, "figure_count": 0 if logged is None else 4}
-    options |= {"with_references": False} if task == "predict" else {"bound_samples": bound_samples}
+    options = data | {"split": split or stage, "seed": seed, "figure_count": 0 if logged is None else 4}
+    options |= {"with_references": False} if task == "predict" else {"bound_draws": bound_draws}
     machine = {"device": target.type, "precision": precision or best_precision(target.type)}
     with autocast(**machine), captioner.model.in_context_mode(context_mode):
         evaluator = evaluate(captioner.model, captioner.vocabulary, search=search, **options)
@@ -124,7 +124,7 @@ def score(
     conditions |= {"ensemble": len(captioner.members), "members": further} if further else {}
     origin = provenance(command=shlex.join(sys.argv), seed=seed)
     origin |= {"used": machine | {"num_workers": data["num_workers"]}, "settings": captioner.settings | {"data": used}}
-    _report(folder, prefix, evaluator, conditions, origin, logged)
+    _report(folder, stage, evaluator, conditions, origin, logged)
 
 
 def _refuse_old_names(task: str, given: Sequence[str]) -> None:
@@ -185,7 +185,7 @@ def _data_and_search(
 
 def _report(
     folder: Path,
-    prefix: str,
+    stage: str,
     evaluator: Evaluator,
     conditions: dict[str, Any],
     origin: dict[str, Any],
@@ -199,13 +199,13 @@ def _report(
     metrics, images = evaluator.finish(java=tokenizer.english), evaluator.records
     search = vars(evaluator.search) | conditions
     if "bound" in metrics:
-        search["bound_samples"] = evaluator.bound_samples
+        search["bound_draws"] = evaluator.bound_draws
     if not isinstance(tokenizer, PennTreebank):
         search["tokenizer"] = type(tokenizer).__name__
     pointed = any(image.hits or image.reference_hits for image in images)
     cells = vars(evaluator.captioner.encoder.cells) if pointed else None
     origins = {"search": search, "tokens": tokenizer.description, "cells": cells, "provenance": origin}
-    write_evaluation(folder, prefix, metrics, images, **origins)
+    write_evaluation(folder, stage, metrics, images, **origins)
     _print_metrics(metrics, evaluator, conditions)
     print(f"written to {folder}", flush=True)
     if logged is not None:

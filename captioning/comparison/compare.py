@@ -54,9 +54,9 @@ def compare_runs(
     runs = sorted(runs, key=lambda run: names.index(run.name))
     captioned = {run.name: run.captions for run in runs if run.captions}
     common, different = _common_images(captioned)
-    measured = {name: [captions[i] for i in common or sorted(captions)] for name, captions in captioned.items()}
-    captions = caption_families(measured, java=not any(run.conditions.get("tokenizer") for run in runs))
-    nouns = grounding_families(measured)
+    images_by_run = {name: [captions[i] for i in common or sorted(captions)] for name, captions in captioned.items()}
+    captions = caption_families(images_by_run, java=not any(run.conditions.get("tokenizer") for run in runs))
+    nouns = grounding_families(images_by_run)
     if captions and not any(metric in family.names for family in captions):
         raise InputError(f"metric: {TITLES[metric]} cannot be computed here; it needs Java and English captions")
     variants = variants_of([run for run in runs if run.captions])

@@ -53,22 +53,22 @@ class FamilyCounts(NamedTuple):
     unit: str = ""  # what the second count counts, shown beside a metric
 
 
-def caption_families(measured: Mapping[str, Sequence[CaptionedImage]], *, java: bool) -> list[FamilyCounts]:
-    """Return the metrics of captions, with METEOR if ``java`` and available; ``measured`` has the images by run."""
+def caption_families(images_by_run: Mapping[str, Sequence[CaptionedImage]], *, java: bool) -> list[FamilyCounts]:
+    """Return the metrics of captions, with METEOR if ``java`` and available."""
     families: dict[tuple[str, ...], FamilyCounts] = {}
-    for run, images in Progress("scoring captions", over=measured.items(), unit=" runs"):
+    for run, images in Progress("scoring captions", over=images_by_run.items(), unit=" runs"):
         hypotheses, references = [image.words for image in images], [image.reference_words for image in images]
         for family, counted in family_counts(hypotheses, references, java=java):
             families.setdefault(family.names, FamilyCounts(family.names, {}, family.values)).counts[run] = counted
     return list(families.values())
 
 
-def grounding_families(measured: Mapping[str, Sequence[CaptionedImage]]) -> list[FamilyCounts]:
+def grounding_families(images_by_run: Mapping[str, Sequence[CaptionedImage]]) -> list[FamilyCounts]:
     """Return the metrics of attention at the nouns of captions and of references."""
     families = []
     for name, metric in sorted(NOUN_METRICS.items(), key=lambda item: item[0].startswith("reference_")):
         counts = {}
-        for run, images in measured.items():
+        for run, images in images_by_run.items():
             judged = [[float(getattr(hit, metric.field)) for hit in getattr(image, metric.hits)] for image in images]
             if any(judged):  # (images, 2): the sum over an image's nouns, and their number
                 counts[run] = np.array([[sum(values), len(values)] for values in judged], dtype=np.float64)
@@ -134,8 +134,8 @@ def measure_variants(variants: Sequence[Variant], families: Sequence[FamilyCount
     families = [family for family in families if not family.baseline]
     tests = _variant_tests(variants, families) if with_tests else {}
     titles = {key: TITLES[key] for family in families for key in family.names}
-    of_tests = [key for key in _NEEDS_MODEL if any(key in variant.metrics for variant in variants)]
-    titles |= {key: f"{TITLES[key]}, {METRICS[key].unit}" for key in of_tests}
+    stored = [key for key in _NEEDS_MODEL if any(key in variant.metrics for variant in variants)]
+    titles |= {key: f"{TITLES[key]}, {METRICS[key].unit}" for key in stored}
     rows = [
         Row(title, [_variant_cell(variant, key, tests.get((variant.name, key))) for variant in variants])
         for key, title in titles.items()
@@ -175,8 +175,8 @@ def with_metrics(variant: Variant, families: Sequence[FamilyCounts], runs: Seque
             metrics |= dict(zip(family.names, np.stack(values, axis=1).tolist(), strict=True))
     # The metrics of a run's test are over all of its images.
     if not image_count or all(len(run.captions or ()) == image_count for run in members):
-        of_tests = [key for key in _NEEDS_MODEL if all(key in run.metrics for run in members)]
-        metrics |= {key: [run.metrics[key] for run in members] for key in of_tests}
+        stored = [key for key in _NEEDS_MODEL if all(key in run.metrics for run in members)]
+        metrics |= {key: [run.metrics[key] for run in members] for key in stored}
     return dataclasses.replace(variant, metrics=metrics)
 
 

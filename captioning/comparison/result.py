@@ -190,8 +190,8 @@ def _difference(test: Difference) -> str:
 
 def _on_run(result: Comparison, name: str, test: Difference) -> str:
     after, before = (f"{run} {result.metrics[run][result.metric].value:.1f}" for run in (name, result.runs[0]))
-    measured = f"on these {result.image_count} images {_difference(test)}"
-    return f"{TITLES[result.metric]}: {after}, {before} {measured}; {ONE_SEED}."
+    numbers = f"on these {result.image_count} images {_difference(test)}"
+    return f"{TITLES[result.metric]}: {after}, {before} {numbers}; {ONE_SEED}."
 
 
 def _on_variant(result: Comparison, name: str, test: Difference) -> str:
@@ -199,11 +199,11 @@ def _on_variant(result: Comparison, name: str, test: Difference) -> str:
     before, after = (f"{variant.mean(result.metric):.1f}" for variant in (first, other))
     counts = len(other.runs), len(first.runs)
     seeds = f"{counts[0]} seeds each" if counts[0] == counts[1] else "{} and {} seeds".format(*counts)
-    measured = f"{TITLES[result.metric]} {_difference(test)}, {result.image_count} images, {seeds}."
+    numbers = f"{TITLES[result.metric]} {_difference(test)}, {result.image_count} images, {seeds}."
     # Half a digit: a smaller difference is shown as 0.0.
     if abs(test.interval.value) < 0.05 and not test.excludes_zero and after == before:
-        return f"Equal: {name} and {first.name} both have {after} {measured}"
-    return f"{finding(test)}: {name} has {after} and {first.name} {before} {measured}"
+        return f"Equal: {name} and {first.name} both have {after} {numbers}"
+    return f"{finding(test)}: {name} has {after} and {first.name} {before} {numbers}"
 
 
 def finding(test: Difference) -> str:

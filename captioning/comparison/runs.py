@@ -80,13 +80,13 @@ def read_run(folder: Path) -> Run:
         for key, step, value in _logged(path):
             points.setdefault(key, {})[step] = value  # the resumed run's value for a step that was logged twice
     run.curves = {key: sorted(curve.items()) for key, curve in points.items()}
-    measured, captions = folder / "test_metrics.json", folder / "test_captions.json"
-    if measured.is_file():
-        run.metrics, run.conditions = read_metrics(measured)
+    metrics_file, captions = folder / "test_metrics.json", folder / "test_captions.json"
+    if metrics_file.is_file():
+        run.metrics, run.conditions = read_metrics(metrics_file)
     tested = layout.checkpoints / Path(str(run.conditions.get("checkpoint"))).name
     run.checkpoint = next((path for path in (tested, layout.checkpoint("best")) if path.is_file()), None)
     for mode in CONTEXT_MODES:
-        if (path := folder / mode / measured.name).is_file():
+        if (path := folder / mode / metrics_file.name).is_file():
             metrics, conditions = read_metrics(path)
             if is_current(conditions.get("weights", ""), run.checkpoint):
                 run.contexts[mode] = metrics

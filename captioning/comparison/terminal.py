@@ -29,9 +29,9 @@ def print_comparison(comparison: Comparison) -> None:
 
 
 def _table(table: Table) -> RichTable:
-    drawn = RichTable(title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    rich_table = RichTable(title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for name in ("", *table.columns):
-        drawn.add_column(Text(printable(name)), overflow="fold")
+        rich_table.add_column(Text(printable(name)), overflow="fold")
     for row in table.rows:
         contents = [Text(("  " if row.baseline else "") + printable(row.name))]
         for cell in row.cells:
@@ -40,5 +40,5 @@ def _table(table: Table) -> RichTable:
                 text.append(f"  {printable(cell.detail)}", style="dim")
             if cell.change:
                 text.append(f"\n{printable(cell.change)}", style="bold" if cell.clear else "dim")
-        drawn.add_row(*contents)
-    return drawn
+        rich_table.add_row(*contents)
+    return rich_table

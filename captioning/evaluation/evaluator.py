@@ -40,7 +40,7 @@ class Evaluator:
     index: CaptionIndex  # the split's
     regions: RegionsInView  # of its images
     search: BeamOptions
-    bound_samples: int = 0
+    bound_draws: int = 0
     """Draws of locations for each reference, to estimate the bounds of stochastic attention. 0 estimates none."""
     seed: int = 0
     figure_count: int = 0  # number of images at the beginning of the split that get a figure
@@ -119,8 +119,8 @@ class Evaluator:
         nll = float(step_nll(output.logits, output.targets).sum())
         sums = self.sums[int(batch.index_rows[0])] = {"words": len(output.targets), "nll": nll}
         model = self.captioner
-        if self.bound_samples and isinstance(model, Captioner) and "sample" in model.decoder.attention.context_modes:
-            sums["bound"], sums["iwae_bound"] = likelihood_bounds(model, batch, memory, self.bound_samples)
+        if self.bound_draws and isinstance(model, Captioner) and "sample" in model.decoder.attention.context_modes:
+            sums["bound"], sums["iwae_bound"] = likelihood_bounds(model, batch, memory, self.bound_draws)
         traces = {"reference_hits": output.trace.alphas, "reference_evidence_hits": output.trace.evidence}
         weights = {name: trace.float().cpu().numpy() for name, trace in traces.items() if trace is not None}
         rows, cells = batch.index_rows.tolist(), self.captioner.encoder.cells

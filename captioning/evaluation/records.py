@@ -63,20 +63,20 @@ class CaptionedImage:
 
 
 def write_evaluation(
-    folder: Path, prefix: str, metrics: Mapping[str, float], images: Sequence[CaptionedImage], **facts: Any
+    folder: Path, stage: str, metrics: Mapping[str, float], images: Sequence[CaptionedImage], **facts: Any
 ) -> None:
-    """Write PREFIX_metrics.json, PREFIX_captions.json and PREFIX_results.json, the COCO server's file.
+    """Write STAGE_metrics.json, STAGE_captions.json and STAGE_results.json, the COCO server's file.
 
     Args:
-        prefix: "val" or "test".
+        stage: "val" or "test".
         facts: Further entries of the metrics' file, if not empty: "search", conditions of the test; "tokens", the
             words that are compared; "cells", the grid that pointing was judged on; "provenance" of model and metrics.
     """
-    content = {f"{prefix}/{name}": value for name, value in metrics.items()}
-    write_json(folder / f"{prefix}_metrics.json", content | {name: fact for name, fact in facts.items() if fact})
+    content = {f"{stage}/{name}": value for name, value in metrics.items()}
+    write_json(folder / f"{stage}_metrics.json", content | {name: fact for name, fact in facts.items() if fact})
     entries = [{name: v for name, v in dataclasses.asdict(image).items() if v is not None} for image in images]
-    write_json(folder / f"{prefix}_captions.json", entries)
-    write_results(folder / f"{prefix}_results.json", images)
+    write_json(folder / f"{stage}_captions.json", entries)
+    write_results(folder / f"{stage}_results.json", images)
 
 
 def write_predictions(folder: Path, images: Sequence[CaptionedImage]) -> tuple[Path, Path]:

@@ -44,7 +44,7 @@ class Caption:
         cells: The positions of the L locations on the view.
         view: The pixels that the model saw, after resizing and cropping.
         path: Path of the image file; None for an image given as pixels.
-        photo: Reads the whole image again; returns None if the file has changed. None if there is only the view.
+        read_photo: Reads the whole image again; returns None if the file has changed. None if there is only the view.
         alternatives: The other captions of the image: the rest of the beam, best first, or further samples.
         model: Name of the model, if ``beside`` has others.
         beside: The same words of the same image from other models, by name; see ``same_words``.
@@ -59,7 +59,7 @@ class Caption:
     cells: CellGrid
     view: Image.Image
     path: str | None = None
-    photo: Callable[[], Photo | None] | None = None
+    read_photo: Callable[[], Photo | None] | None = None
     alternatives: list[Caption] = dataclasses.field(default_factory=list)
     model: str = ""
     beside: Mapping[str, Caption] = dataclasses.field(default_factory=dict)
@@ -84,13 +84,13 @@ class Caption:
         """(height, width) of the grid; its height x width = L locations are numbered row by row."""
         return self.cells.grid_size
 
-    def whole(self) -> Photo:
+    def photo(self) -> Photo:
         """Return the whole image with the box that the model saw; without the image, the view."""
-        return (self.photo and self.photo()) or (self.view, WHOLE)
+        return (self.read_photo and self.read_photo()) or (self.view, WHOLE)
 
     def seen(self) -> Image.Image:
         """Return the part of the image that the model saw, undistorted; without the image, the view."""
-        photo, box = self.whole()
+        photo, box = self.photo()
         left, top, right, bottom = map(round, np.multiply(box, photo.size * 2).tolist())
         return photo.crop((left, top, right, bottom))
 
@@ -109,7 +109,7 @@ class Caption:
         if heads and self.beside:
             raise InputError("heads: several models are drawn as one row each; leave it out")
         captions = {self.model: self, **self.beside}
-        photos = {name: caption.whole() for name, caption in captions.items()}
+        photos = {name: caption.photo() for name, caption in captions.items()}
         attention = {n: ModelAttention(caption.trace, caption.cells, photos[n][1]) for n, caption in captions.items()}
         options: dict[str, Any] = {"style": style, "text": self.text, "heads": heads, "details": details}
         return attention_figure(photos[self.model][0], self.words, attention, **options)

@@ -174,7 +174,7 @@ class ImageCaptioner(Generic[Model]):
         """Return the caption with a figure row for each named member of the ensemble; of one model, unchanged."""
         members = [ImageCaptioner(model, self.vocabulary, self.settings) for model in self.members]
         named = dict(zip(names, members, strict=True))
-        return caption if len(members) == 1 else same_words(named, caption.path or caption.whole()[0], caption.words)
+        return caption if len(members) == 1 else same_words(named, caption.path or caption.photo()[0], caption.words)
 
     def _decoded(
         self,
@@ -201,12 +201,12 @@ class ImageCaptioner(Generic[Model]):
                 with self.model.configured(options):
                     decoded = [[hypothesis] for hypothesis in self.model.score_captions(memory, forced)]
         return [
-            [self._to_caption(source, views[0], photo, hypothesis) for hypothesis in hypotheses]
-            for (source, (views, photo)), hypotheses in zip(images, decoded, strict=True)
+            [self._to_caption(source, views[0], read_photo, hypothesis) for hypothesis in hypotheses]
+            for (source, (views, read_photo)), hypotheses in zip(images, decoded, strict=True)
         ]
 
     def _to_caption(
-        self, source: ImageSource, view: Image.Image, photo: Callable[[], Photo | None], hypothesis: Hypothesis
+        self, source: ImageSource, view: Image.Image, read_photo: Callable[[], Photo | None], hypothesis: Hypothesis
     ) -> Caption:
         words = self.vocabulary.decode(hypothesis.ids)
         return Caption(
@@ -219,7 +219,7 @@ class ImageCaptioner(Generic[Model]):
             cells=self.encoder.cells,
             view=view,
             path=os.fspath(source) if isinstance(source, (str, os.PathLike)) else None,
-            photo=photo,
+            read_photo=read_photo,
         )
 
 

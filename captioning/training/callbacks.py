@@ -1,4 +1,4 @@
-"""Callbacks of a training run: samples, log lines, speed, unfreezing, and the end on request."""
+"""Callbacks of a training run: figures, log lines, speed, unfreezing, and the end on request."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from captioning.training.loggers import log_figures, write_figures
 from captioning.training.resume import is_inside_step, next_batch
 
 
-class CaptionSamples(Callback):
-    """Writes captions and attention overlays of the first validation images to ``samples/`` at every validation.
+class ValidationFigures(Callback):
+    """Writes captions and attention overlays of the first validation images to ``figures/`` at every validation.
 
-    The panel ``val/samples`` of wandb shows them, too. Images whose file is missing (cached features) are left out.
+    The panel ``val/figures`` of wandb shows them, too. Images whose file is missing (cached features) are left out.
 
     Args:
         images: Number of images.

@@ -101,7 +101,7 @@ def upload_advice(folder: Path) -> str:
 
 
 def write_figures(folder: Path, suffix: str, evaluator: Evaluator) -> dict[str, str]:
-    """Write the evaluator's figures to ``samples/``; return the caption of each file."""
+    """Write the evaluator's figures to ``figures/``; return the caption of each file."""
     encoder, index = evaluator.captioner.encoder, evaluator.index
     captions = {}
     for row, hypothesis in sorted(evaluator.figure_hypotheses.items()):
@@ -110,7 +110,7 @@ def write_figures(folder: Path, suffix: str, evaluator: Evaluator) -> dict[str, 
         image, photo = evaluator.images[row], index.image(row, encoder.preprocessing)
         attention = ModelAttention(hypothesis.trace, encoder.cells, encoder.preprocessing.view_box(photo.size))
         figure = attention_figure(photo, image.words, {"": attention}, text=image.text)
-        path = folder / "samples" / f"{image.image_id}_{suffix}.png"
+        path = folder / "figures" / f"{image.image_id}_{suffix}.png"
         with replacing(path) as part:
             figure.savefig(part, dpi=80, format="png", pil_kwargs={"compress_level": 1})  # in half the time
         captions[str(path)] = image.text
@@ -118,7 +118,7 @@ def write_figures(folder: Path, suffix: str, evaluator: Evaluator) -> dict[str, 
 
 
 def log_figures(loggers: Iterable[Logger], stage: str, captions: Mapping[str, str]) -> None:
-    """Log the figures to wandb as the panel STAGE/samples."""
+    """Log the figures to wandb as the panel STAGE/figures."""
     for logger in loggers:
         if isinstance(logger, WandbLogger) and captions:
             figures = [Image.open(path).convert("RGB") for path in captions]
@@ -127,7 +127,7 @@ def log_figures(loggers: Iterable[Logger], stage: str, captions: Mapping[str, st
             borders = [(0, 0, width - figure.width, height - figure.height) for figure in figures]
             padded = [ImageOps.expand(*pair, fill="white") for pair in zip(figures, borders, strict=True)]
             # Not as a table: an offline run stores a table's images outside its folder.
-            logger.log_image(f"{stage}/samples", padded, caption=[*captions.values()])
+            logger.log_image(f"{stage}/figures", padded, caption=[*captions.values()])
 
 
 def log_test(run: RunFolder, metrics: Mapping[str, float], evaluator: Evaluator) -> None:

@@ -30,7 +30,7 @@ from captioning.model import Captioner, Decoder
 from captioning.objective import Likelihood, Objective
 from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.processes import process_count, sum_over_processes
-from captioning.training.callbacks import CaptionSamples
+from captioning.training.callbacks import ValidationFigures
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.resume import (
     check_settings,
@@ -238,7 +238,7 @@ class CaptioningModule(pl.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
-        count = max((callback.images for callback in callbacks if isinstance(callback, CaptionSamples)), default=0)
+        count = max((callback.images for callback in callbacks if isinstance(callback, ValidationFigures)), default=0)
         data = self.data.vocabulary, self.data.index("val"), self.data.split_data("val").regions(self.encoder)
         self.evaluator = Evaluator(self.captioner, *data, self.search, seed=self.data.seed, figure_count=count)
 

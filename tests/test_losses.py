@@ -27,10 +27,10 @@ def test_nll_is_the_mean_negative_log_probability_of_the_targets():
 
 def test_penalty_equals_a_loop_over_captions_and_locations():
     alphas = torch.rand(N, T, L)
-    mask = torch.rand(N, L) > 0.3
-    mask[:, 0] = True
-    expected = [np.mean([(1 - float(alphas[n, :, i].sum())) ** 2 for i in range(L) if mask[n, i]]) for n in range(N)]
-    assert doubly_stochastic_penalty(alphas, mask).item() == pytest.approx(np.mean(expected), abs=1e-6)
+    exists = torch.rand(N, L) > 0.3
+    exists[:, 0] = True
+    expected = [np.mean([(1 - float(alphas[n, :, i].sum())) ** 2 for i in range(L) if exists[n, i]]) for n in range(N)]
+    assert doubly_stochastic_penalty(alphas, exists).item() == pytest.approx(np.mean(expected), abs=1e-6)
     everything = torch.ones(N, L, dtype=torch.bool)
     torch.testing.assert_close(doubly_stochastic_penalty(alphas), doubly_stochastic_penalty(alphas, everything))
 

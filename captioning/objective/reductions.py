@@ -25,7 +25,7 @@ def step_log_probs(logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
     return torch.zeros(mask.shape, dtype=log_probs.dtype, device=mask.device).masked_scatter(mask, log_probs)
 
 
-def doubly_stochastic_penalty(alphas: Tensor, mask: Tensor | None = None) -> Tensor:
+def doubly_stochastic_penalty(alphas: Tensor, exists: Tensor | None = None) -> Tensor:
     """Return sum_i (1 - sum_t alpha_ti)^2 of Eq. 14 as a **mean over captions and over existing locations**.
 
     It is scaled like the NLL per word: C steps spread evenly over L locations cost (1 - C/L)^2. The paper sums over L,
@@ -34,12 +34,12 @@ def doubly_stochastic_penalty(alphas: Tensor, mask: Tensor | None = None) -> Ten
 
     Args:
         alphas: (N, T, L), 0 at steps that do not exist.
-        mask: (N, L) bool, True where a location exists; None when all do.
+        exists: (N, L) bool, True where a location exists; None when all do.
     """
     residual = (1.0 - at_least_float32(alphas).sum(dim=1)) ** 2  # (N, L)
-    if mask is None:
+    if exists is None:
         return residual.mean()
-    return ((residual * mask).sum(dim=1) / mask.sum(dim=1)).mean()
+    return ((residual * exists).sum(dim=1) / exists.sum(dim=1)).mean()
 
 
 def step_entropy(alphas: Tensor) -> Tensor:
@@ -65,9 +65,9 @@ class Reduction(Component):
         nll = step_nll(logits, targets, label_smoothing).mean()
         return nll * relative_size(len(targets), mask.device)
 
-    def penalty(self, alphas: Tensor, mask: Tensor | None, *, stochastic: bool) -> Tensor:
+    def penalty(self, alphas: Tensor, exists: Tensor | None, *, stochastic: bool) -> Tensor:
         """Return ``doubly_stochastic_penalty``. ``stochastic`` says whether locations may be drawn."""
-        return doubly_stochastic_penalty(alphas, mask) * relative_size(len(alphas), alphas.device)
+        return doubly_stochastic_penalty(alphas, exists) * relative_size(len(alphas), alphas.device)
 
     def reduce_steps(self, values: Tensor, mask: Tensor) -> Tensor:
         """Return the mean over words of the steps' values (N, T), 0 at steps that do not exist."""
@@ -86,8 +86,8 @@ class ArcticReduction(Reduction):
         nll = step_nll(logits, targets, label_smoothing).mean() * len(targets) / len(mask)
         return nll * relative_size(len(mask), mask.device)
 
-    def penalty(self, alphas: Tensor, mask: Tensor | None, *, stochastic: bool) -> Tensor:
-        penalty = doubly_stochastic_penalty(alphas, mask) * len(alphas) * process_count()
+    def penalty(self, alphas: Tensor, exists: Tensor | None, *, stochastic: bool) -> Tensor:
+        penalty = doubly_stochastic_penalty(alphas, exists) * len(alphas) * process_count()
         return penalty.detach() if stochastic else penalty
 
     def reduce_steps(self, values: Tensor, mask: Tensor) -> Tensor:

@@ -129,7 +129,7 @@ def test_baseline_also_follows_batches_whose_coin_says_expectation(monkeypatch):
     objective = make_objective(captioner)
     monkeypatch.setattr(torch, "rand", lambda size, device: torch.ones(size, device=device))  # the coin: expectation
     _, _, output = run(captioner, objective, batch)
-    assert not output.log_prob.any()
+    assert not output.location_log_prob.any()
     mean = -reductions.step_nll(output.logits, output.targets).mean()
     assert float(objective.estimator.averages) == pytest.approx(0.1 * float(mean.detach()))
 

@@ -216,7 +216,7 @@ def test_dropout_leaves_a_drawn_location_alone(cls):
     alphas, weights, selected = select(dropping(cls, sample_probability=1.0))
     torch.testing.assert_close(weights, one_hot(selected.locations, L))
     drawn = alphas.gather(-1, selected.locations.unsqueeze(-1)).squeeze(-1)
-    torch.testing.assert_close(selected.log_prob, drawn.log())
+    torch.testing.assert_close(selected.location_log_prob, drawn.log())
 
 
 @pytest.mark.parametrize("cls", STOCHASTIC)
@@ -225,7 +225,7 @@ def test_dropout_applies_to_the_expectations_of_semi_sampling(cls):
     kept = weights > 0
     assert not kept.all()
     torch.testing.assert_close(weights[kept], 2 * alphas[kept])
-    assert (selected.locations == NO_LOCATION).all() and not selected.log_prob.any()
+    assert (selected.locations == NO_LOCATION).all() and not selected.location_log_prob.any()
 
 
 # Multi-head

@@ -60,7 +60,7 @@ def every_path(captioner: Captioner, image: int) -> tuple[DecoderOutput, Tensor,
     with pytest.MonkeyPatch.context() as patch, captioner.decoder.attention.in_context_mode("sample"):
         patch.setattr(hard, "draw", lambda alphas: paths[:, next(step)].unsqueeze(0))
         output = captioner.teacher_force(batch, memory, samples=len(paths))
-    log_path = output.log_prob.sum(dim=1)
+    log_path = output.location_log_prob.sum(dim=1)
     torch.testing.assert_close(log_path.exp().sum(), torch.ones((), dtype=torch.double))
     return output, log_path, reductions.step_log_probs(output.logits, output.targets, output.mask).sum(dim=1)
 
@@ -200,7 +200,7 @@ def test_the_estimator_is_told_whose_contexts_were_drawn():
     captioner, batch = make_captioner(sample_probability=0.4), make_batch()
     objective = make_objective(captioner, Told())
     outputs = [objective(captioner, batch).output for _ in range(20)]
-    drawn = [output.log_prob.ne(0).any(dim=1) for output in outputs]  # an expected context has the probability 1
+    drawn = [output.location_log_prob.ne(0).any(dim=1) for output in outputs]  # expectations have probability 1
     assert torch.equal(torch.cat(told), torch.cat(drawn)) and 0 < torch.cat(told).float().mean() < 1
 
 

@@ -49,8 +49,8 @@ def test_every_step_draws_one_location_and_reports_its_log_probability(attention
     assert (locations[output.mask] >= 0).all() and locations.max() < L
     assert (locations[~output.mask] == NO_LOCATION).all()
     drawn = output.trace.alphas.gather(-1, locations.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-    torch.testing.assert_close(output.log_prob[output.mask], drawn[output.mask].log())
-    assert (output.log_prob[~output.mask] == 0).all()
+    torch.testing.assert_close(output.location_log_prob[output.mask], drawn[output.mask].log())
+    assert (output.location_log_prob[~output.mask] == 0).all()
 
 
 def test_locations_are_drawn_as_often_as_alphas_say():
@@ -69,7 +69,7 @@ def test_masked_locations_are_never_drawn_and_gradients_stay_finite(attention):
     mask[:, 2:] = False
     output = decode(decoder, torch.randn(B, L, D), mask, captions_each=50)
     assert set(output.trace.locations[output.mask].tolist()) - {NO_LOCATION} == {0, 1}
-    (output.log_prob.sum() + output.logits.sum() + step_entropy(output.trace.alphas).sum()).backward()
+    (output.location_log_prob.sum() + output.logits.sum() + step_entropy(output.trace.alphas).sum()).backward()
     assert all(torch.isfinite(p.grad).all() for p in decoder.parameters() if p.grad is not None)
 
 
@@ -81,7 +81,7 @@ def test_context_is_the_annotation_of_the_drawn_location():
     out = attention(torch.randn(B * 3, H), attention.prepare(annotations))[0]
     chosen = out.locations
     torch.testing.assert_close(out.context, annotations.repeat_interleave(3, 0)[torch.arange(B * 3), chosen])
-    torch.testing.assert_close(out.log_prob, out.alphas.log()[torch.arange(B * 3), chosen])
+    torch.testing.assert_close(out.location_log_prob, out.alphas.log()[torch.arange(B * 3), chosen])
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_images_that_are_not_drawn_have_the_contexts_of_soft_attention():
     torch.testing.assert_close(output.logits, reference.logits)
     assert (output.trace.locations == NO_LOCATION).all()
     torch.testing.assert_close(output.trace.alphas, reference.trace.alphas)
-    assert (output.log_prob == 0).all() and reference.log_prob is None
+    assert (output.location_log_prob == 0).all() and reference.location_log_prob is None
 
 
 def test_context_modes_are_expectation_most_probable_location_and_draw():
@@ -175,7 +175,7 @@ def test_ramp_moves_the_probability_linearly_between_fractions_of_training(ramp,
     for number, probability in enumerate(probabilities):
         attention.progress = number / len(probabilities)
         drawn = attention.prepare(torch.randn(50, L, D)).drawn
-        assert attention.schedule() == {"sample_probability": pytest.approx(probability)}
+        assert attention.logged_values() == {"sample_probability": pytest.approx(probability)}
         assert attention.may_draw == (probability > 0) == bool(drawn.any())
 
 

@@ -133,9 +133,9 @@ def test_no_draw_and_no_gradient_reaches_a_location_outside_the_support(kind, sa
     for _ in range(50):
         out = attention(query, memory)[0]
         outside = (out.alphas == 0).view(B, R, L)
-        assert outside.any() and out.log_prob.isfinite().all()
+        assert outside.any() and out.location_log_prob.isfinite().all()
         entropy = step_entropy(out.alphas)
-        (gradient,) = torch.autograd.grad((out.context.sum() + out.log_prob.sum() + entropy.sum()), logits)
+        (gradient,) = torch.autograd.grad((out.context.sum() + out.location_log_prob.sum() + entropy.sum()), logits)
         assert gradient.isfinite().all() and gradient.any() and not gradient[outside].any()
 
 

@@ -100,7 +100,7 @@ def test_only_images_whose_contexts_are_drawn_draw_while_they_remain():
         output = decoder(captions, lengths, memory)
         drawn = (output.trace.locations >= 0) & output.mask
         assert torch.equal(drawn, output.mask & memory.drawn.unsqueeze(1))
-        assert not output.log_prob[~drawn].any()
+        assert not output.location_log_prob[~drawn].any()
 
 
 @pytest.mark.gpu

@@ -70,8 +70,8 @@ def forced(decoder, samples: int, times: int):
     output = decoder(captions, lengths, decoder.encode(annotations), samples)
     weights = torch.linspace(-1, 1, output.logits.numel()).view_as(output.logits)
     loss = (output.logits * weights).sum() + (output.trace.alphas**2).sum()
-    if output.log_prob is not None:
-        loss = loss + output.log_prob.sum()
+    if output.location_log_prob is not None:
+        loss = loss + output.location_log_prob.sum()
     decoder.zero_grad()
     loss.backward()
     return output, {name: parameter.grad for name, parameter in decoder.named_parameters()}
@@ -103,7 +103,7 @@ def test_samples_equal_captions_decoded_apart(make):
     torch.testing.assert_close(output.logits, apart.logits, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(output.trace.alphas, apart.trace.alphas, atol=1e-5, rtol=1e-5)
     assert torch.equal(output.trace.locations, apart.trace.locations)
-    torch.testing.assert_close(output.log_prob, apart.log_prob)
+    torch.testing.assert_close(output.location_log_prob, apart.location_log_prob)
     torch.testing.assert_close(gradients, gradients_, atol=1e-4, rtol=1e-4)
 
 

@@ -27,15 +27,15 @@ class AttentionOutput(NamedTuple):
         alphas: (.., L), the normalized logits, at least float32: probabilities, exactly 0 at masked locations.
         locations: (..) int64, the location whose annotation the context is; ``trace.NO_LOCATION`` where the context is
             an expectation. A selection that only takes expectations may leave it None.
-        log_prob: (..), log-probability in nats of that location, 0 where the context is an expectation; None for
-            attention that never draws.
+        location_log_prob: (..), log-probability in nats of that location, 0 where the context is an expectation; None
+            for attention that never draws.
         heads: (.., h, L), the alphas of h heads, whose mean is ``alphas``; None without heads, and in training.
     """
 
     context: Tensor
     alphas: Tensor
     locations: Tensor | None = None
-    log_prob: Tensor | None = None
+    location_log_prob: Tensor | None = None
     heads: Tensor | None = None
 
     def trace(self) -> AttentionTrace:
@@ -55,7 +55,7 @@ class Attention(Component):
             draws has only "expected".
         weighs_annotations: Whether the context is a weighted sum of the annotations themselves.
         needs_estimator: Whether draws block the gradient to the alphas, so that training needs an estimator.
-        scheduled: Whether a quantity changes over training, so that ``progress`` must be set.
+        needs_progress: Whether a quantity changes over training, so that ``progress`` must be set.
         progress: The fraction of training, 0 to 1, before this batch. The trainer sets it; in a loop of your own, set
             it before each batch.
     """
@@ -64,7 +64,7 @@ class Attention(Component):
     context_modes: tuple[str, ...] = ("expected",)
     weighs_annotations = True
     needs_estimator = False
-    scheduled = False
+    needs_progress = False
     progress: float | None = None
     _context_mode = "expected"
 
@@ -94,8 +94,8 @@ class Attention(Component):
         """
         return False
 
-    def schedule(self) -> dict[str, float]:
-        """Return the current values of scheduled quantities, by name."""
+    def logged_values(self) -> dict[str, float]:
+        """Return current values for the logs, by name."""
         return {}
 
     def closing_note(self) -> str:

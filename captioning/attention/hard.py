@@ -34,7 +34,7 @@ class StochasticAttention(Attention):
             context. Falling back at the end trains the decoder on the expectation that evaluation uses.
         per_batch: Whether all images of a batch share one decision, as in the authors' code.
         dropout: Probability of dropping a weight of an expectation in training, as in ``SoftAttention``. A draw is
-            never dropped: that would leave a zero context, which ``log_prob`` does not describe.
+            never dropped: that would leave a zero context, which ``location_log_prob`` does not describe.
         context_mode: "expected", "argmax" or "sample"; see ``Attention.context_mode``.
     """
 
@@ -60,7 +60,7 @@ class StochasticAttention(Attention):
         self.score = score
         self.sample_probability = sample_probability
         self.ramp = tuple(ramp)
-        self.scheduled = bool(ramp)
+        self.needs_progress = bool(ramp)
         self.per_batch = per_batch
         self.dropout = nn.Dropout(dropout)
         self.context_mode = context_mode
@@ -84,7 +84,7 @@ class StochasticAttention(Attention):
         # Evaluation may draw, and decodes a caption once.
         return self.training and not self.may_draw and self.score.deterministic and not self.dropout.p
 
-    def schedule(self) -> dict[str, float]:
+    def logged_values(self) -> dict[str, float]:
         return {"sample_probability": self.current_sample_probability}
 
     def closing_note(self) -> str:
@@ -111,15 +111,15 @@ class StochasticAttention(Attention):
             return self.train_select(alphas, log_alphas, memory)
         if self.context_mode == "expected":
             expectation = expected_context(alphas, memory.annotations)
-            return AttentionOutput(expectation, alphas, log_prob=torch.zeros_like(alphas[..., 0]))
+            return AttentionOutput(expectation, alphas, location_log_prob=torch.zeros_like(alphas[..., 0]))
         locations = alphas.argmax(-1) if self.context_mode == "argmax" else draw(alphas)  # (B, R)
-        return at_locations(alphas, log_alphas, locations, memory)
+        return select_at(alphas, log_alphas, locations, memory)
 
     @abstractmethod
     def train_select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
         """Return what ``select`` returns, in training."""
 
-    def draws_and_expectations(
+    def select_mixed(
         self, alphas: Tensor, log_alphas: Tensor, locations: Tensor, memory: Memory, relaxed: Tensor | None = None
     ) -> AttentionOutput:
         """Return the annotation at ``locations`` (B, R) for images of ``memory.drawn``, the expectation for the others.
@@ -143,8 +143,8 @@ class StochasticAttention(Attention):
 class HardAttention(StochasticAttention):
     """z_t = sum_i s_ti a_i with one-hot s_t, Eq. 8-9, trained by REINFORCE with an estimator of ``objective``.
 
-    A drawn context passes no gradient to the alphas; ``AttentionOutput.log_prob`` does. With a sparse normalizer,
-    locations outside the support are never drawn.
+    A drawn context passes no gradient to the alphas; ``AttentionOutput.location_log_prob`` does. With a sparse
+    normalizer, locations outside the support are never drawn.
     """
 
     needs_estimator = True
@@ -152,8 +152,8 @@ class HardAttention(StochasticAttention):
     def train_select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
         locations = draw(alphas.detach())  # (B, R), Eq. 8
         if self.current_sample_probability == 1:  # without expectations, nothing is summed over L
-            return at_locations(alphas, log_alphas, locations, memory)
-        return self.draws_and_expectations(alphas, log_alphas, locations, memory)
+            return select_at(alphas, log_alphas, locations, memory)
+        return self.select_mixed(alphas, log_alphas, locations, memory)
 
 
 class GumbelAttention(StochasticAttention):
@@ -194,20 +194,20 @@ class GumbelAttention(StochasticAttention):
         if not 0 < temperature < math.inf:
             raise InputError(f"temperature must be positive, got {temperature}; hard draws are the limit 0")
         self.first_temperature = temperature
-        self.scheduled = True  # the temperature
+        self.needs_progress = True  # the temperature
 
     @property
     def temperature(self) -> float:
         """Temperature of this training batch."""
         return self.first_temperature * 0.5 ** min(self.progress or 0.0, 1.0)
 
-    def schedule(self) -> dict[str, float]:
-        return super().schedule() | {"temperature": self.temperature}
+    def logged_values(self) -> dict[str, float]:
+        return super().logged_values() | {"temperature": self.temperature}
 
     def train_select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
         gumbel = -torch.empty_like(alphas).exponential_().log()
         relaxed = torch.softmax((log_alphas + gumbel) / self.temperature, dim=-1)  # (B, R, L)
-        return self.draws_and_expectations(alphas, log_alphas, relaxed.argmax(dim=-1), memory, relaxed)
+        return self.select_mixed(alphas, log_alphas, relaxed.argmax(dim=-1), memory, relaxed)
 
 
 def draw(alphas: Tensor) -> Tensor:
@@ -217,7 +217,7 @@ def draw(alphas: Tensor) -> Tensor:
     return (alphas / torch.empty_like(alphas).exponential_()).argmax(dim=-1)
 
 
-def at_locations(alphas: Tensor, log_alphas: Tensor, locations: Tensor, memory: Memory) -> AttentionOutput:
+def select_at(alphas: Tensor, log_alphas: Tensor, locations: Tensor, memory: Memory) -> AttentionOutput:
     """Take each row's context from its location, ``locations`` (B, R); nothing is summed over L."""
     images = torch.arange(locations.shape[0], device=locations.device).unsqueeze(1)
     return AttentionOutput(memory.annotations[images, locations], alphas, locations, _log_prob(log_alphas, locations))

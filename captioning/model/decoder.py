@@ -27,15 +27,15 @@ class DecoderOutput:
         mask: (N, T) bool, True where a step exists; ``mask.nonzero()`` gives the rows of ``logits``.
         trace: Trace of all (N, T) steps; at steps that do not exist, alphas, betas and heads are 0 and locations
             ``NO_LOCATION``. In evaluation it has the evidence of the targets if the decoder has it.
-        log_prob: (N, T), log-probability in nats of the trace's locations; 0 where the context is an expectation and at
-            steps that do not exist. None for attention that never draws.
+        location_log_prob: (N, T), log-probability in nats of the trace's locations; 0 where the context is an
+            expectation and at steps that do not exist. None for attention that never draws.
     """
 
     logits: Tensor
     targets: Tensor
     mask: Tensor
     trace: AttentionTrace
-    log_prob: Tensor | None = None
+    location_log_prob: Tensor | None = None
 
 
 class Packed:
@@ -70,14 +70,15 @@ class Packed:
         """Return (M,) int64, the image of each step; captions must be grouped by image, equally many for each."""
         return self._index // (self.mask.numel() // B)
 
-    def output(self, logits: Tensor, trace: AttentionTrace, log_prob: Tensor | None = None) -> DecoderOutput:
-        """Return the decoder's output for packed logits (M, V), and the trace and log_prob of (N, T) steps."""
+    def output(self, logits: Tensor, trace: AttentionTrace, location_log_prob: Tensor | None = None) -> DecoderOutput:
+        """Return the decoder's output for packed logits (M, V), and the trace and location_log_prob of (N, T) steps."""
 
         def existing(field: Tensor) -> Tensor:
             return field * self.mask.view(*self.mask.shape, *(1,) * (field.dim() - 2))
 
         trace = map_fields(trace, existing)._replace(locations=trace.locations.masked_fill(~self.mask, NO_LOCATION))
-        return DecoderOutput(logits, self.targets, self.mask, trace, None if log_prob is None else existing(log_prob))
+        location_log_prob = None if location_log_prob is None else existing(location_log_prob)
+        return DecoderOutput(logits, self.targets, self.mask, trace, location_log_prob)
 
 
 class Decoder(Component):

@@ -86,7 +86,7 @@ class Ensemble(CaptionModel):
         outputs = [member.teacher_force(batch, memory[n]) for n, member in enumerate(self.members)]
         logits = mean_log_probs([torch.log_softmax(output.logits.float(), dim=-1) for output in outputs])
         trace = mean_trace([outputs[n].trace for n in self.traced])._replace(evidence=None)
-        return replace(outputs[0], logits=logits, trace=trace, log_prob=None)
+        return replace(outputs[0], logits=logits, trace=trace, location_log_prob=None)
 
     def step_function(self, memory: Memories) -> StepFunction:
         steps = [member.step_function(memory[n]) for n, member in enumerate(self.members)]

@@ -23,7 +23,7 @@ class LSTMSteps(NamedTuple):
         h: (.., H), the new h_t.
         context: (.., D), beta_t z_t.
         beta_logit: (..), f_beta(h_{t-1}) of Sec. 4.2.1; None without a gate.
-        alphas, locations, log_prob, heads: As in ``AttentionOutput``.
+        alphas, locations, location_log_prob, heads: As in ``AttentionOutput``.
     """
 
     h: Tensor
@@ -31,7 +31,7 @@ class LSTMSteps(NamedTuple):
     beta_logit: Tensor | None
     alphas: Tensor
     locations: Tensor | None
-    log_prob: Tensor | None
+    location_log_prob: Tensor | None
     heads: Tensor | None
 
     def trace(self) -> AttentionTrace:

@@ -138,15 +138,15 @@ class Likelihood(Objective):
         memory = captioner.encode_batch(batch)
         caption_memory = memory_of_captions(batch, memory)
         output = captioner.decoder(batch.captions, batch.lengths, caption_memory, self.samples)  # logits (M, V)
-        alphas, log_prob, mask = output.trace.alphas, output.log_prob, output.mask  # (N, T, L), (N, T), (N, T)
+        alphas, mask = output.trace.alphas, output.mask  # (N, T, L), (N, T)
         reduction = self.reduction
         image_index = repeat_rows(batch.image_index, self.samples)  # (N,)
         exists = None if memory.mask is None else memory.mask[image_index]  # (N, L)
 
         nll = reduction.nll(output.logits, output.targets, mask, label_smoothing=self.label_smoothing)  # Eq. 10, 14
-        penalty = reduction.penalty(alphas, exists, stochastic=log_prob is not None)
+        penalty = reduction.penalty(alphas, exists, stochastic=output.location_log_prob is not None)
         loss = nll + self.attention_penalty * penalty  # Eq. 14
-        if log_prob is not None:  # below Eq. 12: stochastic attention should keep exploring
+        if output.location_log_prob is not None:  # below Eq. 12: stochastic attention should keep exploring
             loss = loss - self.entropy_weight * reduction.reduce_steps(step_entropy(alphas), mask)
         logs = {"nll": nll, "attention_penalty": penalty}
         for term in self.guidance:
@@ -154,10 +154,10 @@ class Likelihood(Objective):
             loss = loss + term.weight * logs[term.name]
         logs["loss"] = loss
         drawn = memory.drawn if captioner.decoder.attention.may_draw else None  # (B,)
-        if self.estimator is not None and log_prob is not None and drawn is not None:
+        if self.estimator is not None and output.location_log_prob is not None and drawn is not None:
             word_log_probs = step_log_probs(output.logits, output.targets, mask)  # (N, T)
             signal = self.estimator(word_log_probs, mask, drawn[image_index])
-            credit = reduction.reduce_steps(signal.advantages * log_prob, mask)  # (log p(y | s, a) - b) log p(s | a)
-            loss = loss - self.reward_weight * credit  # only its gradient has a meaning: Eq. 11-12
+            credit = signal.advantages * output.location_log_prob  # (log p(y | s, a) - b) log p(s | a)
+            loss = loss - self.reward_weight * reduction.reduce_steps(credit, mask)  # Eq. 11-12, only for the gradient
             logs |= signal.means()
         return Loss(loss, {name: tensor.detach() for name, tensor in logs.items()}, output)

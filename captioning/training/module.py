@@ -79,8 +79,7 @@ class CaptioningModule(pl.LightningModule):
         self.optimizer, self.scheduler = optimizer, scheduler
         self.search, self.initial_model, self.settings = search, initial_model, dict(settings)
         self._watch = CollapseWatch()
-        self._scheduled: list[Attention] = []
-        self._batches = 0  # of the whole run, if an attention is scheduled
+        self._batches = 0  # of the whole run, if an attention needs the progress
         self._random_state: dict[str, Any] | None = None
         self._random_state_at_step: dict[str, Tensor] = {}  # at the beginning of the optimizer step
         self._stops_after_step = False  # the optimizer step in progress
@@ -118,8 +117,8 @@ class CaptioningModule(pl.LightningModule):
     def on_fit_start(self) -> None:
         if self.objective.needs_pretrained and self.trainer.ckpt_path is None and self.initial_model is None:
             rank_zero_warn("self-critical training begins with random weights; pass others with --init_from")
-        self._scheduled = [attention for attention in self.captioner.decoder.attentions() if attention.scheduled]
-        self._batches = self._run_length()[1] if self._scheduled else 0
+        needs_progress = any(attention.needs_progress for attention in self.captioner.decoder.attentions())
+        self._batches = self._run_length()[1] if needs_progress else 0
         # An epoch of fewer batches would have no curve.
         self.trainer.log_every_n_steps = min(self.trainer.log_every_n_steps, max(1, self._epoch_batches()))  # type: ignore[attr-defined]
         self.objective.prepare(self.data.index("train"), self.data.vocabulary, self.search)
@@ -145,7 +144,7 @@ class CaptioningModule(pl.LightningModule):
             torch.manual_seed(int(stream.generate_state(1, np.uint64)[0]))
 
     def training_step(self, batch: CaptionBatch, batch_idx: int) -> Tensor:
-        for attention in self._scheduled:
+        for attention in self.captioner.decoder.attentions() if self._batches else ():
             attention.progress = self.trainer.fit_loop.total_batch_idx / self._batches
         loss, terms, output = self.objective(self.captioner, batch)
         check_shape(self.objective, "the loss ()", loss)
@@ -156,7 +155,7 @@ class CaptioningModule(pl.LightningModule):
         if (processes := process_count()) > 1:  # log the means; Lightning would wait for all processes at every value
             means = sum_over_processes(torch.stack([value.float() for value in values.values()])) / processes
             values = dict(zip(values, means, strict=True))
-        for name, value in (values | self.attention.schedule()).items():
+        for name, value in (values | self.attention.logged_values()).items():
             self.log(f"train/{name}", value, prog_bar=name == "loss")
         self.log("epoch", float(self.current_epoch + 1))  # counted from 1; Lightning's own column begins at 0
         return loss

@@ -64,7 +64,7 @@ def authors_gradient(captioner: Captioner, output: DecoderOutput, baseline: floa
     cost = -reductions.step_log_probs(output.logits, output.targets, output.mask)  # (N, T)
     alphas = output.trace.alphas
     surplus = (baseline - cost.mean(dim=1)).detach()
-    for_alphas = surplus.view(-1, 1, 1) / 10 * (-one_hot(output.trace.locations, alphas.shape[-1]) / alphas) + 0.002 * (
+    dalphas = surplus.view(-1, 1, 1) / 10 * (-one_hot(output.trace.locations, alphas.shape[-1]) / alphas) + 0.002 * (
         alphas.log() + 1
     )
     total = cost.sum(dim=1).mean()  # cost.sum(0), then cost.mean()
@@ -72,7 +72,7 @@ def authors_gradient(captioner: Captioner, output: DecoderOutput, baseline: floa
     return torch.autograd.grad(
         [total, alphas],
         parameters,
-        [torch.ones_like(total), for_alphas.detach()],
+        [torch.ones_like(total), dalphas.detach()],
         retain_graph=True,
         allow_unused=True,
     )

@@ -122,9 +122,9 @@ def test_fast_log_probs_and_gradients_agree_with_the_reference(dtype, tolerance,
 def test_masked_locations_receive_exactly_no_gradient(log_probs, chunks):
     S, A, W, log_w = inputs(torch.float32)
     log_w, absent = masked(log_w)
-    _, _, for_A, _, for_log_w = with_gradients(log_probs, [S, A, W, log_w])
-    assert not for_A[1, 2].any() and for_A[1, 1].any()  # component 3 is location 2
-    assert not for_log_w[absent].any() and for_log_w[~absent].all()
+    _, _, dA, _, dlog_w = with_gradients(log_probs, [S, A, W, log_w])
+    assert not dA[1, 2].any() and dA[1, 1].any()  # component 3 is location 2
+    assert not dlog_w[absent].any() and dlog_w[~absent].all()
 
 
 def test_products_have_the_type_of_autocast():

@@ -46,11 +46,10 @@ def forward(projected: Tensor, query: Tensor, weight: Tensor) -> Tensor:
 def backward(projected: Tensor, query: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of q and v, given the gradient of e at one step."""
     (B, L, A), R = projected.shape, query.shape[1]
-    for_query = torch.empty(B, R, A, dtype=torch.float32)
-    for_weight = torch.zeros(_threads(), A, dtype=torch.float32)
-    arguments = (query.float(), weight, gradient, for_query, for_weight)
+    dq, dv = torch.empty(B, R, A, dtype=torch.float32), torch.zeros(_threads(), A, dtype=torch.float32)
+    arguments = (query.float(), weight, gradient, dq, dv)
     _call("additive_backward", 1, R, projected, arguments, (B, R, L, A))
-    return for_query.to(query.dtype), for_weight.sum(dim=0)
+    return dq.to(query.dtype), dv.sum(dim=0)
 
 
 def backward_projected(
@@ -58,11 +57,11 @@ def backward_projected(
 ) -> Tensor:
     """Return the gradient of P from q and the gradient of e at all steps; a step may lack the last images."""
     (B, L, A), R, T = projected.shape, queries[0].shape[1], len(queries)
-    queries, for_projected = tuple(query.float() for query in queries), torch.empty_like(projected)
+    queries, dP = tuple(query.float() for query in queries), torch.empty_like(projected)
     image_counts = torch.tensor([len(query) for query in queries], dtype=torch.int64)
-    arguments = (_pointers(queries), weight, _pointers(gradients), image_counts, for_projected)
+    arguments = (_pointers(queries), weight, _pointers(gradients), image_counts, dP)
     _call("additive_backward_projected", T, R, projected, arguments, (T, B, R, L, A))
-    return for_projected
+    return dP
 
 
 class _Pool(ctypes.Structure):

@@ -54,19 +54,19 @@ def _backward(P, q, v, g, dq, dv, R, L, A: tl.constexpr, LOCATIONS: tl.constexpr
     image = row // R
     a = program % blocks * UNITS + tl.arange(0, UNITS)
     y = tl.load(q + row * A + a, mask=a < A, other=0.0).to(tl.float32)[None, :]
-    for_query = tl.zeros((LOCATIONS, UNITS), tl.float32)
-    for_weight = tl.zeros((LOCATIONS, UNITS), tl.float32)
+    dq_terms = tl.zeros((LOCATIONS, UNITS), tl.float32)
+    dv_terms = tl.zeros((LOCATIONS, UNITS), tl.float32)
     for start in range(0, L, LOCATIONS):
         i = start + tl.arange(0, LOCATIONS)
         position = (image * L + i)[:, None] * A + a[None, :]
         x = tl.load(P + position, mask=(i < L)[:, None] & (a < A)[None, :], other=0.0).to(tl.float32)
         gradient = tl.load(g + row * L + i, mask=i < L, other=0.0)[:, None]
         h = _tanh(x + y)
-        for_weight += gradient * h
-        for_query += gradient * (1.0 - h * h)
+        dv_terms += gradient * h
+        dq_terms += gradient * (1.0 - h * h)
     weight = tl.load(v + a, mask=a < A, other=0.0)
-    tl.store(dq + row * A + a, weight * tl.sum(for_query, axis=0), mask=a < A)
-    tl.store(dv + row * A + a, tl.sum(for_weight, axis=0), mask=a < A)
+    tl.store(dq + row * A + a, weight * tl.sum(dq_terms, axis=0), mask=a < A)
+    tl.store(dv + row * A + a, tl.sum(dv_terms, axis=0), mask=a < A)
 
 
 @triton.jit(do_not_specialize=["T", "B", "R"])
@@ -123,11 +123,11 @@ def forward(projected: Tensor, query: Tensor, weight: Tensor) -> Tensor:
 def backward(projected: Tensor, query: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of q and v, given the gradient of e at one step."""
     (B, L, A), R = projected.shape, query.shape[1]
-    for_query, for_weight = torch.empty_like(query), torch.empty(B * R, A, dtype=torch.float32, device=projected.device)
+    dq, dv = torch.empty_like(query), torch.empty(B * R, A, dtype=torch.float32, device=projected.device)
     locations, units = 32, min(64, triton.next_power_of_2(A))
-    arguments = (projected, query, weight, gradient, for_query, for_weight, R, L, A, locations, units)
+    arguments = (projected, query, weight, gradient, dq, dv, R, L, A, locations, units)
     _launch(_backward, B * R * triton.cdiv(A, units), *arguments)
-    return for_query, for_weight.sum(dim=0)
+    return dq, dv.sum(dim=0)
 
 
 def backward_projected(
@@ -135,12 +135,12 @@ def backward_projected(
 ) -> Tensor:
     """Return the gradient of P, given q and the gradient of e at all steps, with one launch."""
     (B, L, A), R, T = projected.shape, queries[0].shape[1], len(queries)
-    for_projected = torch.empty_like(projected)
+    dP = torch.empty_like(projected)
     locations, units = 16, min(128, triton.next_power_of_2(A))
     programs = B * triton.cdiv(L, locations) * triton.cdiv(A, units)
-    arguments = (projected, torch.stack(queries), weight, torch.stack(gradients), for_projected)
+    arguments = (projected, torch.stack(queries), weight, torch.stack(gradients), dP)
     _launch(_backward_projected, programs, *arguments, T, B, R, L, A, locations, units)
-    return for_projected
+    return dP
 
 
 def _launch(kernel: Any, programs: int, projected: Tensor, *arguments: Tensor | int) -> None:

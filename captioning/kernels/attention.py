@@ -79,13 +79,13 @@ class _AdditiveLogits(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None, Tensor, Tensor]:
         projected, query, weight = ctx.saved_tensors
         gradient = gradient.float().contiguous()
-        for_query, for_weight = ctx.kernels.backward(projected, query, weight, gradient)
-        for_projected = None
+        dq, dv = ctx.kernels.backward(projected, query, weight, gradient)
+        dP = None
         if ctx.deferred_uses is not None:
             ctx.deferred_uses[_projected_gradient].append((query, weight, gradient))
         elif ctx.needs_input_grad[1]:
-            for_projected = _projected_gradient(projected, [(query, weight, gradient)])
-        return None, for_projected, for_query, for_weight.to(ctx.weight_type)
+            dP = _projected_gradient(projected, [(query, weight, gradient)])
+        return None, dP, dq, dv.to(ctx.weight_type)
 
 
 def _projected_gradient(projected: Tensor, uses: list[Use]) -> Tensor:

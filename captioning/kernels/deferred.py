@@ -83,20 +83,22 @@ def padded(x: Tensor, count: int) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """product(x, factor) with the gradients for_x(gradient, factor) and, at the end, for_factor(factor, uses)."""
+    """product(x, factor); gradients: x_gradient(gradient, factor) and, at the end, factor_gradient(factor, uses)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: Tensor, product: Product, for_x: Product, for_factor: Any) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, factor: Tensor, product: Product, x_gradient: Product, factor_gradient: Any
+    ) -> Tensor:
         ctx.save_for_backward(x, factor)
-        ctx.deferred_uses, ctx.for_x, ctx.for_factor = deferred_uses(factor), for_x, for_factor
+        ctx.deferred_uses, ctx.x_gradient, ctx.factor_gradient = deferred_uses(factor), x_gradient, factor_gradient
         return product(x, factor)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         x, factor = ctx.saved_tensors
-        ctx.deferred_uses[ctx.for_factor].append((x, gradient))
-        return ctx.for_x(gradient, factor) if ctx.needs_input_grad[0] else None, None, None, None, None
+        ctx.deferred_uses[ctx.factor_gradient].append((x, gradient))
+        return ctx.x_gradient(gradient, factor) if ctx.needs_input_grad[0] else None, None, None, None, None
 
 
 deferred_product: Callable[..., Tensor] = _Product.apply

@@ -109,11 +109,11 @@ def _on_support(A: Tensor, log_w: Tensor, image_index: Tensor) -> tuple[Tensor, 
     support.
     """
     (B, L, _), weighted = A.shape, log_w[:, 1:] != -math.inf
-    steps = torch.zeros(B, L, dtype=torch.int32, device=A.device).index_add_(0, image_index, weighted.int())
-    K = max(1, int((steps > 0).sum(dim=1).max()))
+    times_weighted = torch.zeros(B, L, dtype=torch.int32, device=A.device).index_add_(0, image_index, weighted.int())
+    K = max(1, int((times_weighted > 0).sum(dim=1).max()))
     if K == L:
         return A, log_w, torch.arange(L + 1, device=A.device).expand_as(log_w)
-    locations = steps.argsort(dim=1, descending=True)[:, :K]
+    locations = times_weighted.argsort(dim=1, descending=True)[:, :K]
     rows = locations + L * torch.arange(B, device=A.device).unsqueeze(1)
     columns = torch.nn.functional.pad(locations + 1, (1, 0))[image_index]
     return A.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, (B, K)), log_w.gather(1, columns), columns
@@ -219,8 +219,8 @@ def _sum_locations(
 def _in_logarithms(log_p: Tensor, unreliable: Tensor, S: Tensor, A: Tensor, W: Tensor, log_w: Tensor) -> Tensor:
     """Return ``log_p`` (B, T, V), its unreliable steps replaced by the plain formula, one by one."""
     positions = unreliable.nonzero()
-    steps = [plain_summed_log_probs(S[b, t], A[b] @ W.t().to(A.dtype), log_w[b, t]) for b, t in positions.tolist()]
-    return log_p.index_put(tuple(positions.t()), torch.stack(steps).to(log_p.dtype)) if steps else log_p
+    plain = [plain_summed_log_probs(S[b, t], A[b] @ W.t().to(A.dtype), log_w[b, t]) for b, t in positions.tolist()]
+    return log_p.index_put(tuple(positions.t()), torch.stack(plain).to(log_p.dtype)) if plain else log_p
 
 
 class _Summed(torch.autograd.Function):
@@ -242,8 +242,7 @@ class _Summed(torch.autograd.Function):
             dS = q - exp(S) * (c exp(G))         dG = exp(G) * ((w / Z)^T U - c^T exp(S))
         """
         A, W, *factors = ctx.saved_tensors
-        for_S, for_A, for_log_w = [], [], []
-        for_W = torch.zeros_like(W, dtype=gradient.dtype)
+        dS, dA, dlog_w, dW = [], [], [], torch.zeros_like(W, dtype=gradient.dtype)
         for chunk in _chunks(A, W):
             (exp_S, G, Z, w_per_Z, looks), factors = factors[:5], factors[5:]
             q = gradient[chunk]
@@ -252,10 +251,10 @@ class _Summed(torch.autograd.Function):
             r = w_per_Z * torch.cat([quotients.sum(-1, keepdim=True), torch.bmm(U, G.mT)], -1)
             c = r / Z
             minus_c = -c[..., 1:].to(G.dtype)
-            for_S.append((torch.bmm(minus_c, G) - c[..., :1]).mul_(exp_S).add_(q).to(ctx.types[0]))
+            dS.append((torch.bmm(minus_c, G) - c[..., :1]).mul_(exp_S).add_(q).to(ctx.types[0]))
             left, right = torch.cat([minus_c, w_per_Z[..., 1:].to(G.dtype)], 1), torch.cat([exp_S, U], 1)
-            for_G = torch.bmm(left.mT, right).mul_(G).flatten(0, 1)
-            for_A.append((for_G @ W).unflatten(0, G.shape[:2]))
-            for_W += for_G.t() @ A[chunk].flatten(0, 1)
-            for_log_w.append(r.to(ctx.types[1]))
-        return torch.cat(for_S), torch.cat(for_A), for_W.to(W.dtype), torch.cat(for_log_w)
+            dG = torch.bmm(left.mT, right).mul_(G).flatten(0, 1)
+            dA.append((dG @ W).unflatten(0, G.shape[:2]))
+            dW += dG.t() @ A[chunk].flatten(0, 1)
+            dlog_w.append(r.to(ctx.types[1]))
+        return torch.cat(dS), torch.cat(dA), dW.to(W.dtype), torch.cat(dlog_w)

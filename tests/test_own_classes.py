@@ -32,7 +32,7 @@ from captioning.attention import Attention, DotScore, SoftAttention, Score
 from captioning.attention.memory import repeat_rows
 from captioning.encoders import ConvEncoder
 from captioning.model import AttentionDecoder, Decoder
-from captioning.model.decoder import Packed
+from captioning.model.decoder import ExistingSteps
 from captioning.objective import Likelihood
 from captioning.trace import AttentionTrace
 
@@ -119,7 +119,7 @@ class GRU(Decoder):
         return self.output(h), (h, *rest), attended.trace()
 
     def forward(self, captions, lengths, memory, samples=1):
-        packed = Packed(captions, lengths)
+        existing = ExistingSteps(captions, lengths)
         state = tuple(repeat_rows(x, len(captions) // len(memory.annotations)) for x in self.init_state(memory))
         logits, traces = [], []
         for tokens in captions[:, :-1].T:
@@ -128,7 +128,7 @@ class GRU(Decoder):
             traces.append(trace)
         steps = zip(*traces)
         trace = AttentionTrace(*(None if field[0] is None else torch.stack(field, 1) for field in steps))
-        return packed.output(packed.pack(torch.stack(logits, 1)), trace)
+        return existing.output(existing.pack(torch.stack(logits, 1)), trace)
 
 
 class PerWord(Likelihood):

@@ -38,7 +38,7 @@ class DecoderOutput:
     location_log_prob: Tensor | None = None
 
 
-class Packed:
+class ExistingSteps:
     """The steps of N captions that exist, one caption after the other: M of N * T.
 
     Args:

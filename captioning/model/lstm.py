@@ -28,7 +28,7 @@ from captioning.cells import GridSize
 from captioning.errors import check_range, check_size, check_whole
 from captioning.kernels.recurrence import run_recurrence
 from captioning.linear import Linear
-from captioning.model.decoder import Decoder, DecoderOutput, Packed
+from captioning.model.decoder import Decoder, DecoderOutput, ExistingSteps
 from captioning.model.output import DeepOutput, LSTMSteps, Output
 from captioning.trace import AttentionTrace, State, map_fields
 from captioning.vocabulary import PAD
@@ -145,7 +145,7 @@ class AttentionDecoder(Decoder):
         return self.output.step(embedded, lstm, memory), state, lstm.trace()  # logits (N, V), Eq. 7
 
     def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, samples: int = 1) -> DecoderOutput:
-        packed = Packed(repeat_rows(captions, samples), repeat_rows(lengths, samples))
+        existing = ExistingSteps(repeat_rows(captions, samples), repeat_rows(lengths, samples))
         embedded = self.embedding(captions[:, :-1])  # (N, T, E); words and Eq. 7 are computed for all steps at once
         # Deterministic attention gives all samples of a caption the same states: compute them once.
         repeats = 1 if self.attention.deterministic else samples
@@ -154,13 +154,13 @@ class AttentionDecoder(Decoder):
         state = tuple(repeat_rows(tensor, len(lengths) // B) for tensor in self.init_state(memory))
         lstm = run_recurrence(self._recur, self, word_terms, state, memory, B, lengths)
         lstm = map_fields(lstm, lambda field: repeat_rows(field, samples // repeats))  # (N * S, T, ..)
-        embedded = packed.pack(repeat_rows(embedded, samples))  # (M, E)
-        packed_lstm = map_fields(lstm, packed.pack)  # (M, ..)
-        logits, posterior = self.output(embedded, packed_lstm, memory, packed.image_index(B), packed.targets)
-        evidence = None if posterior is None else packed.unpack(posterior)  # (N * S, T, L)
+        embedded = existing.pack(repeat_rows(embedded, samples))  # (M, E)
+        packed_lstm = map_fields(lstm, existing.pack)  # (M, ..)
+        logits, posterior = self.output(embedded, packed_lstm, memory, existing.image_index(B), existing.targets)
+        evidence = None if posterior is None else existing.unpack(posterior)  # (N * S, T, L)
         if evidence is None and self.attention.weighs_annotations and not self.training:
             evidence = self.output.evidence(repeat_rows(captions[:, 1:], samples), memory)
-        return packed.output(logits, lstm.trace()._replace(evidence=evidence), lstm.location_log_prob)
+        return existing.output(logits, lstm.trace()._replace(evidence=evidence), lstm.location_log_prob)
 
     def evidence(self, captions: Tensor, lengths: Tensor, memory: Memory) -> Tensor | None:
         if not self.attention.weighs_annotations:

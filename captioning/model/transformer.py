@@ -16,7 +16,7 @@ from captioning.attention.memory import repeat_rows
 from captioning.cells import GridSize
 from captioning.errors import InputError, check_range, check_size, check_whole
 from captioning.linear import Linear
-from captioning.model.decoder import Decoder, DecoderOutput, Packed
+from captioning.model.decoder import Decoder, DecoderOutput, ExistingSteps
 from captioning.trace import AttentionTrace, State, map_fields
 from captioning.vocabulary import PAD
 
@@ -130,9 +130,9 @@ class TransformerDecoder(Decoder):
         return self.to_words.precise(hidden.squeeze(1)), state, trace
 
     def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, samples: int = 1) -> DecoderOutput:
-        packed = Packed(repeat_rows(captions, samples), repeat_rows(lengths, samples))
+        existing = ExistingSteps(repeat_rows(captions, samples), repeat_rows(lengths, samples))
         hidden, _, attended = self._all_layers(repeat_rows(captions[:, :-1], samples), (), memory)  # (N * S, T, d)
-        return packed.output(self.to_words(packed.pack(hidden)), attended.trace())
+        return existing.output(self.to_words(existing.pack(hidden)), attended.trace())
 
     def _all_layers(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionOutput]:
         """Return the output layer's input (N, T, d), the new state, and the last layer's attention at (N, T) steps.

@@ -77,13 +77,13 @@ def beam_search(
 def _best(log_probs: Tensor, total: Tensor, K: int) -> Slots:
     """Return the K best continuations of each image; ``log_probs`` (B, R, V) and ``total`` (B, R) as in ``Choose``."""
     # The image's best are among the best of each beam.
-    log_prob, word = log_probs.topk(min(K, log_probs.shape[2]), dim=2)
-    words_per_beam = log_prob.shape[2]
-    totals, log_prob, word = (log_prob + total.unsqueeze(2)).flatten(1), log_prob.flatten(1), word.flatten(1)
+    word_log_prob, word = log_probs.topk(min(K, log_probs.shape[2]), dim=2)
+    words_per_beam = word.shape[2]
+    totals, word_log_prob, word = (x.flatten(1) for x in (word_log_prob + total.unsqueeze(2), word_log_prob, word))
     missing = max(0, K - totals.shape[1])  # a beam may be wider than the vocabulary
     total, best = torch.nn.functional.pad(totals, (0, missing), value=float("-inf")).topk(K, dim=1)
     best = best.clamp(max=totals.shape[1] - 1)  # changes padding only
-    return Slots(total, best // words_per_beam, word.gather(1, best), log_prob.gather(1, best))
+    return Slots(total, best // words_per_beam, word.gather(1, best), word_log_prob.gather(1, best))
 
 
 def greedy(
@@ -125,9 +125,9 @@ def sample(
     def choose(log_probs: Tensor, total: Tensor, open_count: Tensor, images: Tensor) -> Slots:
         uniform = torch.rand(B, R, 1, dtype=torch.float64, device=device)[images]
         word = sample_words(_likely(log_probs.flatten(0, 1) / temperature, top_k, top_p), uniform.flatten(0, 1))
-        log_prob = log_probs.gather(2, word.view(-1, R, 1)).squeeze(2)
+        word_log_prob = log_probs.gather(2, word.view(-1, R, 1)).squeeze(2)
         parent = torch.arange(R, device=device).expand_as(total)
-        return Slots(total + log_prob, parent, word.view_as(total), log_prob)
+        return Slots(total + word_log_prob, parent, word.view_as(total), word_log_prob)
 
     images = search(step, state, choose, K=R, max_length=max_length, constraints=constraints)
     return [hypothesis for image in images for hypothesis in image]

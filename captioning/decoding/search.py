@@ -23,7 +23,7 @@ class Slots(NamedTuple):
     total: Tensor  # log-probability of the hypothesis, -inf for none
     parent: Tensor  # the beam that it continues, 0 .. R - 1
     word: Tensor  # its next word
-    log_prob: Tensor  # log-probability of that word
+    word_log_prob: Tensor  # log-probability of that word
 
 
 Choose = Callable[[Tensor, Tensor, Tensor, Tensor], Slots]
@@ -61,9 +61,9 @@ def search(
     for t in range(max_length):
         out = step(tokens, state)
         log_probs = constraints.mask(out.log_probs, history[0].flatten(0, 1))
-        total, parent, word, log_prob = choose(log_probs.unflatten(0, (B, R)), total, open_count, images)
+        total, parent, word, word_log_prob = choose(log_probs.unflatten(0, (B, R)), total, open_count, images)
         rows = parent + torch.arange(0, B * R, R, device=device).unsqueeze(1)  # (B, K)
-        entries = word, log_prob, trace_count + rows
+        entries = word, word_log_prob, trace_count + rows
         history = [
             torch.cat([old.flatten(0, 1)[rows], new.unsqueeze(2)], 2) for old, new in zip(history, entries, strict=True)
         ]
@@ -98,15 +98,15 @@ def _hypotheses(
 ) -> list[list[Hypothesis]]:
     ids, log_probs, numbers, image, slot, last = (torch.cat(fields) for fields in zip(*complete, strict=True))
     total = log_probs.cumsum(dim=1).gather(1, last.unsqueeze(1)).squeeze(1) / (last + 1.0) ** length_normalization
-    fields = (None if steps[0] is None else torch.cat(steps)[numbers] for steps in zip(*traces, strict=True))
+    fields = (None if field[0] is None else torch.cat(field)[numbers] for field in zip(*traces, strict=True))
     trace = map_fields(AttentionTrace(*fields), lambda x: (x.float() if x.is_floating_point() else x).cpu())
     columns = [column.tolist() for column in (image, slot, last, total, ids, log_probs)]
     images: dict[int, list[Hypothesis]] = {}
     rows = sorted(enumerate(zip(*columns, strict=True)), key=lambda row: row[1][:3])  # by image, slot and last step
     for n, (i, _, end, log_prob, words, word_log_probs) in rows:
         finished = words[end] == END
-        steps = slice(end + (not finished))  # without <end>
-        own_trace = map_fields(trace, itemgetter((n, steps)))
-        hypothesis = Hypothesis(words[steps], word_log_probs[: end + 1], log_prob, finished, own_trace)
+        without_end = slice(end + (not finished))
+        own_trace = map_fields(trace, itemgetter((n, without_end)))
+        hypothesis = Hypothesis(words[without_end], word_log_probs[: end + 1], log_prob, finished, own_trace)
         images.setdefault(i, []).append(hypothesis)
     return list(images.values())

@@ -89,9 +89,9 @@ class Ensemble(CaptionModel):
         return replace(outputs[0], logits=logits, trace=trace, location_log_prob=None)
 
     def step_function(self, memory: Memories) -> StepFunction:
-        steps = [member.step_function(memory[n]) for n, member in enumerate(self.members)]
+        step_functions = [member.step_function(memory[n]) for n, member in enumerate(self.members)]
         sizes = [len(member.init_state(memory[n])) for n, member in enumerate(self.members)]
-        return MeanStep(steps, sizes, traced=self.traced)
+        return MeanStep(step_functions, sizes, traced=self.traced)
 
     def init_state(self, memory: Memories) -> State:
         return tuple(tensor for n, member in enumerate(self.members) for tensor in member.init_state(memory[n]))
@@ -120,19 +120,19 @@ class MeanStep:
     Its state is the members' states, one after the other.
 
     Args:
-        steps: The members' step functions, over the same images.
+        members: Their step functions, over the same images.
         state_sizes: Number of tensors in the state of each member.
         traced: Numbers of the members that share locations, whose traces are averaged.
     """
 
-    def __init__(self, steps: Sequence[StepFunction], state_sizes: Sequence[int], *, traced: Sequence[int]) -> None:
-        self.steps, self.state_sizes, self.traced = steps, state_sizes, traced
-        self.image_count = steps[0].image_count
+    def __init__(self, members: Sequence[StepFunction], state_sizes: Sequence[int], *, traced: Sequence[int]) -> None:
+        self.members, self.state_sizes, self.traced = members, state_sizes, traced
+        self.image_count = members[0].image_count
 
     def __call__(self, tokens: Tensor, state: State) -> Step:
         tensors = iter(state)
         states = [tuple(itertools.islice(tensors, size)) for size in self.state_sizes]
-        outputs = [step(tokens, own_state) for step, own_state in zip(self.steps, states, strict=True)]
+        outputs = [member(tokens, own_state) for member, own_state in zip(self.members, states, strict=True)]
         return Step(
             mean_log_probs([output.log_probs for output in outputs]),
             tuple(tensor for output in outputs for tensor in output.state),
@@ -140,7 +140,7 @@ class MeanStep:
         )
 
     def select_images(self, images: Tensor) -> MeanStep:
-        return MeanStep([step.select_images(images) for step in self.steps], self.state_sizes, traced=self.traced)
+        return MeanStep([member.select_images(images) for member in self.members], self.state_sizes, traced=self.traced)
 
 
 def mean_log_probs(log_probs: Sequence[Tensor]) -> Tensor:

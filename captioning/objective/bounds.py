@@ -22,7 +22,7 @@ def likelihood_bounds(captioner: Captioner, batch: CaptionBatch, memory: Memory,
     with captioner.decoder.attention.in_context_mode("sample"):
         # One draw after the other: the logits of all draws at once would fill the memory.
         outputs = (captioner.teacher_force(batch, memory) for _ in range(samples))
-        steps = (step_log_probs(output.logits, output.targets, output.mask) for output in outputs)
-        log_probs = torch.stack([log_probs.sum(dim=1) for log_probs in steps]).double()  # (S, N)
+        word_log_probs = (step_log_probs(output.logits, output.targets, output.mask) for output in outputs)
+        log_probs = torch.stack([log_probs.sum(dim=1) for log_probs in word_log_probs]).double()  # (S, N)
     tighter = log_probs.logsumexp(dim=0) - math.log(samples)
     return float(log_probs.mean(dim=0).sum()), float(tighter.sum())

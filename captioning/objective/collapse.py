@@ -32,19 +32,19 @@ def attention_statistics(trace: AttentionTrace, mask: Tensor, *, sparse: bool = 
         "support_size", the number of locations whose alpha is above 0, if ``sparse``.
     """
     alphas = trace.alphas.detach().float()
-    steps = mask.sum()
+    step_count = mask.sum()
     before, after = alphas[:, :-1], alphas[:, 1:]
     tiny = torch.finfo(alphas.dtype).tiny
     kl = (torch.special.xlogy(after, after) - after * before.clamp_min(tiny).log()).sum(dim=-1)  # (N, T-1)
     statistics = {
-        "attention_entropy": (step_entropy(alphas) * mask).sum() / steps,
-        "max_alpha": alphas.amax(dim=-1).sum() / steps,
+        "attention_entropy": (step_entropy(alphas) * mask).sum() / step_count,
+        "max_alpha": alphas.amax(dim=-1).sum() / step_count,
         "step_kl": (kl * mask[:, 1:]).sum() / mask[:, 1:].sum().clamp_min(1),
     }
     if trace.betas is not None:
-        statistics["beta"] = trace.betas.detach().float().sum() / steps
+        statistics["beta"] = trace.betas.detach().float().sum() / step_count
     if sparse:
-        statistics["support_size"] = (alphas > 0).sum() / steps
+        statistics["support_size"] = (alphas > 0).sum() / step_count
     return statistics
 
 

@@ -140,12 +140,12 @@ class SelfCriticalTraining(Objective):
         states = tuple(repeat_rows(tensor, self.samples) for tensor in state)
         max_length, constraints = self.search.max_length, Constraints(min_length=self.search.min_length)
         captions = decoding.sample(step, states, max_length=max_length, constraints=constraints)
-        image_of_caption = [row for row in index_rows for _ in range(self.samples)]
+        index_rows_of_captions = [row for row in index_rows for _ in range(self.samples)]
         if self.baseline == "leave_one_out":
-            rewards = self.reward(image_of_caption, captions).to(state[0].device)
+            rewards = self.reward(index_rows_of_captions, captions).to(state[0].device)
             return captions, rewards, leave_one_out(rewards, self.samples)
         greedy = decoding.greedy(step, state, max_length=max_length, constraints=constraints)
-        rewards = self.reward([*image_of_caption, *index_rows], [*captions, *greedy]).to(state[0].device)
+        rewards = self.reward([*index_rows_of_captions, *index_rows], [*captions, *greedy]).to(state[0].device)
         rewards, baseline = rewards.split([len(captions), len(greedy)])  # (N,), (B,)
         return captions, rewards, repeat_rows(baseline, self.samples)
 

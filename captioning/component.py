@@ -16,11 +16,8 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from captioning import earlier_names
 from captioning.errors import InputError
-
-_RENAMED = {"normaliser": "normalizer", "inference": "context_mode"}
-_RENAMED |= {"standardize": "feature_norm", "centres": "centers", "batches": ""}
-"""Arguments, modules and buffers of version 0.2, each with its name of today; "" for one that is gone."""
 
 T = TypeVar("T")
 
@@ -61,10 +58,10 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         for name in [name for name in state_dict if name.startswith(prefix)]:
             first, dot, rest = name.removeprefix(prefix).partition(".")
-            if first in _RENAMED and not hasattr(self, first):
+            if first in earlier_names.MODEL and not hasattr(self, first):
                 value = state_dict.pop(name)
-                if _RENAMED[first]:
-                    state_dict[f"{prefix}{_RENAMED[first]}{dot}{rest}"] = value
+                if earlier_names.MODEL[first]:
+                    state_dict[f"{prefix}{earlier_names.MODEL[first]}{dot}{rest}"] = value
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def to_config(self) -> dict[str, Any]:
@@ -86,7 +83,8 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
         """
         kind = known_class(config["class_path"], cls)
         accepted = inspect.signature(kind.__init__).parameters  # an old file may name a removed option, unset
-        names = _RENAMED | {name: name for name in accepted}  # a class of the user's may have an old name of ours
+        # A class of the user's may have an earlier name of ours.
+        names = earlier_names.MODEL | {name: name for name in accepted}
         named = ((names.get(name) or name, value) for name, value in config["init_args"].items())
         init_args = {name: _revive(value) for name, value in named if name in accepted or value is not None}
         try:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Collection
 from numbers import Integral
 from typing import Any, ParamSpec, get_args
 
+from captioning import earlier_names
+
 P = ParamSpec("P")
 
 
@@ -78,7 +80,6 @@ def warn_once(line: str) -> None:
 
 _ALSO_CALLED = {"learning_rate": "lr", "epochs": "max_epochs", "steps": "max_steps", "seed": "seed_everything"}
 _ALSO_CALLED |= {"gpus": "devices", "gpu": "device", "device": "accelerator", "resume": "ckpt_path"}
-_ALSO_CALLED |= {"inference": "context_mode", "CaptionSamples": "ValidationFigures"}  # in version 0.2
 """Names of options in other programs, each with the name here."""
 
 
@@ -91,9 +92,9 @@ def did_you_mean(word: str, words: Collection[str]) -> str:
     names: dict[str, str] = {}
     for name in sorted(words, key=lambda name: (name.count("."), name)):
         names.setdefault(name.rpartition(".")[2].lstrip("-"), name)
-    key = word.rpartition(".")[2].lstrip("-")
+    key, also_called = word.rpartition(".")[2].lstrip("-"), _ALSO_CALLED | earlier_names.SUGGESTIONS
     matches = difflib.get_close_matches(word, words, 1, 0.95) if "." in word else []  # a letter of a section
-    matches += [names[last] for last in (_ALSO_CALLED.get(key, key), key) if last in names]
+    matches += [names[last] for last in (also_called.get(key, key), key) if last in names]
     matches += difflib.get_close_matches(word, words, 1, 0.8)
     matches += [names[last] for last in names if last.startswith(key)]
     matches += [names[last] for last in difflib.get_close_matches(key, names, 1)]

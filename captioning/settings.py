@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from captioning import earlier_names
 from captioning.errors import InputError, one_line, warn_once
 
 Split = Literal["train", "val", "test"]
@@ -18,9 +19,6 @@ STORAGE_SETTINGS = (
     "name runs results config ckpt_path trainer.default_root_dir trainer.logger checkpoint.dirpath last.dirpath"
 ).split()
 """Settings that say where a run is stored and logged."""
-
-_MOVED = ("data", "test_split", "split"), ("model", "bound_samples", "bound_draws")
-"""Settings of version 0.2 by section and name, each with its option of `captioning test`."""
 
 
 def read_config(path: Path, option: str = "") -> dict[str, Any]:
@@ -64,7 +62,7 @@ def install_yaml_loader() -> Callable[[str], Any]:
         if repeated := [*_repeated_keys(yaml.compose(text, yaml.SafeLoader), {})]:
             raise InputError("; ".join(repeated))
         settings = map_strings(_expand_home, parse(text))
-        for section, name, option in _MOVED:
+        for section, name, option in earlier_names.SETTINGS:
             values = settings.get(section) if isinstance(settings, dict) else None
             if isinstance(values, dict) and values.pop(name, None) is not None:
                 warn_once(f"{section}.{name} is ignored; it is an option now: captioning test --{option}")

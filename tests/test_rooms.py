@@ -13,10 +13,11 @@ ROOT = Path(__file__).resolve().parent.parent
 # Room -> the rooms it imports, from the ground up. A room is a module or a folder of captioning/.
 ROOMS = {
     "cells": "",
-    "errors": "",
+    "earlier_names": "",
+    "errors": "earlier_names",
     "provenance": "",
     "run_folder": "errors",
-    "settings": "errors",
+    "settings": "earlier_names errors",
     "tokenizers": "",
     "trace": "",
     "precision": "",
@@ -24,7 +25,7 @@ ROOMS = {
     "progress": "errors",
     "views": "cells errors trace",
     "kernels": "precision trace",
-    "component": "errors",
+    "component": "earlier_names errors",
     "linear": "kernels",
     "vocabulary": "component errors files tokenizers",
     "attention": "cells component errors kernels linear precision trace",
@@ -32,15 +33,16 @@ ROOMS = {
     "decoding": "errors trace vocabulary",
     "encoders": "cells component data errors",
     "model": "attention cells component data decoding encoders errors kernels linear precision trace vocabulary",
-    "checkpoint": "cells data encoders errors files model run_folder settings tokenizers vocabulary",
+    "checkpoint": "cells data earlier_names encoders errors files model run_folder settings tokenizers vocabulary",
     "metrics": "errors",
     "objective": "attention component data decoding errors metrics model precision trace vocabulary",
-    "evaluation": "cells data decoding errors files metrics model objective progress tokenizers vocabulary",
+    "evaluation": "cells data decoding earlier_names errors files metrics model objective progress tokenizers "
+    "vocabulary",
     "inference": "cells checkpoint data decoding encoders errors files model trace views vocabulary",
     "comparison": "component data errors evaluation inference metrics progress run_folder settings trace views",
     "training": "attention checkpoint component data decoding encoders errors evaluation files metrics model objective "
     "run_folder settings tokenizers views vocabulary",
-    "cli": "checkpoint comparison data decoding encoders errors evaluation files inference metrics "
+    "cli": "checkpoint comparison data decoding earlier_names encoders errors evaluation files inference metrics "
     "precision provenance run_folder settings tokenizers trace training views vocabulary",
     "__main__": "cli errors settings",
 }

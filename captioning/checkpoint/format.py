@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from captioning import earlier_names
 from captioning.data.transforms import Preprocessing
 from captioning.encoders import Encoder
 from captioning.errors import InputError, one_line
@@ -54,7 +55,7 @@ def rebuild(content: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[Cap
     vocabulary = Vocabulary(content["vocabulary"], tokenizer_from(content["tokenizer"]))
     encoder: Encoder = Encoder.from_config(content["encoder"])
     encoder.preprocessing = Preprocessing(**content["preprocessing"])
-    decoder: Decoder = Decoder.from_config(filtered(content["decoder"], _counts_batches))
+    decoder: Decoder = Decoder.from_config(filtered(content["decoder"], earlier_names.counts_batches))
     captioner = Captioner(encoder, decoder, vocabulary_size=len(vocabulary))
     prefix = "captioner."
     weights = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
@@ -69,11 +70,6 @@ def filtered(config: Any, is_left_out: Callable[[str, Any], bool]) -> Any:
     if not isinstance(config, dict):
         return config
     return {name: filtered(value, is_left_out) for name, value in config.items() if not is_left_out(name, value)}
-
-
-def _counts_batches(name: str, value: Any) -> bool:
-    """Return whether an argument is a schedule of version 0.2.0, which counted batches."""
-    return name in ("anneal", "final_temperature") or (name == "ramp" and max(value or (0,)) > 1)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

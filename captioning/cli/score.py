@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from captioning import earlier_names
 from captioning.cli import model_name
 from captioning.errors import InputError, check_choice, check_whole
 from captioning.provenance import provenance
@@ -20,12 +21,6 @@ from captioning.trace import ContextMode
 if TYPE_CHECKING:
     from captioning.decoding import BeamOptions
     from captioning.evaluation.evaluator import Evaluator
-
-_OLD_NAMES = {"test_split": "split", "inference": "context_mode", "default_root_dir": "results", "logger": "no_logger"}
-_OLD_NAMES |= dict.fromkeys(("accelerator", "devices", "strategy"), "device")
-_OLD_NAMES |= dict.fromkeys(("limit_test_batches", "limit_val_batches"), "data.limit_images")
-_OLD_NAMES |= {"bound_samples": "bound_draws", "ensemble": "ensemble", "precision": "precision"}
-"""Options of version 0.2, by their last part, each with its name of today."""
 
 
 def score(
@@ -129,7 +124,7 @@ def score(
 
 def _refuse_old_names(task: str, given: Sequence[str]) -> None:
     for option in (option for option in given if not option.startswith("--data.source.")):
-        if (new := _OLD_NAMES.get(option.lstrip("-").rpartition(".")[2])) is not None:
+        if (new := earlier_names.OPTIONS_OF_TEST.get(option.lstrip("-").rpartition(".")[2])) is not None:
             raise InputError(f"{option} of captioning {task} is now --{new}")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from captioning import earlier_names
 from captioning.errors import InputError
 from captioning.files import read_json, write_json, write_text
 from captioning.tokenizers import Tokenizer
@@ -95,8 +96,8 @@ def read_metrics(path: Path) -> tuple[dict[str, float], dict[str, Any]]:
     """Return the metrics of STAGE_metrics.json without their prefix, and the conditions of the test."""
     content = convert(path, read_json(path), dict[str, Any], _EXPECTED)
     metrics = {name.partition("/")[2]: value for name, value in content.items() if isinstance(value, (int, float))}
-    renamed = {"inference": "context_mode"}  # names of 0.2
-    return metrics, {renamed.get(name, name): value for name, value in content.get("search", {}).items()}
+    conditions = content.get("search", {}).items()
+    return metrics, {earlier_names.CONDITIONS.get(name, name): value for name, value in conditions}
 
 
 def read_captions(path: Path) -> dict[int, CaptionedImage]:

@@ -24,14 +24,14 @@ class CaptionBatches(Sampler[list[int]]):
     """Whole batches of captions of similar length (Sec. 4.3, Xu et al. 2015), shuffled again in each epoch.
 
     The order is a function of seed, epoch and ``batch_size * world_size``, so nothing is saved: a resumed run begins at
-    ``start``. An epoch is cut into steps of ``batch_size * world_size`` captions. With group ``length``, captions are
-    sorted by length first, so most steps have one length; then the steps are shuffled. Each rank takes every
-    ``world_size``-th caption of a step. Every caption appears once per epoch unless ``captions_per_image`` is set. One
-    step is shorter than the others. If it has fewer captions than ranks, some are repeated so that each rank has one.
+    ``start``. An epoch is cut into global batches of ``batch_size * world_size`` captions. With group ``length``,
+    captions are sorted by length first, so most global batches have one length; then these are shuffled. Each rank
+    takes every ``world_size``-th caption of one. Every caption appears once per epoch unless ``captions_per_image`` is
+    set. One global batch is smaller. If it has fewer captions than ranks, some are repeated so that each rank has one.
     Differs from the paper, which draws a random length for each update: lengths come in proportion to their captions.
 
     Args:
-        lengths, image_of_caption: (M,) words and image row of each caption, as in ``CaptionIndex``.
+        lengths, caption_image: (M,) words and image row of each caption, as in ``CaptionIndex``.
         batch_size: Captions per batch on each rank. With ``group="image"`` this is an average.
         group, captions_per_image: As in ``CaptionDataModule``. With ``"image"``, images are drawn regardless of caption
             length: batches sorted by length would hold similar pictures, from which the encoder learns badly.
@@ -41,7 +41,7 @@ class CaptionBatches(Sampler[list[int]]):
     def __init__(
         self,
         lengths: np.ndarray,
-        image_of_caption: np.ndarray,
+        caption_image: np.ndarray,
         batch_size: int,
         seed: int,
         *,
@@ -53,18 +53,18 @@ class CaptionBatches(Sampler[list[int]]):
     ) -> None:
         if captions_per_image is not None and group != "image":
             raise InputError(f"captions_per_image: needs group image, got {group}")
-        self.lengths, images = np.asarray(lengths), np.asarray(image_of_caption)
+        self.lengths, images = np.asarray(lengths), np.asarray(caption_image)
         self.seed, self.group, self.rank, self.world_size = seed, group, rank, world_size
         self.epoch, self.first = start
         # The units that are shuffled: captions, or images.
-        self.units, self.units_per_step = len(images), batch_size * world_size
+        self.units, self.units_per_batch = len(images), batch_size * world_size
         if group == "image":
             self._by_image = np.argsort(images, kind="stable")  # captions, image by image
             _, self._start, self._size = np.unique(images[self._by_image], return_index=True, return_counts=True)
             self._taken = np.minimum(self._size, captions_per_image or len(images))  # captions per image and epoch
             self.units = len(self._size)
             per_caption = self.units / int(self._taken.sum())
-            self.units_per_step = max(world_size, round(batch_size * world_size * per_caption))
+            self.units_per_batch = max(world_size, round(batch_size * world_size * per_caption))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, which skips batches only in the epoch of ``start``. Lightning calls this."""
@@ -73,7 +73,7 @@ class CaptionBatches(Sampler[list[int]]):
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch on each rank, even if the next pass begins in its middle."""
-        return math.ceil(self.units / self.units_per_step)
+        return math.ceil(self.units / self.units_per_batch)
 
     def __iter__(self) -> Iterator[list[int]]:
         epoch, first = self.epoch, self.first
@@ -81,20 +81,20 @@ class CaptionBatches(Sampler[list[int]]):
         units = random.permutation(self.units).astype(np.int32)
         if self.group == "length":
             units = units[np.argsort(self.lengths[units], kind="stable")]
-        sizes = np.full(len(self), self.units_per_step)
+        sizes = np.full(len(self), self.units_per_batch)
         sizes[random.integers(len(self))] -= sizes.sum() - len(units)
-        steps = np.split(units, np.cumsum(sizes)[:-1])
+        global_batches = np.split(units, np.cumsum(sizes)[:-1])
         order = random.permutation(len(self)).tolist()
-        for number, step in enumerate(order[first:], first):
-            captions = PlacedBatch(self._captions(steps[step], epoch))
+        for number, i in enumerate(order[first:], first):
+            captions = PlacedBatch(self._captions(global_batches[i], epoch))
             captions.epoch_and_batch = epoch, number
             yield captions
 
-    def _captions(self, step: np.ndarray, epoch: int) -> list[int]:
-        """Return this rank's captions of a step's units."""
-        if len(step) < self.world_size:
-            step = np.resize(step, self.world_size)
-        mine = step[self.rank :: self.world_size]
+    def _captions(self, units: np.ndarray, epoch: int) -> list[int]:
+        """Return this rank's captions of a global batch's units."""
+        if len(units) < self.world_size:
+            units = np.resize(units, self.world_size)
+        mine = units[self.rank :: self.world_size]
         if self.group == "length":
             return mine.tolist()
         images = np.stack([self._start, self._size, self._taken], axis=1)[mine].tolist()

@@ -26,23 +26,23 @@ def batches_of(data, epoch=0, **options):
 
 @pytest.mark.parametrize("group", ["length", "image"])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_every_caption_comes_once_an_epoch_and_a_step_has_the_same_captions_on_any_number_of_ranks(group, world_size):
+def test_every_caption_comes_once_an_epoch_and_a_batch_has_the_same_captions_on_any_number_of_ranks(group, world_size):
     data = captions(100)
     whole = batches_of(data, group=group, batch_size=32)
     assert sorted(chain.from_iterable(whole)) == list(range(len(data[0])))
     options = {"group": group, "batch_size": 32 // world_size, "world_size": world_size}
     ranks = [batches_of(data, rank=rank, **options) for rank in range(world_size)]
     repeated = 0
-    for step, expected in zip(zip(*ranks, strict=True), whole, strict=True):
-        assert {batch.epoch_and_batch for batch in step} == {expected.epoch_and_batch}
-        captions_of_step = list(chain.from_iterable(step))
-        assert set(captions_of_step) == set(expected)
-        repeated += len(captions_of_step) > len(expected)
-    assert repeated <= 1  # the short step, if it has fewer captions than there are ranks
+    for batches, expected in zip(zip(*ranks, strict=True), whole, strict=True):
+        assert {batch.epoch_and_batch for batch in batches} == {expected.epoch_and_batch}
+        global_batch = list(chain.from_iterable(batches))
+        assert set(global_batch) == set(expected)
+        repeated += len(global_batch) > len(expected)
+    assert repeated <= 1  # the short batch, if it has fewer captions than there are ranks
 
 
-def test_at_most_one_caption_per_other_rank_is_repeated_where_a_step_has_too_few():
-    data = np.full(9, 7), np.arange(9)  # 9 captions in steps of 8: the short step has one caption for four ranks
+def test_at_most_one_caption_per_other_rank_is_repeated_where_a_batch_has_too_few():
+    data = np.full(9, 7), np.arange(9)  # 9 captions in batches of 8: the short one has one caption for four ranks
     ranks = [batches_of(data, batch_size=2, rank=rank, world_size=4) for rank in range(4)]
     drawn = list(chain.from_iterable(chain.from_iterable(ranks)))
     assert set(drawn) == set(range(9)) and len(drawn) == 9 + 3 and {len(batches) for batches in ranks} == {2}

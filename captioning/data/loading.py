@@ -151,14 +151,14 @@ class CaptionDataset(Dataset[CaptionBatch]):
             loaded = [self._image(row, epoch_and_batch) for row in rows.tolist()]
             images, views = torch.stack([image for image, _ in loaded]), [view_of for _, view_of in loaded]
         else:
-            annotations, steps = self.features.gather(rows), self.preprocessing
+            annotations, preprocessing = self.features.gather(rows), self.preprocessing
             mirrored = np.zeros(len(rows), dtype=bool)
             if self.flipped is not None:
                 # The sampler seeds its order with (seed, epoch); the 1 keeps the two streams apart.
-                drawn = np.random.default_rng((self.seed, epoch_and_batch[0], 1)).random(len(index))
-                mirrored = drawn[rows] < self.augmentation.flip
+                uniform = np.random.default_rng((self.seed, epoch_and_batch[0], 1)).random(len(index))
+                mirrored = uniform[rows] < self.augmentation.flip
                 annotations[torch.from_numpy(mirrored)] = self.flipped.gather(rows[mirrored])
-            views = [steps.mirrored_view if flip else steps.evaluation_view for flip in mirrored]
+            views = [preprocessing.mirrored_view if flip else preprocessing.evaluation_view for flip in mirrored]
         caption_images, image_ids, image_rows = map(torch.from_numpy, (image_index, index.image_ids[rows], rows))
         batch = CaptionBatch(ids, lengths, caption_images, image_ids, image_rows, images, annotations)
         return batch if self.regions is None else self._with_regions(batch, captions, views)
@@ -168,8 +168,8 @@ class CaptionDataset(Dataset[CaptionBatch]):
         image = self.index.image(row, self.preprocessing)
         if self.augmentation == Augmentation():
             return self.preprocessing(image), self.preprocessing.evaluation_view
-        stream = np.random.SeedSequence((self.seed, *epoch_and_batch, row)).generate_state(1, np.uint64)
-        view = self.augmentation.draw(self.preprocessing, image.size, torch.Generator().manual_seed(int(stream[0])))
+        (seed,) = np.random.SeedSequence((self.seed, *epoch_and_batch, row)).generate_state(1, np.uint64)
+        view = self.augmentation.random_view(self.preprocessing, image.size, torch.Generator().manual_seed(int(seed)))
         return self.preprocessing(image, view), lambda _: view
 
     def _with_regions(self, batch: CaptionBatch, captions: np.ndarray, views: Sequence[ViewOf]) -> CaptionBatch:
@@ -178,16 +178,16 @@ class CaptionDataset(Dataset[CaptionBatch]):
         recurs = self.features is not None  # cached features have two views
         rows = zip(batch.index_rows.tolist(), views, strict=True)
         in_view = [self.regions.phrases(row, view_of, recurs=recurs) for row, view_of in rows]
-        covered, steps = [], []
+        covered, region_steps = [], []
         for position, (caption, image) in enumerate(zip(captions.tolist(), batch.image_index.tolist(), strict=True)):
             for region in in_view[image][caption - self.index.first_caption[batch.index_rows[image]]]:
                 if region.covered.mean() <= LARGEST_REGION:
-                    steps += [(position, step) for step in range(region.start, region.end)]
+                    region_steps += [(position, step) for step in range(region.start, region.end)]
                     covered += [region.covered.ravel()] * (region.end - region.start)
-        if not steps:
+        if not region_steps:
             return batch
         regions = torch.from_numpy(np.array(covered, dtype=np.float32))
-        return batch._replace(regions=regions, region_steps=torch.tensor(steps))
+        return batch._replace(regions=regions, region_steps=torch.tensor(region_steps))
 
 
 class SplitData:

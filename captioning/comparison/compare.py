@@ -9,7 +9,7 @@ import numpy as np
 from captioning.comparison.conditions import condition_tables, ordered_curves, variants_of
 from captioning.comparison.measures import (
     Captions,
-    FamilyCounts,
+    CountedFamily,
     caption_families,
     grounding_families,
     measure_runs,
@@ -139,7 +139,7 @@ def _common_images(captioned: Mapping[str, Captions]) -> tuple[list[int], list[s
 
 
 def _disagreements(
-    captioned: Mapping[str, Captions], families: Sequence[FamilyCounts], common: Sequence[int], metric: str
+    captioned: Mapping[str, Captions], families: Sequence[CountedFamily], common: Sequence[int], metric: str
 ) -> list[Disagreement]:
     """Return the common images whose captions differ, largest difference of the metric first."""
     (counted,) = [family for family in families if metric in family.names]

@@ -43,7 +43,7 @@ Key = tuple[str, str]  # the names of a run or a variant, and of a metric
 Captions = Mapping[int, CaptionedImage]
 
 
-class FamilyCounts(NamedTuple):
+class CountedFamily(NamedTuple):
     """S metrics that are functions of the same C counts."""
 
     names: tuple[str, ...]  # names in files; ``TITLES`` has the names in tables
@@ -53,17 +53,17 @@ class FamilyCounts(NamedTuple):
     unit: str = ""  # what the second count counts, shown beside a metric
 
 
-def caption_families(images_by_run: Mapping[str, Sequence[CaptionedImage]], *, java: bool) -> list[FamilyCounts]:
+def caption_families(images_by_run: Mapping[str, Sequence[CaptionedImage]], *, java: bool) -> list[CountedFamily]:
     """Return the metrics of captions, with METEOR if ``java`` and available."""
-    families: dict[tuple[str, ...], FamilyCounts] = {}
+    families: dict[tuple[str, ...], CountedFamily] = {}
     for run, images in Progress("scoring captions", over=images_by_run.items(), unit=" runs"):
         hypotheses, references = [image.words for image in images], [image.reference_words for image in images]
         for family, counted in family_counts(hypotheses, references, java=java):
-            families.setdefault(family.names, FamilyCounts(family.names, {}, family.values)).counts[run] = counted
+            families.setdefault(family.names, CountedFamily(family.names, {}, family.values)).counts[run] = counted
     return list(families.values())
 
 
-def grounding_families(images_by_run: Mapping[str, Sequence[CaptionedImage]]) -> list[FamilyCounts]:
+def grounding_families(images_by_run: Mapping[str, Sequence[CaptionedImage]]) -> list[CountedFamily]:
     """Return the metrics of attention at the nouns of captions and of references."""
     families = []
     for name, metric in sorted(NOUN_METRICS.items(), key=lambda item: item[0].startswith("reference_")):
@@ -73,7 +73,7 @@ def grounding_families(images_by_run: Mapping[str, Sequence[CaptionedImage]]) ->
             if any(judged):  # (images, 2): the sum over an image's nouns, and their number
                 counts[run] = np.array([[sum(values), len(values)] for values in judged], dtype=np.float64)
         if counts:
-            families.append(FamilyCounts((name,), counts, percentage, baseline=metric.better is None, unit="noun"))
+            families.append(CountedFamily((name,), counts, percentage, baseline=metric.better is None, unit="noun"))
     return families
 
 
@@ -87,7 +87,7 @@ class Measured(NamedTuple):
 
 
 def measure_runs(
-    table: Table, families: Sequence[FamilyCounts], compared: Sequence[str], *, resamples: int, seed: int
+    table: Table, families: Sequence[CountedFamily], compared: Sequence[str], *, resamples: int, seed: int
 ) -> Measured:
     """Fill a table without rows with the metrics of its runs, and test the compared runs against the first one."""
     metrics: dict[Key, Interval] = {}
@@ -118,7 +118,7 @@ def measure_runs(
     return Measured(table._replace(rows=rows, note=table.note + note), tests, notices, metrics)
 
 
-def _cell(family: FamilyCounts, key: Key, metrics: dict[Key, Interval], tests: Mapping[Key, Difference]) -> TableCell:
+def _cell(family: CountedFamily, key: Key, metrics: dict[Key, Interval], tests: Mapping[Key, Difference]) -> TableCell:
     counts = family.counts.get(key[0])
     if counts is None:
         return TableCell()
@@ -129,7 +129,7 @@ def _cell(family: FamilyCounts, key: Key, metrics: dict[Key, Interval], tests: M
     return TableCell.measured(metric.value, f"{metric.low:.1f} to {metric.high:.1f}{nouns}", tests.get(key))
 
 
-def measure_variants(variants: Sequence[Variant], families: Sequence[FamilyCounts], *, with_tests: bool) -> Measured:
+def measure_variants(variants: Sequence[Variant], families: Sequence[CountedFamily], *, with_tests: bool) -> Measured:
     """Return the means and deviations of variants ``with_metrics``, and tests over images and seeds ``with_tests``."""
     families = [family for family in families if not family.baseline]
     tests = _variant_tests(variants, families) if with_tests else {}
@@ -147,7 +147,7 @@ def measure_variants(variants: Sequence[Variant], families: Sequence[FamilyCount
     return Measured(table, tests, [notice] if single else [], {})
 
 
-def _variant_tests(variants: Sequence[Variant], families: Sequence[FamilyCounts]) -> dict[Key, Difference]:
+def _variant_tests(variants: Sequence[Variant], families: Sequence[CountedFamily]) -> dict[Key, Difference]:
     """Return corrected tests of variants against the first one; both need several seeds and all counts."""
     tests: dict[Key, Difference] = {}
     several_seeds = [variant for variant in variants if len(variant.runs) > 1]
@@ -166,7 +166,7 @@ def _corrected(tests: Mapping[Key, Difference]) -> dict[Key, Difference]:
     return dict(zip(tests, holm(list(tests.values())), strict=True))
 
 
-def with_metrics(variant: Variant, families: Sequence[FamilyCounts], runs: Sequence[Run], image_count: int) -> Variant:
+def with_metrics(variant: Variant, families: Sequence[CountedFamily], runs: Sequence[Run], image_count: int) -> Variant:
     """Return a variant with the metrics of its runs; their tests have ``image_count`` images in common."""
     members, metrics = [run for run in runs if run.name in variant.runs], dict[str, list[float]]()
     for family in families:

@@ -43,7 +43,7 @@ class CellGrid:
         offset, stride = ((y * down, x * across) for y, x in (self.offset, self.stride))
         return CellGrid(self.grid_size, offset, stride, size)
 
-    def near(self, other: CellGrid) -> bool:
+    def is_near(self, other: CellGrid) -> bool:
         """Return whether no cell is more than a quarter of a stride from the other grid's cell."""
         if (self.grid_size, self.stride, self.size) != (other.grid_size, other.stride, other.size):
             return False

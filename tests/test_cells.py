@@ -118,7 +118,7 @@ def test_cells_are_measured_when_they_are_asked_for_and_again_when_the_weights_h
     assert encoder.cells.offset == pytest.approx((6, 0), abs=0.5)
     encoder.cells = before  # as a model's file says
     assert encoder.cells is before
-    assert one_sided(slice(0, 2), slice(6, 8)).cells.near(before)
+    assert one_sided(slice(0, 2), slice(6, 8)).cells.is_near(before)
 
 
 # Geometry
@@ -133,9 +133,9 @@ def test_a_cell_reaches_half_a_stride_around_its_centre_and_not_out_of_the_view(
 
 
 def test_grids_that_differ_by_a_quarter_of_a_stride_are_near():
-    assert SHIFTED.near(SHIFTED) and SHIFTED.near(dataclasses.replace(SHIFTED, offset=(4.5, 5.0)))
-    assert not SHIFTED.near(dataclasses.replace(SHIFTED, offset=(4.6, 5.0)))
-    assert not SHIFTED.near(dataclasses.replace(SHIFTED, stride=(10.0, 9.0)))
+    assert SHIFTED.is_near(SHIFTED) and SHIFTED.is_near(dataclasses.replace(SHIFTED, offset=(4.5, 5.0)))
+    assert not SHIFTED.is_near(dataclasses.replace(SHIFTED, offset=(4.6, 5.0)))
+    assert not SHIFTED.is_near(dataclasses.replace(SHIFTED, stride=(10.0, 9.0)))
 
 
 @pytest.mark.parametrize(("grid", "size"), [((3, 5), (17, 23)), ((14, 14), (224, 224)), ((7, 4), (31, 47))])

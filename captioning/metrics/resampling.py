@@ -87,8 +87,8 @@ def differences(
     total = counts.sum(axis=1)
     both = statistic(total)
     observed = np.atleast_1d(both[1] - both[0])
-    drawn = bootstrap(counts, statistic, resamples=resamples, seed=seed)
-    low, high = _middle((drawn[:, 1] - drawn[:, 0]).reshape(resamples, -1))
+    resampled = bootstrap(counts, statistic, resamples=resamples, seed=seed)
+    low, high = _middle((resampled[:, 1] - resampled[:, 0]).reshape(resamples, -1))
     random = np.random.default_rng(seed)
     gains = counts[1] - counts[0]
     exchanged = total[0] + np.stack([random.integers(0, 2, size=len(gains)) @ gains for _ in range(resamples)])
@@ -123,7 +123,7 @@ def ratio(numerator: Floats, denominator: Floats) -> Floats:
     return np.divide(numerator, denominator, out=np.zeros_like(denominator), where=denominator > 0)
 
 
-def _middle(drawn: Floats) -> Floats:
+def _middle(resampled: Floats) -> Floats:
     # A resample in which a metric has no value, such as an accuracy of no noun, is left out.
     with np.errstate(all="ignore"):
-        return np.asarray(np.nanquantile(drawn, [0.025, 0.975], axis=0))
+        return np.asarray(np.nanquantile(resampled, [0.025, 0.975], axis=0))

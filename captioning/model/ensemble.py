@@ -111,7 +111,7 @@ class Ensemble(CaptionModel):
 def _same_view(first: Encoder, second: Encoder) -> bool:
     """Return whether the cells of two encoders cover the same parts of the same view, up to small differences."""
     views = [(encoder.preprocessing.resize, encoder.preprocessing.crop) for encoder in (first, second)]
-    return views[0] == views[1] and first.cells.near(second.cells)
+    return views[0] == views[1] and first.cells.is_near(second.cells)
 
 
 class MeanStep:

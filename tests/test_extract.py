@@ -84,7 +84,7 @@ def test_later_configurations_and_options_win():
             {"data": {"source": first, "batch_size": 3}, "trainer": {"devices": 1}},
             {"data": {"source": values}},
         ]
-        (built,) = build({"data.source": CaptionSource}, configs, options)
+        (built,), _ = build({"data.source": CaptionSource}, configs, options)
         return built
 
     later = source(init_args={"val": 5})

@@ -87,17 +87,6 @@ def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.de
     return SavedModel(str(path), captioner, vocabulary, settings)
 
 
-def read_models(paths: Sequence[str | os.PathLike[str]], device: str | torch.device = "cpu") -> list[SavedModel]:
-    """Return the members of an ensemble. Raises InputError if there is none, or if their vocabularies differ."""
-    if not paths:
-        raise InputError("an ensemble needs at least one checkpoint")
-    models = [read_model(path, device) for path in paths]
-    for model in models:
-        if model.vocabulary != models[0].vocabulary:
-            raise InputError(f"{model.path}: has another vocabulary than {models[0].path}; an ensemble needs one")
-    return models
-
-
 def _download(name: str) -> Path:
     """Download "hf:owner/name" or "hf:owner/name@revision" unless the hub's cache has it; return its folder."""
     try:

@@ -29,19 +29,15 @@ def parse_training(parser: ArgumentParser, args: Sequence[str]) -> Namespace:
         raise refusal("captioning fit", str(error), FIT_HELP + parser.format_help()) from error
 
 
-def build(kinds: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], options: Sequence[str] = ()) -> list[Any]:
-    """Build the parts of training configurations with the types ``kinds``, such as ``{"data.source": CaptionSource}``.
+def build(
+    kinds: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], options: Sequence[str] = ()
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return parts of training configurations, and the settings of the parts as a configuration has them.
 
+    ``kinds`` are the parts' types, such as ``{"data.source": CaptionSource}``.
     A part whose type admits None may be missing. A later configuration wins over an earlier one, and options of the
     training command, ``["--data.source.root", "DIR"]``, win over all configurations.
     """
-    return build_with_settings(kinds, configs, options)[0]
-
-
-def build_with_settings(
-    kinds: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], options: Sequence[str] = ()
-) -> tuple[list[Any], dict[str, Any]]:
-    """Return what ``build`` returns, and the settings of the parts as a configuration has them."""
     restrict_imports()
     parser = ArgumentParser(prog="captioning fit", allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config", action=ActionConfigFile)

@@ -57,7 +57,8 @@ def extract(
 
     kinds: dict[str, Any] = {"model.encoder": Encoder, "data.source": CaptionSource}
     kinds |= {"data.vocabulary.tokenizer": Tokenizer | None, "data.limit_images": int | None}
-    encoder, source, tokenizer, limit = build(kinds, [read_config(path, "--config") for path in config], overrides)
+    parts, _ = build(kinds, [read_config(path, "--config") for path in config], overrides)
+    encoder, source, tokenizer, limit = parts
     source.tokenizer = tokenizer or source.tokenizer  # an image without a word in its captions is left out
     if init_from:
         try:

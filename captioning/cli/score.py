@@ -160,7 +160,7 @@ def _data_and_search(
 
     ``trained`` are the model's own settings.
     """
-    from captioning.cli.build import build_with_settings
+    from captioning.cli.build import build
     from captioning.data import CaptionSource
     from captioning.data.loading import worker_count
     from captioning.decoding import BeamOptions
@@ -170,7 +170,7 @@ def _data_and_search(
     counts = {f"data.{name}": int | None for name in ("limit_images", "eval_batch_size", "num_workers")}
     kinds = {"model.search": BeamOptions, "data.source": CaptionSource, "data.features": str | None, **counts}
     defaults = {"model": {"search": vars(BeamOptions.of_settings(trained))}}
-    built, used = build_with_settings(kinds, [defaults, *settings], overrides)
+    built, used = build(kinds, [defaults, *settings], overrides)
     search, source, features, limit, batch_size, workers = built
     workers = worker_count(workers, cached=features is not None)
     data = {"source": source, "features": features, "limit_images": limit, "num_workers": workers}

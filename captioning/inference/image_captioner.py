@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from captioning.checkpoint.export import StoredType, write_export
-from captioning.checkpoint.load import PRETRAINED, read_models
+from captioning.checkpoint.load import PRETRAINED, read_model
 from captioning.decoding import DecodingOptions, Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_whole
@@ -40,7 +40,11 @@ def load(path: _Place | Sequence[_Place] = PRETRAINED, device: str | torch.devic
             model gives views, settings and default options.
         device: "auto", "cpu", "cuda", "cuda:1" ...
     """
-    first, *others = read_models([path] if isinstance(path, (str, os.PathLike)) else path, device)
+    paths = [path] if isinstance(path, (str, os.PathLike)) else path
+    first, *others = [read_model(path, device) for path in paths]
+    for other in others:
+        if other.vocabulary != first.vocabulary:
+            raise InputError(f"{other.path}: has another vocabulary than {first.path}; an ensemble needs one")
     model = Ensemble([first.captioner, *(other.captioner for other in others)]) if others else first.captioner
     return ImageCaptioner(model, first.vocabulary, first.settings)
 

@@ -25,11 +25,11 @@ WORDS = [[4, 5, 6, 7], [8, 9], [10, 4, 5]]
 
 
 class DroppingScore(Score):
-    """A score of somebody's own that drops units of the query; it does not say that it is not deterministic."""
+    """A score of somebody's own that drops units of the query."""
 
     def __init__(self, dim):
         super().__init__()
-        self.inner = AdditiveScore(dim)
+        self.inner, self.dropout = AdditiveScore(dim), torch.nn.Dropout(0.5)
 
     def build(self, *sizes):
         self.inner.build(*sizes)
@@ -38,14 +38,18 @@ class DroppingScore(Score):
         return self.inner.project(annotations)
 
     def forward(self, query, projected):
-        return self.inner(torch.nn.functional.dropout(query, 0.5), projected)
+        return self.inner(self.dropout(query), projected)
 
 
 class DroppingAdditiveScore(AdditiveScore):
     """A score of somebody's own, from one that is deterministic."""
 
+    def __init__(self, dim):
+        super().__init__(dim)
+        self.dropout = torch.nn.Dropout(0.5)
+
     def project_query(self, query):
-        return super().project_query(torch.nn.functional.dropout(query, 0.5))
+        return super().project_query(self.dropout(query))
 
 
 def soft(**options):
@@ -126,6 +130,7 @@ def rows_attended(decoder, monkeypatch) -> list[int]:
         (lambda: MultiHeadAttention(ScaledDotScore(), heads=2, dropout=0.3), SAMPLES),
         (lambda: SoftAttention(DroppingScore(5)), SAMPLES),
         (lambda: SoftAttention(DroppingAdditiveScore(5)), SAMPLES),
+        (lambda: NTMAttention(AdditiveScore(5)), 1),
     ],
 )
 def test_samples_share_a_recurrence_that_is_deterministic(attention, recurrences, monkeypatch):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from captioning.attention.memory import Memory, repeat_rows
 from captioning.attention.normalizers import Normalizer, Softmax
@@ -88,11 +88,9 @@ class Attention(Component):
 
     @property
     def deterministic(self) -> bool:
-        """Whether equal queries of an image get equal contexts: this batch draws and drops nothing.
-
-        A subclass that returns True must draw and drop nothing.
-        """
-        return False
+        """Whether equal queries of an image get equal contexts: this training batch draws and drops nothing."""
+        drops = any(isinstance(part, nn.Dropout) and part.p for part in self.modules())
+        return self.training and not self.may_draw and not drops
 
     def logged_values(self) -> dict[str, float]:
         """Return current values for the logs, by name."""

@@ -79,11 +79,6 @@ class StochasticAttention(Attention):
     def may_draw(self) -> bool:
         return self.current_sample_probability > 0
 
-    @property
-    def deterministic(self) -> bool:
-        # Evaluation may draw, and decodes a caption once.
-        return self.training and not self.may_draw and self.score.deterministic and not self.dropout.p
-
     def logged_values(self) -> dict[str, float]:
         return {"sample_probability": self.current_sample_probability}
 

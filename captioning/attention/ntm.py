@@ -21,7 +21,7 @@ from captioning.trace import State
 _NEIGHBORS = 9  # offsets of the 3 x 3 shift
 
 
-class NTMScore(CosineScore, deterministic=True):
+class NTMScore(CosineScore):
     """The logits are the logs of the weights of Graves et al. 2014, Eq. 5-9, in two dimensions.
 
     From h_{t-1} come a key k_t, its sharpness beta_t, a gate g_t, a shift s_t and an exponent gamma_t:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,18 +22,13 @@ class Score(Component):
     A score may carry tensors from step to step, such as the alphas so far: ``init_state`` makes them, ``forward`` takes
     them as further arguments, ``update`` returns the next step's. Most scores carry nothing.
 
+    A score that drops units does so by an ``nn.Dropout``; all else in it is deterministic.
+
     Attributes:
-        deterministic: Whether two equal queries always get equal logits, in training mode, too. A class without dropout
-            and random numbers says so, ``class MyScore(Score, deterministic=True)``, and its subclasses say it again.
         needs_softmax: Whether the logits are logarithms of weights, which only a softmax turns into the score's alphas.
     """
 
-    deterministic = False
     needs_softmax = False
-
-    def __init_subclass__(cls, *, deterministic: bool = False, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        cls.deterministic = deterministic
 
     @abstractmethod
     def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
@@ -60,7 +54,7 @@ class Score(Component):
         return state
 
 
-class AdditiveScore(Score, deterministic=True):
+class AdditiveScore(Score):
     """e_ti = v^T tanh(W_a a_i + b + W_h h_{t-1}), Eq. 4 with the paper's one-hidden-layer perceptron.
 
     A constant added to all scores does not change the softmax, so the output layer has no bias.
@@ -93,7 +87,7 @@ class AdditiveScore(Score, deterministic=True):
         return self._logits(projected, self.project_query(query), self.output.weight[0])  # (B, R, L)
 
 
-class ConcatScore(AdditiveScore, deterministic=True):
+class ConcatScore(AdditiveScore):
     """e_ti = v^T tanh(W [h_{t-1}; a_i]) (Luong et al. 2015): ``AdditiveScore`` without a bias, with W = [W_h W_a]."""
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
@@ -101,7 +95,7 @@ class ConcatScore(AdditiveScore, deterministic=True):
         self.annotation_projection = nn.Linear(annotation_dim, self.attention_dim, bias=False)
 
 
-class CoverageScore(AdditiveScore, deterministic=True):
+class CoverageScore(AdditiveScore):
     """e_ti = v^T tanh(W_a a_i + b + W_h h_{t-1} + w_c c_ti) with c_ti = sum_{t' < t} alpha_t'i.
 
     See et al. 2017, Eq. 11 (the linguistic coverage of Tu et al. 2016, with the additive score). The sum of alphas
@@ -131,7 +125,7 @@ class CoverageScore(AdditiveScore, deterministic=True):
         return self.output(hidden).squeeze(-1)
 
 
-class DotScore(Score, deterministic=True):
+class DotScore(Score):
     """e_ti = a_i^T h_{t-1} (Luong et al. 2015). It has no parameters: annotations and queries must have one size."""
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
@@ -149,7 +143,7 @@ class DotScore(Score, deterministic=True):
         return dot(query, projected)  # (B, R, L)
 
 
-class GeneralScore(DotScore, deterministic=True):
+class GeneralScore(DotScore):
     """e_ti = a_i^T W h_{t-1} (Luong et al. 2015). a_i^T W is computed once per image: a step is one dot product."""
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
@@ -159,7 +153,7 @@ class GeneralScore(DotScore, deterministic=True):
         return self.annotation_projection(annotations).mT  # (B, H, L)
 
 
-class ScaledDotScore(DotScore, deterministic=True):
+class ScaledDotScore(DotScore):
     """e_ti = a_i^T h_{t-1} / sqrt(d) (Vaswani et al. 2017), or of learned projections (W_a a_i)^T (W_h h_{t-1}).
 
     Without the root, the logits would grow with the size d, and the softmax would saturate.
@@ -193,7 +187,7 @@ class ScaledDotScore(DotScore, deterministic=True):
         return dot(self.query_projection(query), projected)
 
 
-class CosineScore(ScaledDotScore, deterministic=True):
+class CosineScore(ScaledDotScore):
     """e_ti = s cos(W_a a_i, W_h h_{t-1}) (Graves et al. 2014, Eq. 5-6, by content alone), with a learned s.
 
     Logits lie between -s and s, whatever the norms of annotations and state.
@@ -216,7 +210,7 @@ class CosineScore(ScaledDotScore, deterministic=True):
         return self.scale * dot(F.normalize(self.query_projection(query), dim=-1), projected)
 
 
-class LocationScore(Score, deterministic=True):
+class LocationScore(Score):
     """e_t = W h_{t-1} (Luong et al. 2015): where to look depends on the state, not on the annotations."""
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:

@@ -28,10 +28,6 @@ class SoftAttention(Attention):
         self.score = score
         self.dropout = nn.Dropout(dropout)
 
-    @property
-    def deterministic(self) -> bool:
-        return self.score.deterministic and not self.dropout.p
-
     def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
         return AttentionOutput(expected_context(self.dropout(alphas), memory.annotations), alphas)
 
@@ -43,7 +39,7 @@ class UniformAttention(SoftAttention):
         super().__init__(_UniformScore())
 
 
-class _UniformScore(LocationScore, deterministic=True):
+class _UniformScore(LocationScore):
     """e_ti = 0."""
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:

@@ -148,7 +148,7 @@ class AttentionDecoder(Decoder):
         existing = ExistingSteps(repeat_rows(captions, samples), repeat_rows(lengths, samples))
         embedded = self.embedding(captions[:, :-1])  # (N, T, E); words and Eq. 7 are computed for all steps at once
         # Deterministic attention gives all samples of a caption the same states: compute them once.
-        repeats = 1 if self.attention.deterministic else samples
+        repeats = 1 if samples == 1 or self.attention.deterministic else samples
         B = len(memory.annotations)
         word_terms, lengths = (repeat_rows(x, repeats) for x in (self._word_terms(embedded), lengths))
         state = tuple(repeat_rows(tensor, len(lengths) // B) for tensor in self.init_state(memory))

@@ -12,10 +12,12 @@ from captioning.attention import (
     GumbelAttention,
     HardAttention,
     SoftAttention,
+    Sparsemax,
     StochasticAttention,
 )
 from captioning.attention.hard import draw
 from captioning.data.batch import pad_captions
+from captioning.errors import InputError
 from captioning.model import AttentionDecoder, DecoderOutput
 from captioning.objective.reductions import step_entropy
 from captioning.trace import NO_LOCATION
@@ -93,6 +95,17 @@ def test_hard_contexts_pass_no_gradient_to_the_score_and_others_do(attention, pr
     decode(decoder, torch.randn(B, L, D)).logits.sum().backward()
     gradient = decoder.attention.score.output.weight.grad
     assert (gradient is not None and bool(gradient.abs().sum() > 0)) == reaches
+
+
+def test_the_relaxation_of_a_draw_is_of_the_softmax():
+    with pytest.raises(
+        InputError, match="normalizer: the relaxation of GumbelAttention is of the softmax; leave it out"
+    ):
+        GumbelAttention(AdditiveScore(A), normalizer=Sparsemax())
+    options = {"ramp": (0.2, 0.4), "per_batch": True, "dropout": 0.1, "context_mode": "argmax"}
+    config = GumbelAttention(AdditiveScore(A), **options).to_config()
+    assert Attention.from_config(config).to_config() == config
+    assert config["init_args"].items() >= {**options, "ramp": [0.2, 0.4], "sample_probability": 1.0}.items()
 
 
 def test_relaxed_sample_nears_the_drawn_location_as_the_temperature_falls():

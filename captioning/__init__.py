@@ -1,7 +1,5 @@
 """Show, Attend and Tell (Xu et al., ICML 2015) in PyTorch: soft and hard attention over image regions."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.3.0"

@@ -1,7 +1,5 @@
 """The ``captioning`` command. Help is answered here, because importing what training needs takes seconds."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -4,8 +4,6 @@ A component's constructor takes hyper-parameters and other components. Sizes tha
 encoder's D, the vocabulary's V) are not among them: ``build`` takes those when the model is assembled.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import inspect

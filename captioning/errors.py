@@ -1,7 +1,5 @@
 """Errors that the user can correct: one line, exit code 2, no traceback."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import io

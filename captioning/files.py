@@ -1,7 +1,5 @@
 """Reading and writing files: atomic writing, JSON, and checks of output paths."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The linear layer of a step: fast for the few rows of a search, with one weight gradient for a whole recurrence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Floating-point types: the fastest one on this machine, autocast's, and one that is precise enough."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

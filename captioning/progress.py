@@ -1,7 +1,5 @@
 """Progress of a long task on standard error: a bar that grows in a terminal, a line every 30 s in a log."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

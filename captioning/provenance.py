@@ -1,7 +1,5 @@
 """Provenance of a measurement: command, commit, seed, machine and versions."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import platform

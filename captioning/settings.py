@@ -1,7 +1,5 @@
 """Settings: reading a configuration file, comparing configurations by dotted keys, and ``~`` on a command line."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

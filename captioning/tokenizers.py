@@ -1,7 +1,5 @@
 """Texts to words, and words to texts: English by Penn Treebank rules, splitting at white space, or characters."""
 
-from __future__ import annotations
-
 import functools
 import html
 import re

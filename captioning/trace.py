@@ -1,7 +1,5 @@
 """The state that decoding steps pass on, and the trace of attention that pictures are drawn from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 

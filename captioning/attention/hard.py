@@ -1,7 +1,5 @@
 """Hard attention, which draws a location at every step (Sec. 4.1), and its relaxation by Gumbel noise."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from dataclasses import replace

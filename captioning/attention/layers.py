@@ -1,7 +1,5 @@
 """Layers over the annotations, between encoder and decoder."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 

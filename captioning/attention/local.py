@@ -1,7 +1,5 @@
 """Local attention in two dimensions: a score restricted to a window around a predicted position."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """The annotations of a batch, prepared once for all steps, and helpers for contexts and rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

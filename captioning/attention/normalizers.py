@@ -5,8 +5,6 @@ Tsallis' entropy: a = 1 is the softmax, a = 2 sparsemax (Martins & Astudillo 201
 are the *support*.
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Callable

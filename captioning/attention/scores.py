@@ -1,7 +1,5 @@
 """Score functions f_att(a_i, h_{t-1}), Eq. 4."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 
 import torch

@@ -1,7 +1,5 @@
 """Deterministic attention: the expectation over locations (Sec. 4.2), and a control with uniform alphas."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from captioning.attention.base import Attention, AttentionOutput

@@ -1,7 +1,5 @@
 """One checkpoint with the mean weights of several, such as a first and a second stage of training."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 ``config.json`` has everything that rebuilds the model and prepares images.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Reading a file runs none of its code.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
 from collections.abc import Callable, Mapping

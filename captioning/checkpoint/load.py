@@ -1,7 +1,5 @@
 """Models from a checkpoint file, an exported folder or the hub, and training that begins with their weights."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The model card of an exported captioner, from the template model_card.md."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@
 This module imports nothing that is slow, because help is answered from it at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json as json_text
 import sys

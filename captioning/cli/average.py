@@ -1,7 +1,5 @@
 """The command ``average``: the mean of several checkpoints' weights."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

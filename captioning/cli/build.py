@@ -1,7 +1,5 @@
 """Building objects from parts of a training configuration."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args

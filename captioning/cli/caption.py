@@ -1,7 +1,5 @@
 """The command ``caption``: images of the user's, printed, drawn, explored or written as JSON."""
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """The command ``evaluate``: metrics of a file of captions. ``captioning test`` evaluates models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

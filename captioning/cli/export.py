@@ -1,7 +1,5 @@
 """The command ``export``: a trained captioner as a folder for others."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Literal

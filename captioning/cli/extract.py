@@ -1,7 +1,5 @@
 """The command ``extract``: a frozen encoder's annotations, computed once."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from pathlib import Path

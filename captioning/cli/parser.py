@@ -1,7 +1,5 @@
 """The command lines: typed functions become parsers, their docstrings the help, and mistakes one line."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import inspect

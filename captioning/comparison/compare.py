@@ -1,7 +1,5 @@
 """How runs differ: metrics on the same images with their uncertainty, curves, speed, size and settings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How runs were made: speed, size, decoding, settings, curves, and which runs differ in their seed alone."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

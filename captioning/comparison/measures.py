@@ -1,7 +1,5 @@
 """Metrics of runs over images and of variants over seeds, with intervals and tests against the first one."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """A comparison of runs as one HTML file that needs nothing else: page.html and its style page.css."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Mapping, Sequence

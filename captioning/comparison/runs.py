@@ -1,7 +1,5 @@
 """A finished or running training run as plain data, read from the folder that ``captioning fit`` writes."""
 
-from __future__ import annotations
-
 import csv
 import math
 import os

@@ -1,7 +1,5 @@
 """A comparison of runs as tables in a terminal."""
 
-from __future__ import annotations
-
 import sys
 
 from rich import box

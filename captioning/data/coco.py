@@ -1,7 +1,5 @@
 """COCO caption files (2014 and 2017, and anything else in their layout)."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path

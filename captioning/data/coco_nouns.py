@@ -4,8 +4,6 @@ Liu et al. (AAAI 2017, "weak supervision") and CHAIR (Rohrbach et al., "Object h
 2018) match synonyms, too. The table is our own.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from pathlib import Path

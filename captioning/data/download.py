@@ -1,7 +1,5 @@
 """Resumed and verified downloads of published archives, and unpacking."""
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import re

@@ -1,7 +1,5 @@
 """Flickr30k Entities (Plummer et al. 2015): boxes of the phrases of Flickr30k's and Flickr8k's captions."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from contextlib import suppress

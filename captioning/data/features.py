@@ -5,8 +5,6 @@ A folder holds two files for each split. <split>.npy has the annotations (N, L, 
 number of rows that are done.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Image files as upright 8-bit RGB, and masks in the same orientation."""
 
-from __future__ import annotations
-
 import io
 import math
 import warnings

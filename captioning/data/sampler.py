@@ -1,7 +1,5 @@
 """The order of captions in training and of images in evaluation, and their division among processes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Literal

@@ -4,8 +4,6 @@ Under ``root``: ``{train,val,test}/000001.png``, ``annotations/{captions,instanc
 with the parameters. Unlike in COCO, instances have ``attributes``; masks cover the visible pixels.
 """
 
-from __future__ import annotations
-
 import shlex
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """From an image file to the encoder's input, and the same geometry for masks. Checkpoints store it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias

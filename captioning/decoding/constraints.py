@@ -1,7 +1,5 @@
 """Constraints on captions, as masks on the log-probabilities of the next word. Every search applies them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

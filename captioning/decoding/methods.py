@@ -1,7 +1,5 @@
 """Beam search, greedy decoding and sampling, and the one place where options choose between them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Options of decoding: the search, what captions must be, and how hard attention forms its contexts."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass

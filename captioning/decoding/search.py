@@ -1,7 +1,5 @@
 """The loop that beam search and sampling share: K slots for each image, and the hypotheses that leave them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from operator import itemgetter
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """A small convolutional network that is trained from scratch together with the decoder."""
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """EfficientNet-Lite2 (Tan & Le 2019, without squeeze and excitation), without classifier and without timm."""
 
-from __future__ import annotations
-
 import functools
 from collections import OrderedDict
 from typing import Any

@@ -1,7 +1,5 @@
 """Networks of torchvision and of timm, with published weights or weights from a file."""
 
-from __future__ import annotations
-
 import functools
 from contextlib import nullcontext
 from dataclasses import replace

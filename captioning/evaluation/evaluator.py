@@ -1,7 +1,5 @@
 """Evaluates a split batch by batch: metrics of captions, the NLL of references, and the hits of attention."""
 
-from __future__ import annotations
-
 import functools
 from collections import defaultdict
 from dataclasses import dataclass, field

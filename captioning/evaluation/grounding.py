@@ -1,7 +1,5 @@
 """Pointing accuracy and attention correctness: does attention look at the objects that the words name?"""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 

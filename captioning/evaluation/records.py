@@ -1,7 +1,5 @@
 """Files of captions: the results of an evaluation, the COCO server's format, and references."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence

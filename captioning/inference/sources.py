@@ -1,7 +1,5 @@
 """Opens images from paths, PIL images, arrays, tensors and bytes, and makes the models' views of them."""
 
-from __future__ import annotations
-
 import functools
 import io
 import os

@@ -4,8 +4,6 @@ The kernels are compiled once per machine with its C compiler (``CC``, or ``cc``
 ``CC`` win, such as ``CC="cc -march=x86-64-v3"`` for a processor with AVX2 at most.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib

@@ -8,8 +8,6 @@ Letters: P (B, L, A) are the projected annotations, q (B, R, A) the projected qu
 weights of the hidden layer, e (B, R, L) the logits.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 from types import ModuleType

@@ -10,8 +10,6 @@ Here the steps store their factors, and one large product at the end gives the s
 A tensor that was not passed to ``deferred``, or that needs no gradient, takes the ordinary path of autograd.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 At existing steps, the result equals ``for x in inputs: state, out = step(x, state, memory)``.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

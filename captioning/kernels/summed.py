@@ -16,8 +16,6 @@ Letters: B images; M steps, of the images ``image_index`` (M,); L locations, and
 weight, such as those outside the support of sparse alphas, are left out.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

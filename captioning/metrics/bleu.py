@@ -3,8 +3,6 @@
 Every metric takes captions as word lists, which hold no special token.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import chain

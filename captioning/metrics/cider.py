@@ -4,8 +4,6 @@ The COCO toolkit calls it CIDEr: n-grams without stemming, counts clipped to the
 difference in length, and 10 for a caption that equals its only reference.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

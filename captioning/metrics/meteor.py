@@ -4,8 +4,6 @@ The toolkit's class keeps a process waiting as long as Python runs, and mixes up
 break. Each call here starts one process and sends it all captions.
 """
 
-from __future__ import annotations
-
 import importlib.resources
 import importlib.util
 import os

@@ -4,8 +4,6 @@ The metric may be any function of counts summed over images, such as corpus BLEU
 and trials. The variation between training seeds is not in these numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """ROUGE-L (Lin 2004): the longest common subsequence of a caption and its references."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -21,8 +21,6 @@ docs/statistics.md has the simulated coverage. An exact permutation test cannot 
 three can be exchanged in 20 ways, so its p-value is at least 0.1.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import stdtrit

@@ -4,8 +4,6 @@ Every metric of captions is a function of counts that are summed over images, so
 interval and a paired test in the same way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple

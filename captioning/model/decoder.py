@@ -1,7 +1,5 @@
 """The interface of every decoder: annotations become a memory, and steps over the memory become words."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -17,8 +17,6 @@ Training minimizes Eq. 14 (objective/objective.py). Where locations are drawn, i
 gradient of Eq. 11-12 (objective/estimators.py).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

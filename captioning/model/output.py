@@ -1,7 +1,5 @@
 """From a step of the recurrence to the distribution of its word: the interface, and the deep output of Eq. 7."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The deep output summed over locations: the exact likelihood of a word, whatever location it came from."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

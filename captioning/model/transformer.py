@@ -1,7 +1,5 @@
 """The transformer decoder of Vaswani et al. 2017 over annotations, which the LSTM is compared with."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Iterator

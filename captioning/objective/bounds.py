@@ -1,7 +1,5 @@
 """Lower bounds on the likelihood of stochastic attention, estimated by draws."""
 
-from __future__ import annotations
-
 import math
 
 import torch

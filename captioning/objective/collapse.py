@@ -1,7 +1,5 @@
 """Statistics of the alphas, and a watch that names the cause when alphas stop depending on the word."""
 
-from __future__ import annotations
-
 import math
 
 import torch

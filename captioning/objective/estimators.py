@@ -10,8 +10,6 @@ reinforcement learning: the *reward* of a step is the log-probability of its wor
 and the *advantage* R_t - b_t.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Terms that teach attention where to look: by the evidence for a word, or by regions of a data set."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 
 import torch

@@ -1,7 +1,5 @@
 """What training minimizes: a sum of terms for the likelihood (Eq. 14, and Eq. 11-12 where locations are drawn)."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Sequence

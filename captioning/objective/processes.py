@@ -4,8 +4,6 @@ Data-parallel training differentiates one loss per process and takes the *mean* 
 of the whole batch only if every process multiplies each of its means by its ``relative_size``.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, distributed
 

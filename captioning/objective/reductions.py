@@ -1,7 +1,5 @@
 """How the terms of the objective are averaged over a batch: per word, or as in the authors' code."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """The reward of a caption: a metric against the references of its training image."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -10,8 +10,6 @@ captions of
 with any b that does not depend on w.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Literal

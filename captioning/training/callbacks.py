@@ -1,7 +1,5 @@
 """Callbacks of a training run: figures, log lines, speed, unfreezing, and the end on request."""
 
-from __future__ import annotations
-
 import math
 import signal
 import sys

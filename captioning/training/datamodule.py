@@ -1,7 +1,5 @@
 """The data of a run: records of one source as training and evaluation batches."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The loggers of a run, from their settings to their end, and everything about wandb."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import shlex

@@ -1,7 +1,5 @@
 """Training and validation of a captioner with Lightning."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

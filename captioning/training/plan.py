@@ -1,7 +1,5 @@
 """The plan of a run, made before any of its objects: folder, checkpoint, monitored metrics, loggers."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Lightning does not document this state, so pyproject.toml admits only one minor version of Lightning.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Learning-rate schedules, stepped once per optimizer step."""
 
-from __future__ import annotations
-
 import math
 
 from torch.optim import Optimizer

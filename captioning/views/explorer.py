@@ -5,8 +5,6 @@ consists of explorer.html with explorer.css and four scripts: explorer_map.js (a
 picture), explorer_panel.js (one run's caption) and explorer.js (images, runs and keys).
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import math

@@ -1,7 +1,5 @@
 """Alphas as pictures: smoothed over the view, and painted on it in color or, as in the paper, in white on gray."""
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Literal

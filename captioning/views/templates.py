@@ -1,7 +1,5 @@
 """HTML from Jinja templates, which lie beside the code that fills them; page.html is the frame of every page."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined

@@ -1,7 +1,5 @@
 """Paint a scene: an RGB image, and for each object the mask of its visible pixels."""
 
-from __future__ import annotations
-
 import colorsys
 import math
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ A description names color, texture and noun of every object, and the size in sce
 from left to right or from right to left, and states relations along the longer axis, so it is either right or wrong.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -46,13 +46,13 @@ def _with_named_files(settings: Any, folder: Path) -> Any:
 
 @functools.cache
 def install_yaml_loader() -> Callable[[str], Any]:
-    """Make jsonargparse parse YAML settings with the returned function.
+    """Make jsonargparse parse YAML settings with the returned function, and write them with ``config_text``.
 
     The function follows jsonargparse's rules, by which 1e-3 is a number, and expands ``~``. It raises InputError for a
     key that stands twice, because PyYAML would silently take the last one.
     """
     import yaml
-    from jsonargparse import get_loader, set_loader
+    from jsonargparse import get_loader, set_dumper, set_loader
 
     parse = get_loader("yaml")
 
@@ -67,10 +67,11 @@ def install_yaml_loader() -> Callable[[str], Any]:
         return settings
 
     set_loader("yaml", load, (yaml.YAMLError,))
+    set_dumper("yaml", config_text)  # jsonargparse writes and reads the arguments of classes while it parses
     return load
 
 
-def config_text(settings: Mapping[str, Any]) -> str:
+def config_text(settings: Any) -> str:
     """Return settings as YAML that ``read_config`` reads as they are. Strings such as 05879e07 are quoted."""
     import yaml
 
@@ -79,7 +80,7 @@ def config_text(settings: Mapping[str, Any]) -> str:
 
     number = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
     Dumper.add_implicit_resolver("tag:yaml.org,2002:float", number, [*"-+0123456789"])
-    return str(yaml.dump(dict(settings), Dumper=Dumper, sort_keys=False, allow_unicode=True))
+    return str(yaml.dump(settings, Dumper=Dumper, sort_keys=False, allow_unicode=True))
 
 
 def _repeated_keys(node: Any, lines: dict[str, int], prefix: str = "") -> Iterator[str]:

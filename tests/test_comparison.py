@@ -160,10 +160,10 @@ def test_hard_attention_that_drew_nothing_in_training_is_named_above_the_tables_
 
 
 def test_a_run_without_captions_is_named_with_the_command_that_makes_them():
-    untested = run_of("b", checkpoint=Path("b/checkpoints/best.ckpt"))
+    untested = run_of("b", checkpoint=Path("my b/checkpoints/best.ckpt"))
     tested = [run_of("a", make_captions(8)), run_of("c", make_captions(8, 0.9, seed=1))]
     found = compare_runs([tested[0], untested, tested[1], run_of("d")], resamples=20)
-    assert "to make them: captioning test --ckpt_path b/checkpoints/best.ckpt" in found.notices[0]
+    assert "to make them: captioning test --ckpt_path 'my b/checkpoints/best.ckpt'" in found.notices[0]
     assert "d has no captions" in found.notices[1] and "no checkpoint to make them with" in found.notices[1]
     assert [bool(cell.text) for cell in cells(found, "Captions", "BLEU-1")] == [True, False, True, False]
     assert list(found.tests) == ["c"]

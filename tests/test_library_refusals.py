@@ -14,6 +14,7 @@ from helpers_runs import tiny_config
 from helpers_training import enter
 
 from captioning.cli import IMPORTED
+from captioning.cli.fit import Fit
 
 FIT = ["fit", "--config", "tiny.yaml"]
 OWN = """
@@ -28,6 +29,10 @@ class Needs(CSVLogger):
 class Faulty(Callback):
     def on_train_start(self, trainer, module) -> None:
         raise ValueError("a fault")
+
+class Interrupted(Callback):
+    def on_fit_start(self, trainer, module) -> None:
+        raise KeyboardInterrupt
 
 class Silent(Callback):
     def on_train_start(self, trainer, module) -> None:
@@ -58,7 +63,24 @@ def test_what_lightning_refuses_when_training_starts_is_one_line(workdir, capsys
 
 def test_a_missing_library_of_a_logger_is_one_line(workdir, capsys):
     line = refused(capsys, *FIT, "--import", "own", "--trainer.logger", "own.Needs")
-    assert "Problem with given class_path 'own.Needs': needs nowhere; pip install nowhere" in line
+    assert line.startswith("error: 'own.Needs': needs nowhere; pip install nowhere")
+
+
+def test_a_callback_that_lacks_something_in_the_model_is_one_line(workdir, capsys):
+    assert "the learning rate finder" in refused(capsys, *FIT, "--trainer.callbacks", "LearningRateFinder")
+
+
+def test_an_interruption_before_the_first_step_ends_as_any_other(workdir, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command(*FIT, "--import", "own", "--trainer.callbacks", "own.Interrupted")
+    assert ended.value.code == 130 and "interrupted" in capsys.readouterr().err
+    assert not Path("runs/tiny").exists()
+
+
+def test_strings_that_read_as_numbers_stay_strings_in_the_configuration_of_a_run(workdir):
+    wandb_id = "--trainer.logger.init_args.id=59374e09"  # one id in seventy is like this
+    (logger, _) = Fit([*FIT[1:], "--trainer.logger", "WandbLogger", wandb_id]).settings["trainer"]["logger"]
+    assert logger["init_args"]["id"] == "59374e09"
 
 
 def test_a_fault_keeps_its_traceback(workdir):

@@ -91,7 +91,8 @@ def caption(
         failed.append(path)
         print(f"error: {printable(error)}", file=sys.stderr)
 
-    paths = list(_paths(images))
+    if not (paths := list(_paths(images))):
+        raise InputError("-: standard input names no image")
     inputs = [*paths, *models]
     check_output(json, "--json", JSON_SUFFIXES if single else (".jsonl",), inputs)
     check_output(explorer, "--explorer", PAGE_SUFFIXES, inputs)

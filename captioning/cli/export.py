@@ -1,5 +1,6 @@
 """The command ``export``: a trained captioner as a folder for others."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Literal
@@ -43,7 +44,8 @@ def export(
     content = (captioner.model, captioner.vocabulary, captioner.settings, model_name(model))
     page = card(*content, checkpoint=Path(model), license=license, notes=text)
     if RunFolder.of(model) and UNTESTED in page:
-        print(f"captioning export: the card has no metrics; first captioning test --ckpt_path {model}", file=sys.stderr)
+        test = f"captioning test --ckpt_path {shlex.quote(model)}"
+        print(f"captioning export: the card has no metrics; first {test}", file=sys.stderr)
     captioner.export(output, page, dtype=dtype)
     size = sum(file.stat().st_size for file in output.iterdir() if file.is_file()) / 1e6
     print(f"written to {output} ({size:.1f} MB): {', '.join(sorted(file.name for file in output.iterdir()))}")

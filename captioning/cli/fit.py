@@ -69,10 +69,12 @@ def _library_errors_as_input_errors(*kinds: type[Exception]) -> Iterator[None]:
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         is_theirs = type(error).__module__.startswith(_LIBRARIES)
         if frame.f_globals.get("__name__", "").startswith(_LIBRARIES):
-            kinds += (ValueError, TypeError, ImportError, RuntimeError)
+            kinds += (ValueError, TypeError, ImportError, RuntimeError, AttributeError)
         if not (is_theirs or isinstance(error, kinds) or str(error).startswith("Error(s) in loading state_dict")):
             raise
-        raise InputError(one_line(error, 900)) from error
+        message = one_line(error, 2000)
+        message = message.partition("Problem with given class_path ")[2] or message  # such as a missing package
+        raise InputError(message[:900]) from error
 
 
 @contextlib.contextmanager
@@ -238,6 +240,8 @@ class Fit(LightningCLI):
                 if self.trainer.global_rank:  # the launcher would kill the first process while it saves
                     raise SystemExit(0) from None
                 code = 130 if self.stop.stop_signal == signal.SIGINT else 143
+            except SystemExit as ended:  # Lightning's, after a Ctrl-C before the first step
+                raise ended.__context__ or ended from None
             finish_loggers(code)
             if code:
                 options = ["--ckpt_path", str(self.plan.folder.checkpoint("last"))]

@@ -1,5 +1,6 @@
 """How runs differ: metrics on the same images with their uncertainty, curves, speed, size and settings."""
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -96,7 +97,7 @@ def _limits(runs: Sequence[Run]) -> Iterator[str]:
             continue
         if run.outdated:
             why, what = f"was tested with other weights than its {run.checkpoint.name} has now", "test it again"
-        yield f"{run.name} {why}; to {what}: captioning test --ckpt_path {run.checkpoint}"
+        yield f"{run.name} {why}; to {what}: captioning test --ckpt_path {shlex.quote(str(run.checkpoint))}"
     sentence = "{} drew no location in training (its sample_probability stayed 0): it learned as soft attention does"
     yield from (sentence.format(run.name) for run in runs if run.never_drew)
 

@@ -18,7 +18,7 @@ from captioning.data.records import SPLITS, CaptionIndex, CaptionSource, ImageEn
 from captioning.errors import InputError, one_line, warn_once
 from captioning.files import read_text
 
-_NAMES = {"file_name": "image", "image_name": "image", "text": "caption", "comment": "caption"}
+_NAMES = dict.fromkeys(("file_name", "filename", "image_name"), "image") | {"text": "caption", "comment": "caption"}
 """Names of columns in other data sets, and ours."""
 
 _CAPTION_FILES = ("captions.jsonl", "captions.csv", "captions.txt")
@@ -170,7 +170,7 @@ def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
         quoting = csv.QUOTE_NONE if is_token or is_flickr30k else csv.QUOTE_MINIMAL
         form: dict[str, Any] = {"delimiter": separator, "quoting": quoting, "skipinitialspace": True, "strict": True}
         table = csv.DictReader(lines, ["image", "caption"] if is_token else None, **form)
-        columns = [*(table.fieldnames or ())]
+        table.fieldnames = columns = [name.lower() for name in table.fieldnames or ()]
         for name in ("image", "caption"):
             if columns.count(name) > 1 or all(name not in (column, _NAMES.get(column)) for column in columns):
                 count = "no column is" if columns.count(name) == 0 else "several columns are"

@@ -278,10 +278,8 @@ class Fit(LightningCLI):
             few = few_images_warning(len(self.datamodule.index("val"))) if "bleu" in str(best.monitor) else ""
             print(f"best checkpoint: {best.best_model_path} ({best.monitor} {float(best.best_model_score):.2f}{few})")
         elif not best.best_model_path and best.save_top_k:
-            step = self.trainer.global_step
-            print(
-                f"no best checkpoint: training ended after step {step}, before a checkpoint with {best.monitor} was due"
-            )
+            end = f"training ended after step {self.trainer.global_step}"
+            print(f"no best checkpoint: {end}, before a checkpoint with {best.monitor} was due")
         if advice := upload_advice(self.plan.folder.path):
             print(advice)
 

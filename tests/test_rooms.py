@@ -33,11 +33,10 @@ ROOMS = {
     "decoding": "errors trace vocabulary",
     "encoders": "cells component data errors",
     "model": "attention cells component data decoding encoders errors kernels linear precision trace vocabulary",
+    "checkpoint": "cells data earlier_names encoders errors files model run_folder settings tokenizers vocabulary",
     "metrics": "errors",
     "objective": "attention component data decoding errors metrics model precision trace vocabulary",
     "evaluation": "cells data decoding earlier_names errors files metrics model objective progress tokenizers "
-    "vocabulary",
-    "checkpoint": "cells data earlier_names encoders errors evaluation files model run_folder settings tokenizers "
     "vocabulary",
     "inference": "cells checkpoint data decoding encoders errors files model trace views vocabulary",
     "comparison": "component data errors evaluation inference metrics progress run_folder settings trace views",

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from captioning.evaluation.records import read_metrics
+from captioning.files import read_json
 from captioning.model.captioner import Captioner
 from captioning.run_folder import RunFolder, is_current
 from captioning.settings import flatten
@@ -68,11 +68,14 @@ def _metrics(checkpoint: Path | None) -> str:
         return UNTESTED
     tables = []
     for path in (run.path / "test_metrics.json", run.path / "val_metrics.json"):
-        metrics, conditions = read_metrics(path) if path.is_file() else ({}, {})
-        is_current_test = is_current(conditions.pop("weights", ""), checkpoint)
-        if metrics and conditions.pop("checkpoint", checkpoint.name) == checkpoint.name and is_current_test:
-            split = conditions.pop("split", path.name.partition("_")[0])
-            how = ", ".join(f"{name} {value}" for name, value in conditions.items())
-            rows = [f"| {name} | {value:.2f} |" for name, value in metrics.items()]
+        content = read_json(path) if path.is_file() else {}
+        search = content.pop("search", {})
+        is_current_test = is_current(search.pop("weights", ""), checkpoint)
+        if content and search.pop("checkpoint", checkpoint.name) == checkpoint.name and is_current_test:
+            split = search.pop("split", path.name.partition("_")[0])
+            how = ", ".join(f"{name} {value}" for name, value in search.items())
+            rows = [
+                f"| {n.partition('/')[2]} | {value:.2f} |" for n, value in content.items() if isinstance(value, float)
+            ]
             tables.append("\n".join([f"Split {split}; {how}.\n", "| metric | value |", "| --- | --- |", *rows]))
     return "\n\n".join(tables) or UNTESTED

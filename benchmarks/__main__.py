@@ -16,8 +16,6 @@ examples:
   python -m benchmarks --quick
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """Two kernels against their plain formulas, on the device that is measured: wrong numbers are not worth timing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -11,8 +11,6 @@ Written for this comparison from a description of those ports, and no slower tha
 - beam search takes one image at a time, with K copies of its annotations, and continues with the beams that are alive.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

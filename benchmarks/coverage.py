@@ -10,8 +10,6 @@ examples:
   python -m benchmarks.coverage --json docs/measurements/coverage.json
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import itertools

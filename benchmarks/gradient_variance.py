@@ -9,8 +9,6 @@ examples:
       --json docs/measurements/gradient_variance.json
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import shlex

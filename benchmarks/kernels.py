@@ -1,7 +1,5 @@
 """Two kernels beside their plain formulas: forward and backward, in the sizes of a training batch with two steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

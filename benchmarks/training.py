@@ -1,7 +1,5 @@
 """A training step: forward, backward, clipping and the optimizer's update."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Python commands that run side by side, with their progress printed line by line behind their names."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -5,8 +5,6 @@ generate data, train, score, caption an unseen image. An interrupted demo resume
 start over.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -9,8 +9,6 @@ examples:
   python scripts/looking.py --model soft.ckpt --name soft --output looking.json
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

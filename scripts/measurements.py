@@ -3,8 +3,6 @@
 {"scores": {"soft_1": .., "soft_1_beam5": ..}, "comparisons": {"shapes": ..}}
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Mapping, Sequence

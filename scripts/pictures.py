@@ -10,8 +10,6 @@ examples:
   python scripts/pictures.py --only gallery figures
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import io

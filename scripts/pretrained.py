@@ -10,8 +10,6 @@ examples:
   python scripts/pretrained.py --only score export check
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

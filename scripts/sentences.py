@@ -3,8 +3,6 @@
 The rules are not exact: the captions that people wrote have both faults by the same rules, and give the scale.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise

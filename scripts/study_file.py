@@ -1,7 +1,5 @@
 """The file of a study, such as those in configs/studies: what is trained, scored and compared."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,7 +1,5 @@
 """The tables of a study: the comparison of its variants over seeds, made from the file of its measurements."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

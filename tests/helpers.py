@@ -1,7 +1,5 @@
 """Shared by tests: scripts as modules, pictures, traces, and what the explorer shows."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys

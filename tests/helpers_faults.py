@@ -1,7 +1,5 @@
 """Command lines in this process, and the one line by which a command refuses something."""
 
-from __future__ import annotations
-
 import pytest
 
 from captioning.__main__ import main

@@ -1,7 +1,5 @@
 """Small captioners with large weights, far from even attention, and batches of their annotations."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """Checkpoints, folders of runs and captions of a test split, as training and testing leave them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import random

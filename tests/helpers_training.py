@@ -1,7 +1,5 @@
 """Modules, data and trainers small enough to fit in a second, and the command line in this process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -6,8 +6,6 @@ on the processor; only hard attention's draws are PyTorch's. ``python tests/loss
 anew, for a change that alters the numbers on purpose and says so in CHANGELOG.md.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The C kernels of the additive score for each kind of processor: error, range, gradients, threads and compiler."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

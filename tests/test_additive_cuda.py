@@ -1,7 +1,5 @@
 """The Triton kernels of the additive score against the formula: interpreted on a CPU, compiled where there is a GPU."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The layers over the annotations: self-attention and LSTM against loops, and both in the decoder."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The page of `captioning app` in a real Chromium: a photograph in, its caption and the explorer out."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

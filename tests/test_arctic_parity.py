@@ -1,7 +1,5 @@
 """The authors' scalings, each against the formula of their code, with the settings of configs/arctic_parity.yaml."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """docs/attention.md: its tables are complete, and its example works as described."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import operator

@@ -1,7 +1,5 @@
 """Every score with every selection. Classes are discovered: one that ``captioning.attention`` exports is tested."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 

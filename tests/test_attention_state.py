@@ -1,7 +1,5 @@
 """State that attention carries between steps: coverage and NTM addressing against loops, and in searches."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """A checkpoint that is the mean of others: its weights by hand, what it is good for, and what has no mean."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

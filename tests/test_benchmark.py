@@ -1,7 +1,5 @@
 """The benchmark compares like with like: the port learns and searches as it should, and the work is counted exactly."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A caption can be drawn, saved, explored and written as plain data."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """Files of captions for the COCO server, and files of references to compare them with."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The script prints captions, draws overlays and writes JSON for images given in any of its ways."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """Cells lie where the network looks; a regular grid gives what was drawn and scored before."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 

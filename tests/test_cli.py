@@ -1,7 +1,5 @@
 """`captioning fit`, `validate`, `test` and `predict`: what users type, and what it leaves behind."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

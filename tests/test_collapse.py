@@ -1,7 +1,5 @@
 """Statistics of attention against loops, and an example of every cause of collapse."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`captioning compare`: what it prints and writes, and the attention of both runs on its page."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

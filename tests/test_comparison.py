@@ -1,7 +1,5 @@
 """Verdicts, tables and charts of a comparison are true of its captions; no text can break out of the page's HTML."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import html

@@ -1,7 +1,5 @@
 """The comparison's page in a real Chromium: it fits, is readable on light and dark paper, and explores."""
 
-from __future__ import annotations
-
 import pytest
 from helpers import explored, run_captions
 from helpers_runs import make_captions, run_of

@@ -1,7 +1,5 @@
 """Every shipped YAML is instantiated: trainer, model and data module, without data and without the network."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import tempfile

@@ -1,7 +1,5 @@
 """Constraints and beams against enumeration and plain loops, on random functions of all the words so far."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """Several processes on one machine compute what one computes, and resume. All of them are real ones, by gloo."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Data-parallel training has the gradient of its processes' batches as one. All processes are real."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The decoder against a NumPy loop written from the paper's equations, and what padding and masks must not change."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

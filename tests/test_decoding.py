@@ -1,7 +1,5 @@
 """Decoding on hand-written Markov tables: the next word depends on the last one alone, so all can be enumerated."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 

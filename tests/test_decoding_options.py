@@ -1,7 +1,5 @@
 """What callers ask of captions: several, a beginning, a length, no repetition; for every model."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from pathlib import Path

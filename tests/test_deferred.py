@@ -1,7 +1,5 @@
 """Gradients that are computed once after the last step equal those that autograd adds up step by step."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

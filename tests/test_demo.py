@@ -1,7 +1,5 @@
 """The demo: what it trains on a quick and on a slow processor, how it goes on, and what it ends with."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """The documentation: links work, every page is in the navigation, and what pages say about the code is true."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import json

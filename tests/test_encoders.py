@@ -1,7 +1,5 @@
 """Encoders: published networks and our own as annotations, their weights, freezing and identity."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import pickle

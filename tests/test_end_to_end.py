@@ -1,7 +1,5 @@
 """From nothing to a scored, captioned, drawn image, through the commands that users run."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

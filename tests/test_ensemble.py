@@ -1,7 +1,5 @@
 """Ensembles: the mean distribution of several captioners at every step of a search."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -4,8 +4,6 @@ Three locations and captions of three and two steps: 27 and 9 paths. 20,000 draw
 spread gives the standard error of every entry of the gradient.
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Estimators against arithmetic by hand; that their gradients are right is shown in test_enumeration.py."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.multiprocessing

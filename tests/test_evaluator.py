@@ -1,7 +1,5 @@
 """A split is evaluated without a trainer; processes that share it find what one finds; the files read back."""
 
-from __future__ import annotations
-
 import doctest
 import json
 import math

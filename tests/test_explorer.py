@@ -1,7 +1,5 @@
 """The page is complete and small, and no text can break out of its HTML."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

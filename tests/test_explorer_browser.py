@@ -1,7 +1,5 @@
 """The explorer in a real Chromium: hover, click and press keys as a reader does, and check what is shown."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A captioner as a folder: the same captions, nothing that runs, a card with data, settings and scores."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """`captioning extract`: parts of a training configuration, and options that win over it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A file is the old one or the new one, whatever happens while it is written."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pointing accuracy and attention correctness on cases small enough to check by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Evidence, and the terms that teach attention where to look, against loops, hand-made cases and differences."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Drawing locations: the right distribution, one location per step, semi-sampling, context modes, schedules."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers_models import draw_weights

@@ -1,7 +1,5 @@
 """Captioners by name from the hub, whose one function that is used is a folder here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """An image has the same caption in every form that callers have it in; anything that is no image is named."""
 
-from __future__ import annotations
-
 import io
 import tempfile
 import zipfile

@@ -1,7 +1,5 @@
 """A checkpoint file alone gives captions with their attention; a bad file is refused with the reason."""
 
-from __future__ import annotations
-
 import functools
 import json
 import pickle

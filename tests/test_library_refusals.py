@@ -1,7 +1,5 @@
 """What Lightning, wandb and other libraries refuse when a run starts: one line, and a fault keeps its traceback."""
 
-from __future__ import annotations
-
 import csv
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The product of few rows is PyTorch's linear layer, whatever the rows, types and strides."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

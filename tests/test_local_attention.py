@@ -1,7 +1,5 @@
 """Local attention: the window, the Gaussian, the position and how it learns."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

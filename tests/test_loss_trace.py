@@ -1,7 +1,5 @@
 """Losses are those that were stored once, so that no change alters them by accident."""
 
-from __future__ import annotations
-
 import pytest
 from loss_trace import KINDS, STEPS, losses, stored
 

@@ -1,7 +1,5 @@
 """The terms of the objective against loops and numbers by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

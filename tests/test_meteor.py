@@ -1,7 +1,5 @@
 """METEOR against the toolkit's own class, with odd captions, and with a Java that misbehaves."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

@@ -1,7 +1,5 @@
 """BLEU, ROUGE-L and CIDEr-D against hand counts, nltk and the COCO toolkit, and the table of all metrics."""
 
-from __future__ import annotations
-
 import math
 import random
 

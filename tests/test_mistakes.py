@@ -1,7 +1,5 @@
 """Mistakes of ordinary users: one line that says what is wrong and what was probably meant, and exit code 2."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Normalizers against hand-computed cases, bisection and the entmax package; masks, ties and exact zeros."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

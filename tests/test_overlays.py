@@ -1,7 +1,5 @@
 """The figure shows the image and the model's view of it, and a map's maximum where the attention was."""
 
-from __future__ import annotations
-
 import math
 import sys
 

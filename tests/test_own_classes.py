@@ -1,7 +1,5 @@
 """Mistakes in a class of one's own: one line with the class, the shape that was expected, and the one that came."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

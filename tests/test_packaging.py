@@ -1,7 +1,5 @@
 """All declarations of dependencies agree, and the repository contains nothing that does not belong there."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A typed function is a command: its options, its help."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """The examples of the captioner in the package: their sources, and the page that is made of them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

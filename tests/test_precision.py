@@ -1,7 +1,5 @@
 """The precision of a run follows what PyTorch says of the device."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """`captioning prepare`: data sets from a server, unpacked and checked; what is missing is named."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import http.server

@@ -1,7 +1,5 @@
 """The captioner in the package: its folder, what uses it by default, and the recipe that makes it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

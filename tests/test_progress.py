@@ -1,7 +1,5 @@
 """Progress of a long task: a bar on standard error, which a log has now and then."""
 
-from __future__ import annotations
-
 import io
 import sys
 

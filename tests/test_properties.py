@@ -3,8 +3,6 @@
 Each claim is checked on a few examples in the quick tests, and on many more in the slow ones.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A recurrence over captions of different lengths equals the one that runs every step of every caption."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -1,7 +1,5 @@
 """Resampling against sacrebleu, against enumeration, and against what the theory promises."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

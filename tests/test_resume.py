@@ -1,7 +1,5 @@
 """A run that was stopped or killed, and resumed, equals one that was not, to the last bit."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from contextlib import nullcontext

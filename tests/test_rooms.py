@@ -1,7 +1,5 @@
 """Imports between rooms: the table is exact, so an edge that is added or removed is a change here."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What every run logs of its steps and its speed, and the runs of a sweep."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

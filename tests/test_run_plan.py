@@ -1,7 +1,5 @@
 """What is decided about a run before any of its objects exists."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A run's folder is read as it is, also half finished."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

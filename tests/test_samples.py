@@ -1,7 +1,5 @@
 """Samples of a caption equal captions that are decoded apart, and share a recurrence where nothing is drawn in it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers_models import draw_weights

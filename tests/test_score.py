@@ -1,7 +1,5 @@
 """`captioning test` of a model on data that it was not trained on, and of an ensemble."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The score functions against their formulas, the sizes they refuse, and how they learn."""
 
-from __future__ import annotations
-
 import torch
 
 from captioning.attention import AdditiveScore, CosineScore, DotScore, GeneralScore, ScaledDotScore, Score

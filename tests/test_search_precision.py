@@ -1,7 +1,5 @@
 """Searches compare words in float32, whatever the model computes in: no two best words, one caption for one model."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """The test over seeds and images, worked by hand and against simulations of both sources of variance."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

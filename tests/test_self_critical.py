@@ -1,7 +1,5 @@
 """Self-critical training: its gradient against the sum over all captions, its reward, processes, and whole runs."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

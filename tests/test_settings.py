@@ -1,7 +1,5 @@
 """A configuration file is read by its rules, and configurations are compared by dotted keys."""
 
-from __future__ import annotations
-
 import pytest
 
 from captioning.errors import InputError

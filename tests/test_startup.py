@@ -1,7 +1,5 @@
 """Nothing heavy is imported before it is needed: help comes at once, and an image is captioned without Lightning."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A study: its file is checked, what is left is done once, and its tables say what was measured and nothing else."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The likelihood summed over locations: its enumeration, and its gradients by finite differences and the formula."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

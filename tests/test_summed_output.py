@@ -1,7 +1,5 @@
 """The summed output in the decoder: its likelihood against NumPy, its gradient against differences, and its uses."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

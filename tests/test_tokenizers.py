@@ -1,8 +1,6 @@
 # ruff: noqa: RUF001 - full-width forms are what some of these tests are about
 """Languages: a tokenizer chosen in YAML makes the words of vocabulary, sources and scores, and writes captions."""
 
-from __future__ import annotations
-
 import csv
 import json
 import sys

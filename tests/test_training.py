@@ -1,7 +1,5 @@
 """Training through Lightning on a handful of shapes."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The transformer decoder against PyTorch's layers, steps against all words at once, searches and training."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A model file may come from anyone: opening it runs nothing, and no file that it names is read or written."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """The tutorials and the notebook, run as they are printed, at tiny sizes."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

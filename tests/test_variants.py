@@ -1,7 +1,5 @@
 """Runs that differ in their seed alone are one variant: mean, deviation, and a test over images and seeds."""
 
-from __future__ import annotations
-
 import json
 import re
 import statistics

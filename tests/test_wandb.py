@@ -1,7 +1,5 @@
 """Offline wandb runs, read back with wandb's own reader."""
 
-from __future__ import annotations
-
 import csv
 import json
 import subprocess

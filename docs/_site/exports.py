@@ -1,7 +1,5 @@
 """The names that a package imports from its modules are documented as its own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import griffe

@@ -5,8 +5,6 @@ becomes one to the page made of that file: a module's to its reference, any othe
 between dollar signs, or in a block of ``math``, which GitHub renders, becomes an outline drawn by matplotlib.
 """
 
-from __future__ import annotations
-
 import base64
 import html
 import json

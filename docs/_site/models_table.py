@@ -3,8 +3,6 @@
 python docs/_site/models_table.py        writes it into the page; a test compares
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The data of a run: what its options make of a source, and which of them do not go together."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Downloads resume where they broke, are verified, and are unpacked."""
 
-from __future__ import annotations
-
 import hashlib
 import http.server
 import io

@@ -1,7 +1,5 @@
 """Cached features: what an encoder computes is read back to fp16 rounding, and an extraction resumes."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import shutil

@@ -1,7 +1,5 @@
 """Loading does not hang: processes that load images and die, find no shared memory, or never bring their batch."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import resource

@@ -1,7 +1,5 @@
 """From records to batches: what belongs together stays together, whoever loads it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Regions of phrases: Flickr30k Entities and COCO's masks, and where they lie in every view of an image."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

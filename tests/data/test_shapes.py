@@ -1,7 +1,5 @@
 """The shapes data set: what is on disk is true of the pixels, valid COCO, and the same every time."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from concurrent.futures import ThreadPoolExecutor

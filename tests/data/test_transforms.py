@@ -1,7 +1,5 @@
 """Images as the model sees them, against torchvision and hand-made cases, and files that are no image."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -10,12 +10,10 @@ from captioning.attention import (
     GumbelAttention,
     HardAttention,
     SoftAttention,
-    Sparsemax,
     StochasticAttention,
 )
 from captioning.attention.hard import draw
 from captioning.data.batch import pad_captions
-from captioning.errors import InputError
 from captioning.model import AttentionDecoder, DecoderOutput
 from captioning.objective.reductions import step_entropy
 from captioning.trace import NO_LOCATION
@@ -95,13 +93,12 @@ def test_hard_contexts_pass_no_gradient_to_the_score_and_others_do(attention, pr
     assert (gradient is not None and bool(gradient.abs().sum() > 0)) == reaches
 
 
-def test_the_relaxation_of_a_draw_is_of_the_softmax():
-    with pytest.raises(InputError, match="the relaxation of GumbelAttention is of the softmax; leave it out"):
-        GumbelAttention(AdditiveScore(A), normalizer=Sparsemax())
+def test_a_checkpoint_holds_every_argument_of_a_relaxed_draw():
     options = {"ramp": (0.2, 0.4), "per_batch": True, "dropout": 0.1, "context_mode": "argmax"}
     config = GumbelAttention(AdditiveScore(A), **options).to_config()
     assert Attention.from_config(config).to_config() == config
     assert config["init_args"].items() >= {**options, "ramp": [0.2, 0.4], "sample_probability": 1.0}.items()
+    assert GumbelAttention(AdditiveScore(A)).to_config()["init_args"].keys() == config["init_args"].keys()
 
 
 def test_relaxed_sample_nears_the_drawn_location_as_the_temperature_falls():

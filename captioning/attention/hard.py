@@ -3,7 +3,6 @@
 import math
 from abc import abstractmethod
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -153,6 +152,8 @@ class HardAttention(StochasticAttention):
 class GumbelAttention(StochasticAttention):
     """Straight-through Gumbel-softmax (Jang et al. 2017; Maddison et al. 2017), the control without REINFORCE.
 
+    It has no ``normalizer``: the relaxation is of the softmax.
+
     The context is the annotation of a drawn location, as in ``HardAttention``. The backward pass differentiates the
     relaxed draw softmax((log alpha + g) / temperature) with Gumbel noise g instead. The gradient is biased: as the
     temperature falls, the bias falls and the variance grows.
@@ -160,17 +161,29 @@ class GumbelAttention(StochasticAttention):
     Args:
         score: Gives the logits, whose softmax are the alphas.
         temperature: Temperature at the beginning of training; by its end it has fallen to half along an exponential.
-        sample_probability: As in ``StochasticAttention``, but all contexts are drawn by default.
-        **options: ``ramp``, ``per_batch``, ``dropout`` and ``context_mode`` of ``StochasticAttention``. The normalizer
-            is the softmax, of which the drawn location is a relaxation.
+        sample_probability, ramp, per_batch, dropout, context_mode: As in ``StochasticAttention``, but all contexts are
+            drawn by default.
     """
 
     def __init__(
-        self, score: Score, *, temperature: float = 1.0, sample_probability: float = 1.0, **options: Any
+        self,
+        score: Score,
+        *,
+        temperature: float = 1.0,
+        sample_probability: float = 1.0,
+        ramp: tuple[float, ...] = (),
+        per_batch: bool = False,
+        dropout: float = 0.0,
+        context_mode: str = "expected",
     ) -> None:
-        super().__init__(score, sample_probability=sample_probability, **options)
-        if options.get("normalizer") is not None:
-            raise InputError("normalizer: the relaxation of GumbelAttention is of the softmax; leave it out")
+        super().__init__(
+            score,
+            sample_probability=sample_probability,
+            ramp=ramp,
+            per_batch=per_batch,
+            dropout=dropout,
+            context_mode=context_mode,
+        )
         if not 0 < temperature < math.inf:
             raise InputError(f"temperature must be positive, got {temperature}; hard draws are the limit 0")
         self.first_temperature = temperature

@@ -101,7 +101,7 @@ def figures(captioner: ImageCaptioner[Any]) -> None:
     step = max(named, key=lambda step: float(caption.alphas[step].max()))
     decoder, ids = captioner.model.decoder, [START, *captioner.vocabulary.encode(caption.words[:step])]
     with torch.inference_mode():
-        memory = captioner.model.encode(captioner.encoder.preprocessing.normalize_all([caption.view]))
+        memory = captioner.model.encode_views([captioner.encoder.preprocessing.normalize_all([caption.view])])
         soft, trace = next_word(decoder, memory, ids)
         hard, of_hard = next_word(with_hard_attention(decoder), memory, ids)
         summed, _ = next_word(with_summed_output(decoder), memory, ids)

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from helpers import SCRIPTS, save_image
 from helpers_faults import command
-from helpers_runs import COLUMNS, ROWS, SIDE, WORDS, save_checkpoint
+from helpers_runs import COLUMNS, ROWS, WORDS, save_checkpoint
 from matplotlib import rc_context
 from PIL import Image, features
 
 from captioning.attention import HardAttention, SoftAttention
-from captioning.encoders import ConvEncoder
 from captioning.inference import ImageCaptioner, load
 from captioning.model import SummedOutput
 
@@ -347,11 +346,3 @@ def test_several_checkpoints_caption_together(capsys, checkpoint, folder, tmp_pa
     assert "best + other" in (tmp_path / "page.html").read_text()
     _, err = run(capsys, *files, "--overlay", other, code=2)
     assert "other.ckpt" in err
-
-
-def test_models_of_different_views_do_not_caption_together(capsys, checkpoint, folder, tmp_path):
-    larger = ConvEncoder(channels=(4, 6), strides=(2, 2), image_size=SIDE + 8)
-    other = save_checkpoint(tmp_path / "other.ckpt", with_encoder=larger)
-    _, err = run(capsys, folder / "b.png", "--model", checkpoint, "--model", other, code=2)
-    views = f"{checkpoint} has resize {SIDE + 4}, crop {SIDE}, {other} has resize {SIDE + 8}, crop None"
-    assert f"an ensemble's models must see the same view of an image; {views}; use them one by one\n" in err

@@ -41,28 +41,34 @@ def make_member(seed: int, attention: Attention, output: Output | None = None, *
 
 def make_members() -> list[Captioner]:
     """Soft with a state of its own, hard without a gate, summed: of the same cells and other weights; and a coarser
-    grid."""
+    grid of another view."""
     members = [
         make_member(1, Soft(CoverageScore(5))),
         make_member(2, HardAttention(AdditiveScore(4))),
         make_member(3, Soft(AdditiveScore(3)), SummedOutput()),
-        make_member(4, MultiHeadAttention(AdditiveScore(5), heads=2), channels=(4, 8), strides=(2, 3)),
+        make_member(
+            4, MultiHeadAttention(AdditiveScore(5), heads=2), channels=(4, 8), strides=(2, 4), image_size=2 * SIDE
+        ),
     ]
     for member in members[:3]:
         member.encoder.cells = CellGrid((3, 3), (0.5, 0.5), (4.0, 4.0), (SIDE, SIDE))
     return members
 
 
-def make_images() -> Tensor:
+def make_views() -> list[Tensor]:
     torch.manual_seed(9)
-    return 3 * torch.randn(B, 3, SIDE, SIDE)
+    return [3 * torch.randn(B, 3, side, side) for side in (SIDE, 2 * SIDE)]
+
+
+def views_of(members: list[Captioner], views: list[Tensor]) -> list[Tensor]:
+    return [next(view for view in views if view.shape[-1] == m.encoder.preprocessing.size[0]) for m in members]
 
 
 class Alone:
     """One member and one image, word by word, with probabilities in NumPy."""
 
-    def __init__(self, member: Captioner, image: Tensor) -> None:
-        self.decoder, self.memory = member.decoder, member.encode(image[None])
+    def __init__(self, member: Captioner, view: Tensor) -> None:
+        self.decoder, self.memory = member.decoder, member.encode(view[None])
 
     def start(self):
         return self.decoder.init_state(self.memory)
@@ -97,12 +103,13 @@ def beam_by_hand(members: list[Alone], K: int) -> list[tuple[float, tuple[int, .
 @pytest.mark.parametrize("K", [1, 3])
 @torch.no_grad()
 def test_the_search_of_an_ensemble_equals_a_loop_over_models_and_hypotheses(K):
-    members, images = make_members(), make_images()
+    members, views = make_members(), make_views()
     ensemble = Ensemble(members).eval()
-    memory = ensemble.encode(images)
+    memory = ensemble.encode_views(views)
     hypotheses_of = ensemble.search(memory, BeamOptions(beam_size=K, max_length=T))
-    for image, hypotheses in zip(images, hypotheses_of, strict=True):
-        alone = [Alone(member, image) for member in members]
+    views_of_members = views_of(members, views)
+    for image, hypotheses in enumerate(hypotheses_of):
+        alone = [Alone(member, view[image]) for member, view in zip(members, views_of_members, strict=True)]
         expected = beam_by_hand(alone, K)
         assert [tuple(h.ids) + (END,) * h.finished for h in hypotheses] == [ids for _, ids, _ in expected]
         for hypothesis, (score, ids, alphas) in zip(hypotheses, expected, strict=True):
@@ -114,33 +121,41 @@ def test_the_search_of_an_ensemble_equals_a_loop_over_models_and_hypotheses(K):
 
 @torch.no_grad()
 def test_a_step_sums_to_one_and_its_trace_is_the_mean_of_the_models_that_look_at_the_same_cells():
-    members = make_members()
+    members, views = make_members(), make_views()
     ensemble = Ensemble(members).eval()
-    memory = ensemble.encode(make_images())
+    memory = ensemble.encode_views(views)
     out = ensemble.step_function(memory)(torch.full((B,), START), ensemble.init_state(memory))
     torch.testing.assert_close(out.log_probs.exp().sum(-1), torch.ones(B))
     torch.testing.assert_close(out.trace.alphas.sum(-1), torch.ones(B))
     assert out.trace.alphas.shape == (B, math.prod(members[0].encoder.grid_size))
     assert out.trace.betas is None  # one of them has no gate
     assert (out.trace.locations == NO_LOCATION).all()
+    assert len(ensemble.preprocessings) == 2
 
 
-def make_batch(images: Tensor) -> CaptionBatch:
+def make_batch(views: list[Tensor]) -> CaptionBatch:
     captions, lengths = pad_captions([[5, 6], [7], [4, 9, 10], [8, 8], [6]])
-    image_index, numbers = torch.tensor([0, 0, 1, 2, 2]), torch.arange(B)
-    return CaptionBatch(captions, lengths, image_index, numbers, numbers, images=images)
+    image_index, images = torch.tensor([0, 0, 1, 2, 2]), torch.arange(B)
+    return CaptionBatch(captions, lengths, image_index, images, images, images=views[0])
 
 
 @torch.no_grad()
 def test_the_likelihood_of_references_is_the_mean_of_the_models():
-    members, batch = make_members(), make_batch(make_images())
-    ensemble = Ensemble(members).eval()
+    members, views = make_members(), make_views()
+    asked = []
+
+    def load_images(rows, preprocessing):
+        asked.append(preprocessing)
+        return views[1][rows]
+
+    ensemble, batch = Ensemble(members, load_images=load_images).eval(), make_batch(views)
     memory = ensemble.encode_batch(batch)
     with ensemble.in_context_mode("expected"):
         output = ensemble.teacher_force(batch, memory)
+    assert asked == [members[3].encoder.preprocessing]  # once, and for the one encoder that needs it
     probabilities = np.zeros(len(output.targets))
-    for member in members:
-        forced = member(batch)
+    for member, view in zip(members, views_of(members, views), strict=True):
+        forced = member(batch._replace(images=view))
         probabilities += np.exp(-step_nll(forced.logits, forced.targets).double().numpy()) / len(members)
     log_probs = -step_nll(output.logits, output.targets)
     np.testing.assert_allclose(log_probs.numpy(), np.log(probabilities), rtol=1e-4)
@@ -161,23 +176,4 @@ def test_context_modes_reach_the_members_that_have_them():
         pass
 
 
-@torch.no_grad()
-def test_equal_encoders_run_once_and_cached_features_replace_them():
-    members, images, runs = [make_member(1, Soft(AdditiveScore(n))) for n in (4, 5)], make_images(), []
-    for member in members:
-        member.encoder.register_forward_hook(lambda *_: runs.append(1))
-    ensemble = Ensemble(members).eval()
-    memories = ensemble.encode(images)
-    assert len(runs) == 1
-    annotations = members[0].encoder(images)
-    for memory, cached in zip(memories, ensemble.encode(annotations=annotations), strict=True):
-        torch.testing.assert_close(cached.annotations, memory.annotations, rtol=0, atol=0)
-    with pytest.raises(
-        InputError, match=r"^data.features: .* different encoders.*leave it out \(--data.features null\)$"
-    ):
-        Ensemble(make_members()).encode(annotations=annotations)
-
-
-def test_members_of_different_views_are_refused():
-    with pytest.raises(ValueError, match="need the same preprocessing"):
-        Ensemble([make_member(1, Soft(AdditiveScore(4))), make_member(2, Soft(AdditiveScore(4)), image_size=2 * SIDE)])
+# Checkpoints

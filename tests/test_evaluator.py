@@ -112,13 +112,17 @@ def test_no_word_sequence_of_a_length_stands_twice_in_evaluated_captions(split, 
     assert all(len({*words}) == len(words) for words in unique)
 
 
-def test_an_ensemble_of_two_encoders_is_evaluated(split, source):
+def test_an_ensemble_of_other_views_loads_its_images_itself(split, source):
     decoder = AttentionDecoder(SoftAttention(AdditiveScore(10)), embedding_dim=9, hidden_dim=14)
-    other = Captioner(ConvEncoder((8, 12), (2, 2), image_size=48), decoder, vocabulary_size=len(split.vocabulary))
+    other = Captioner(ConvEncoder((8, 12), (4, 2), image_size=32), decoder, vocabulary_size=len(split.vocabulary))
     search = BeamOptions(beam_size=2, max_length=9)
-    ensemble = Ensemble([split.captioner, other.eval()])
-    found = evaluate(ensemble, split.vocabulary, source, search, split="val", batch_size=2)
-    split.captioner = ensemble
+    members = [split.captioner, other.eval()]
+    found = evaluate(Ensemble(members), split.vocabulary, source, search, split="val", batch_size=2)
+
+    def load(rows, preprocessing):
+        return torch.stack([preprocessing(split.index.image(row, preprocessing)) for row in rows.tolist()])
+
+    split.captioner = Ensemble(members, load_images=load).eval()
     by_hand = split.evaluator(split.batch(0, 1), split.batch(2, 3), split.batch(4))
     assert found.records == by_hand.records and found.finish() == by_hand.finish()
 

@@ -222,7 +222,7 @@ def test_a_search_of_the_model_uses_the_seed_and_the_context_mode_of_its_options
         save_checkpoint(tmp_path / "x.ckpt", attention=functools.partial(HardAttention, context_mode="argmax"))
     )
     model = captioner.model
-    memory = model.encode(torch.randn(2, 3, SIDE, SIDE))
+    memory = model.encode_views([torch.randn(2, 3, SIDE, SIDE)])
 
     def search(**options: Any) -> list[Any]:
         return [best.log_probs for best, *_ in model.search(memory, DecodingOptions(max_length=6, **options))]

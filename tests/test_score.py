@@ -34,7 +34,7 @@ def workdir(tmp_path_factory) -> Iterator[Path]:
         patch.chdir(folder)
         Path("tiny.yaml").write_text(yaml.safe_dump(tiny_config(folder / "shapes", limit_images=1)))
         command("fit", "--config", "tiny.yaml")
-        other = ["--seed_everything", 5, "--model.encoder.init_args.strides", "[4, 3]", "--name", "other"]
+        other = ["--seed_everything", 5, "--model.encoder.init_args.image_size", 64, "--name", "other"]
         hard = ["--model.decoder.attention", "captioning.attention.HardAttention"]
         command("fit", "--config", "tiny.yaml", *other, *hard)
         write_coco()
@@ -100,7 +100,7 @@ def test_another_split_fewer_images_and_other_data_do_not_replace_the_test_of_a_
 
 
 def test_several_models_are_tested_as_an_ensemble(workdir, capsys):
-    """The second model has another encoder, of the same view."""
+    """The second model's encoder sees the images otherwise, so its views are loaded beside the batches."""
     both = measured("--ckpt_path", CHECKPOINT, "--ensemble", OTHER)
     assert "1 images; 2 models; beam 1" in capsys.readouterr().out
     (caption,) = json.loads(read("scored/test_captions.json"))

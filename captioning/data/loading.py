@@ -224,6 +224,11 @@ class SplitData:
         return CaptionDataset(self.index, vocabulary, encoder.preprocessing, features=features, **options)
 
 
+def load_images(index: CaptionIndex, rows: Tensor, preprocessing: Preprocessing) -> Tensor:
+    """Return the images of rows (B,) as input (B, 3, height, width) of an encoder with this preprocessing."""
+    return torch.stack([preprocessing(index.image(row, preprocessing)) for row in rows.tolist()])
+
+
 def worker_count(number: int | None, *, cached: bool) -> int:
     """Return the number of processes; None is one per processor, at most 8, or for features none on a CPU, else two."""
     if number is not None:

@@ -1,5 +1,6 @@
 """Evaluates a split batch by batch: metrics of captions, the NLL of references, and the hits of attention."""
 
+import functools
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 import torch
 
 from captioning.data.batch import CaptionBatch
-from captioning.data.loading import SplitData, batch_loader, worker_count
+from captioning.data.loading import SplitData, batch_loader, load_images, worker_count
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.regions import RegionsInView, named_regions
 from captioning.data.sampler import image_batches
@@ -18,6 +19,7 @@ from captioning.evaluation.grounding import grounding_metrics, noun_hits
 from captioning.evaluation.records import CaptionedImage, NounHit
 from captioning.metrics.table import caption_metrics
 from captioning.model.captioner import Captioner, CaptionModel
+from captioning.model.ensemble import Ensemble
 from captioning.objective.bounds import likelihood_bounds
 from captioning.objective.reductions import step_nll
 from captioning.progress import Progress
@@ -152,7 +154,7 @@ def evaluate(
     (True, 3)
 
     Args:
-        captioner: A captioner, or an ensemble.
+        captioner: A captioner, or an ensemble, which loads images itself if its members' encoders differ.
         vocabulary: Vocabulary of the captioner's ids; its tokenizer splits the data set's captions into words.
         limit_images: Number of images at the beginning of the split that are evaluated; None for all.
         batch_size: Number of images that go through the model together.
@@ -166,6 +168,8 @@ def evaluate(
     source.prepare()
     data = SplitData(source, split, limit_images=limit_images, features=features)
     captioner.eval()
+    if isinstance(captioner, Ensemble):  # its members may have other views of an image than the batch
+        captioner = Ensemble(captioner.members, load_images=functools.partial(load_images, data.index)).eval()
     encoder, device = captioner.encoder, next(captioner.parameters()).device
     evaluator = Evaluator(captioner, vocabulary, data.index, data.regions(encoder), search, **options)
     dataset = data.dataset(vocabulary, encoder, by_image=True)

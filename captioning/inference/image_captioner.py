@@ -19,7 +19,7 @@ from captioning.decoding import DecodingOptions, Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_whole
 from captioning.inference.caption import Caption, Photo
-from captioning.inference.sources import ImageSource, check_several, is_single, snapshot, view_of
+from captioning.inference.sources import ImageSource, check_several, is_single, snapshot, views_of
 from captioning.model.captioner import Captioner, CaptionModel
 from captioning.model.ensemble import Ensemble
 from captioning.trace import ContextMode, map_fields
@@ -28,7 +28,7 @@ from captioning.vocabulary import Vocabulary
 Model = TypeVar("Model", bound=CaptionModel, covariant=True)
 _BATCH_SIZE = 16
 _Place = str | os.PathLike[str]
-_Loaded = tuple[Image.Image, Callable[[], Photo | None]]  # the view of an image and its photo, from ``view_of``
+_Loaded = tuple[list[Image.Image], Callable[[], Photo | None]]  # an image's views and its photo, from ``views_of``
 
 
 def load(path: _Place | Sequence[_Place] = PRETRAINED, device: str | torch.device = "cpu") -> ImageCaptioner[Any]:
@@ -36,8 +36,8 @@ def load(path: _Place | Sequence[_Place] = PRETRAINED, device: str | torch.devic
 
     Args:
         path: A checkpoint, an exported folder, a name on the hub, or "pretrained", the captioner that is installed with
-            the package. Several paths make an ensemble, whose word probabilities are averaged at every step. They
-            share vocabulary and view; the first gives settings and default options.
+            the package. Several paths make an ensemble, whose word probabilities are averaged at every step. The first
+            model gives views, settings and default options.
         device: "auto", "cpu", "cuda", "cuda:1" ...
     """
     paths = [path] if isinstance(path, (str, os.PathLike)) else path
@@ -45,11 +45,6 @@ def load(path: _Place | Sequence[_Place] = PRETRAINED, device: str | torch.devic
     for other in others:
         if other.vocabulary != first.vocabulary:
             raise InputError(f"{other.path}: has another vocabulary than {first.path}; an ensemble needs one")
-        views = [vars(model.captioner.encoder.preprocessing) for model in (first, other)]
-        if names := [name for name, value in views[0].items() if views[1][name] != value]:
-            has = [", ".join(f"{name} {view[name]}" for name in names) for view in views]
-            problem = f"an ensemble's models must see the same view of an image; {first.path} has {has[0]}"
-            raise InputError(f"{problem}, {other.path} has {has[1]}; use them one by one")
     model = Ensemble([first.captioner, *(other.captioner for other in others)]) if others else first.captioner
     return ImageCaptioner(model, first.vocabulary, first.settings)
 
@@ -129,24 +124,24 @@ class ImageCaptioner(Generic[Model]):
         """
         check_whole(1, batch_size=batch_size)
         check_several(images)
-        sources, preprocessing = iter(images), self.encoder.preprocessing
+        sources, steps = iter(images), self.model.preprocessings
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes without the GIL
 
             def read() -> list[tuple[ImageSource, Future[_Loaded]]]:
                 batch = itertools.islice(sources, batch_size)
-                return [(source, pool.submit(view_of, snapshot(source), preprocessing)) for source in batch]
+                return [(source, pool.submit(views_of, snapshot(source), steps)) for source in batch]
 
             batches = iter(read, [])
             if isinstance(images, Sequence):  # an iterator may wait for a caption before it gives the next image
                 batches = (batch for batch, _ in itertools.pairwise(itertools.chain(batches, [[]])))
             for number, batch in enumerate(batches):
                 readable = []
-                for source, loaded in batch:
-                    error = loaded.exception()
+                for source, views in batch:
+                    error = views.exception()
                     if on_error is not None and isinstance(error, InputError):
                         on_error(source, error)
                     else:
-                        readable.append((source, loaded.result()))  # raises other errors
+                        readable.append((source, views.result()))  # raises other errors
                 for best, *others in self._decoded(readable, options or self.options, number) if readable else ():
                     yield dataclasses.replace(best, alternatives=others)
 
@@ -173,7 +168,7 @@ class ImageCaptioner(Generic[Model]):
         results: list[Caption] = []
         for number, start in enumerate(range(0, len(images), _BATCH_SIZE)):
             sources, texts = images[start:][:_BATCH_SIZE], captions[start:][:_BATCH_SIZE]
-            batch = [(source, view_of(source, self.encoder.preprocessing)) for source in sources]
+            batch = [(source, views_of(source, self.model.preprocessings)) for source in sources]
             ids = [self.vocabulary.encode(words) for words in texts]
             for words, (caption,) in zip(texts, self._decoded(batch, options, number, ids), strict=True):
                 results.append(dataclasses.replace(caption, words=[*words], text=self.vocabulary.tokenizer.join(words)))
@@ -194,23 +189,24 @@ class ImageCaptioner(Generic[Model]):
     ) -> list[list[Caption]]:
         """Return the captions that a search finds for a batch, or that the ``forced`` word ids give.
 
-        The batch's ``number`` is added to the seed.
+        Each image has one view for each preprocessing of the models. The batch's ``number`` is added to the seed.
         """
         device = next(self.model.parameters()).device
+        views_by_model = zip(*(views for _, (views, _) in images), strict=True)
         if options.seed is not None:
             # Every batch has another stream of random numbers.
             options = dataclasses.replace(options, seed=options.seed + number)
         with torch.inference_mode():
-            views = [view for _, (view, _) in images]
-            memory = self.model.encode(self.encoder.preprocessing.normalize_all(views, device))
+            preprocessed = zip(self.model.preprocessings, views_by_model, strict=True)
+            memory = self.model.encode_views([steps.normalize_all(views, device) for steps, views in preprocessed])
             if forced is None:
                 decoded = self.model.with_evidence(memory, self.model.search(memory, options, self.vocabulary))
             else:
                 with self.model.configured(options):
                     decoded = [[hypothesis] for hypothesis in self.model.score_captions(memory, forced)]
         return [
-            [self._to_caption(source, view, read_photo, hypothesis) for hypothesis in hypotheses]
-            for (source, (view, read_photo)), hypotheses in zip(images, decoded, strict=True)
+            [self._to_caption(source, views[0], read_photo, hypothesis) for hypothesis in hypotheses]
+            for (source, (views, read_photo)), hypotheses in zip(images, decoded, strict=True)
         ]
 
     def _to_caption(

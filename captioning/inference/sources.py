@@ -1,9 +1,9 @@
-"""Opens images from paths, PIL images, arrays, tensors and bytes, and makes the model's views of them."""
+"""Opens images from paths, PIL images, arrays, tensors and bytes, and makes the models' views of them."""
 
 import functools
 import io
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
@@ -25,17 +25,20 @@ _ACCEPTED = "a path, a PIL image, the bytes of an image file, an open file, an a
 _PHOTO_SIDE = 768  # pixels of a photo's shorter side, about what a figure shows
 
 
-def view_of(source: ImageSource, preprocessing: Preprocessing) -> tuple[Image.Image, Callable[[], Photo | None]]:
-    """Return the model's view of an image, and a function that reads its ``Photo`` again.
+def views_of(
+    source: ImageSource, preprocessings: Sequence[Preprocessing]
+) -> tuple[list[Image.Image], Callable[[], Photo | None]]:
+    """Return the models' views of an image, and a function that reads its ``Photo`` again.
 
     The function returns None if the file has changed since. Raises InputError if the image cannot be read.
     """
     if isinstance(source, (str, os.PathLike)):
         path = os.path.abspath(os.path.expanduser(source))  # the working directory may change
-        view = preprocessing.view(open_image(source, preprocessing.resize))
-        return view, functools.partial(_photo_of, path, _state(path), preprocessing)
+        views = [preprocessing.view(open_image(source, preprocessing.resize)) for preprocessing in preprocessings]
+        return views, functools.partial(_photo_of, path, _state(path), preprocessings[0])
     image = open_image(_without_file(source), 0)
-    return preprocessing.view(image), functools.partial(_photo_of, image, None, preprocessing)
+    views = [preprocessing.view(image) for preprocessing in preprocessings]
+    return views, functools.partial(_photo_of, image, None, preprocessings[0])
 
 
 def _without_file(source: Any) -> ImageSource:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABCMeta, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from operator import itemgetter
@@ -16,6 +16,7 @@ from captioning.attention import Memory
 from captioning.attention.memory import repeat_rows
 from captioning.component import Component, check_shape
 from captioning.data.batch import CaptionBatch, pad_captions
+from captioning.data.transforms import Preprocessing
 from captioning.decoding import BeamOptions, Hypothesis, Step, StepFunction, decode
 from captioning.encoders import Encoder
 from captioning.errors import InputError
@@ -51,15 +52,18 @@ class CaptionModel(nn.Module, metaclass=ABCMeta):
 
     encoder: Encoder
 
+    @property
     @abstractmethod
-    def encode(
-        self, images: Tensor | None = None, annotations: Tensor | None = None, mask: Tensor | None = None
-    ) -> Any:
-        """Return the memory of images (B, 3, height, width) or of their annotations (B, L, D)."""
+    def preprocessings(self) -> list[Preprocessing]:
+        """The views of an image that ``encode_views`` takes."""
 
+    @abstractmethod
+    def encode_views(self, views: Sequence[Tensor]) -> Any:
+        """Return the memory of images, (B, 3, height, width) for each of ``preprocessings``."""
+
+    @abstractmethod
     def encode_batch(self, batch: CaptionBatch) -> Any:
         """Return the memory of a batch's images."""
-        return self.encode(batch.images, batch.annotations, batch.annotation_mask)
 
     @abstractmethod
     def teacher_force(self, batch: CaptionBatch, memory: Any) -> DecoderOutput:
@@ -164,6 +168,16 @@ class Captioner(CaptionModel):
         D = self.encoder.annotation_dim
         check_shape(self.encoder, "annotations (B, L, D)", annotations, *annotations.shape[:2], D)
         return self.decoder.encode(annotations, mask)
+
+    def encode_batch(self, batch: CaptionBatch) -> Memory:
+        return self.encode(batch.images, batch.annotations, batch.annotation_mask)
+
+    @property
+    def preprocessings(self) -> list[Preprocessing]:
+        return [self.encoder.preprocessing]
+
+    def encode_views(self, views: Sequence[Tensor]) -> Memory:
+        return self.encode(views[0])
 
     def forward(self, batch: CaptionBatch) -> DecoderOutput:
         return self.teacher_force(batch, self.encode_batch(batch))

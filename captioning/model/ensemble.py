@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
@@ -14,7 +14,9 @@ from torch import Tensor
 
 from captioning.attention import Memory
 from captioning.data.batch import CaptionBatch
+from captioning.data.transforms import Preprocessing
 from captioning.decoding import Step, StepFunction
+from captioning.encoders import Encoder
 from captioning.errors import InputError
 from captioning.model.captioner import Captioner, CaptionModel
 from captioning.model.decoder import DecoderOutput
@@ -27,36 +29,55 @@ Memories = tuple[Memory, ...]
 class Ensemble(CaptionModel):
     """Captioners whose word distributions are averaged at every step of a search.
 
-    Members may differ in attention, output and encoder, but share one vocabulary and one view of an image. The trace is
-    the mean over the members whose encoders have the cells of the first; it has no evidence.
+    Members may differ in attention, output and encoder, but share one vocabulary. The trace is the mean over the
+    members that look at the same cells of the same view as the first; it has no evidence.
 
-    Raises ValueError if the encoders of the members have different ``preprocessing``.
+    Args:
+        members: The captioners. The first member's encoder determines views and batches.
+        load_images: Loads the images (B, 3, height, width) of rows (B,) of the evaluated split. ``encode_batch`` needs
+            it if the encoders differ.
     """
 
-    def __init__(self, members: Sequence[Captioner]) -> None:
+    def __init__(
+        self, members: Sequence[Captioner], *, load_images: Callable[[Tensor, Preprocessing], Tensor] | None = None
+    ) -> None:
         super().__init__()
-        self.encoder = members[0].encoder
-        if any(member.encoder.preprocessing != self.encoder.preprocessing for member in members):
-            raise ValueError("the encoders of an ensemble need the same preprocessing")
+        self.encoder, self.load_images = members[0].encoder, load_images
         self.members: Sequence[Captioner] = torch.nn.ModuleList(members)  # type: ignore[assignment]
-        self.traced = [n for n, member in enumerate(members) if member.encoder.cells.is_near(self.encoder.cells)]
+        self.traced = [n for n, member in enumerate(members) if _same_view(member.encoder, self.encoder)]
         identities = [member.encoder.identity() for member in members]
         self._first_with_encoder = [identities.index(identity) for identity in identities]
 
-    def encode(
-        self, images: Tensor | None = None, annotations: Tensor | None = None, mask: Tensor | None = None
-    ) -> Memories:
-        """Return the members' memories. Every encoder runs once; ``mask`` is for the first member's annotations.
+    @property
+    def preprocessings(self) -> list[Preprocessing]:
+        return list(dict.fromkeys(member.encoder.preprocessing for member in self.members))
 
-        Raises InputError if annotations are given and the encoders differ.
+    def encode_views(self, views: Sequence[Tensor]) -> Memories:
+        views_by_preprocessing = dict(zip(self.preprocessings, views, strict=True))
+        return self._encode(lambda encoder: encoder(views_by_preprocessing[encoder.preprocessing]))
+
+    def encode_batch(self, batch: CaptionBatch) -> Memories:
+        """Return the memories of a batch's images.
+
+        Cached features come from the first member's encoder; for other encoders, images are loaded.
         """
-        encoders = {n: self.members[n].encoder for n in self._first_with_encoder}
-        if annotations is not None and len(encoders) > 1:
-            problem = "the models of the ensemble have different encoders, so cached features cannot replace the images"
-            raise InputError(f"data.features: {problem}; leave it out (--data.features null)")
-        encoded = {n: encoder(images) if annotations is None else annotations for n, encoder in encoders.items()}
+
+        def annotations_of(encoder: Encoder) -> Tensor:
+            if encoder is self.encoder and batch.annotations is not None:
+                return batch.annotations
+            if batch.images is not None and encoder.preprocessing == self.encoder.preprocessing:
+                return encoder(batch.images)
+            if self.load_images is None:
+                raise ValueError("members with different encoders need a function that loads images")
+            return encoder(self.load_images(batch.index_rows, encoder.preprocessing).to(batch.captions.device))
+
+        return self._encode(annotations_of, batch.annotation_mask)
+
+    def _encode(self, annotations_of: Callable[[Encoder], Tensor], mask: Tensor | None = None) -> Memories:
+        """Return the members' memories. Every encoder runs once; ``mask`` is for the first member's annotations."""
+        annotations = {n: annotations_of(self.members[n].encoder) for n in dict.fromkeys(self._first_with_encoder)}
         return tuple(
-            member.encode(annotations=encoded[n], mask=mask if n == 0 else None)
+            member.encode(annotations=annotations[n], mask=mask if n == 0 else None)
             for member, n in zip(self.members, self._first_with_encoder, strict=True)
         )
 
@@ -85,6 +106,12 @@ class Ensemble(CaptionModel):
             for member in with_mode:
                 stack.enter_context(member.in_context_mode(mode))
             yield
+
+
+def _same_view(first: Encoder, second: Encoder) -> bool:
+    """Return whether the cells of two encoders cover the same parts of the same view, up to small differences."""
+    views = [(encoder.preprocessing.resize, encoder.preprocessing.crop) for encoder in (first, second)]
+    return views[0] == views[1] and first.cells.is_near(second.cells)
 
 
 class MeanStep:

@@ -48,7 +48,7 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
 
     _init_args: dict[str, Any]
     _unnamed_args: tuple[Any, ...] = ()
-    has_captioner = False  # whether it is part of a captioner, which has built it
+    is_built = False  # whether a captioner has built it, and has it
 
     def __init__(self) -> None:  # nn.Module's takes anything
         super().__init__()

@@ -16,7 +16,7 @@ OPTIONS_OF_TEST |= {"logger": "no_logger", "bound_samples": "bound_draws", "ense
 OPTIONS_OF_TEST |= {"precision": "precision"}
 """Options of `captioning test` by the last part of their name, such as ``--data.test_split``."""
 
-CONDITIONS = {"inference": "context_mode"}
+CONDITIONS = {"inference": "context_mode", "bound_samples": "bound_draws"}
 """Conditions in the metrics' file of a test."""
 
 SUGGESTIONS = {"inference": "context_mode", "CaptionSamples": "ValidationFigures"}

@@ -70,7 +70,7 @@ def test_paths_can_come_from_standard_input(capsys, checkpoint, folder, monkeypa
     lines, _ = run(capsys, "-", "--model", checkpoint)
     assert [line.split("\t")[0] for line in lines] == [str(folder / "b.png"), str(folder / "more" / "b.png")]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\n")))
-    assert "-: standard input names no image" in run(capsys, "-", "--model", checkpoint, code=2)[1]
+    assert "no image is named" in run(capsys, "-", "--model", checkpoint, code=2)[1]
 
 
 def test_an_unreadable_image_costs_a_line_and_the_exit_code(capsys, checkpoint, folder, tmp_path):

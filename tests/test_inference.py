@@ -281,6 +281,8 @@ def test_a_captioner_can_be_sent_to_another_process(captioner, images, tmp_path)
 
 
 def test_an_ensembles_caption_of_pixels_has_a_row_for_each_member(checkpoint, images):
+    with pytest.raises(InputError, match="an ensemble needs at least one checkpoint"):
+        load([])
     ensemble = load([checkpoint, checkpoint])
     with Image.open(images[0]) as image:
         rows = ensemble.with_members(ensemble.caption(image), ["a", "b"])

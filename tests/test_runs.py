@@ -1,5 +1,6 @@
 """A run's folder is read as it is, also half finished."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,13 @@ def test_a_resumed_runs_curve_goes_on_and_a_killed_runs_last_line_costs_that_lin
         (folder / f"metrics/version_{version}").mkdir()
         (folder / f"metrics/version_{version}/metrics.csv").write_text(text)
     assert read_run(folder).curves == {"train/loss": [(1, 5), (2, 4), (3, 3), (4, 1)]}  # logged twice, the later counts
+
+
+def test_the_conditions_of_a_test_have_the_names_of_today(tmp_path):
+    folder = make_run(tmp_path / "a", captions=[CAPTION])
+    earlier = {"test/bleu4": 12.5, "search": {"inference": "argmax", "bound_samples": 8}}
+    (folder / "test_metrics.json").write_text(json.dumps(earlier))
+    assert read_run(folder).conditions == {"context_mode": "argmax", "bound_draws": 8}
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ class DroppingScore(Score):
 
     def __init__(self, dim):
         super().__init__()
-        self.inner, self.dropout = AdditiveScore(dim), torch.nn.Dropout(0.5)
+        self.inner = AdditiveScore(dim)
 
     def build(self, *sizes):
         self.inner.build(*sizes)
@@ -36,18 +36,14 @@ class DroppingScore(Score):
         return self.inner.project(annotations)
 
     def forward(self, query, projected):
-        return self.inner(self.dropout(query), projected)
+        return self.inner(torch.nn.functional.dropout(query, 0.5), projected)
 
 
 class DroppingAdditiveScore(AdditiveScore):
     """A score of somebody's own, from one that is deterministic."""
 
-    def __init__(self, dim):
-        super().__init__(dim)
-        self.dropout = torch.nn.Dropout(0.5)
-
     def project_query(self, query):
-        return super().project_query(self.dropout(query))
+        return super().project_query(torch.nn.functional.dropout(query, 0.5))
 
 
 def soft(**options):

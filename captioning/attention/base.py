@@ -88,9 +88,13 @@ class Attention(Component):
 
     @property
     def deterministic(self) -> bool:
-        """Whether equal queries of an image get equal contexts: this training batch draws and drops nothing."""
+        """Whether all samples of a caption get equal contexts in this training batch: nothing is drawn or dropped.
+
+        False in evaluation, which decodes a caption once, and with a class of the user's, which may act at random.
+        """
+        ours = all(type(part).__module__.startswith(("captioning.", "torch.")) for part in self.modules())
         drops = any(isinstance(part, nn.Dropout) and part.p for part in self.modules())
-        return self.training and not self.may_draw and not drops
+        return self.training and ours and not (self.may_draw or drops)
 
     def logged_values(self) -> dict[str, float]:
         """Return current values for the logs, by name."""

@@ -31,8 +31,8 @@ class StochasticAttention(Attention):
             as in the paper. Early alphas are uninformative, and draws from them teach the decoder to ignore its
             context. Falling back at the end trains the decoder on the expectation that evaluation uses.
         per_batch: Whether all images of a batch share one decision, as in the authors' code.
-        dropout: Probability of dropping a weight of an expectation in training, as in ``SoftAttention``. A draw is
-            never dropped: that would leave a zero context, which ``location_log_prob`` does not describe.
+        dropout: Probability of dropping a weight of an expectation in training, as in ``SoftAttention``. The
+            weight of a drawn location is never dropped: the context would be 0, although a location was drawn.
         context_mode: "expected", "argmax" or "sample"; see ``Attention.context_mode``.
     """
 

@@ -20,8 +20,6 @@ class Score(Component):
     A score may carry tensors from step to step, such as the alphas so far: ``init_state`` makes them, ``forward`` takes
     them as further arguments, ``update`` returns the next step's. Most scores carry nothing.
 
-    A score that drops units does so by an ``nn.Dropout``; all else in it is deterministic.
-
     Attributes:
         needs_softmax: Whether the logits are logarithms of weights, which only a softmax turns into the score's alphas.
     """

@@ -79,7 +79,8 @@ FIT_HELP = """usage: captioning fit --config CONFIG.yaml [--config OVERLAY.yaml 
   --model.objective CLASS       Likelihood or SelfCriticalTraining
   --model.optimizer.lr RATE     learning rate
   --print_config                print the full configuration and stop
-  --PLACE.help CLASS            the options of a class, as in --model.encoder.help TimmEncoder
+  --PLACE.help CLASS            the options of a class, as in --model.encoder.help TimmEncoder;
+                                inside the decoder only after a --config
   --help_all                    every option with its meaning and default (a thousand lines)
 
 examples:

@@ -92,7 +92,7 @@ def caption(
         print(f"error: {printable(error)}", file=sys.stderr)
 
     if not (paths := list(_paths(images))):
-        raise InputError("-: standard input names no image")
+        raise InputError("no image is named")
     inputs = [*paths, *models]
     check_output(json, "--json", JSON_SUFFIXES if single else (".jsonl",), inputs)
     check_output(explorer, "--explorer", PAGE_SUFFIXES, inputs)

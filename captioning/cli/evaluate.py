@@ -46,7 +46,7 @@ def evaluate(
             raise InputError(f"{captions}: {problem}, among them image_id {unknown[0]}")
         hypotheses = [splitter.tokenize(caption) for caption in results.values()]
         image_references, images = [all_references[image_id] for image_id in results], len(results)
-        print(f"{len(results)} captions of {len(all_references)} images with references{few_images_warning(images)}")
+        print(f"{images} captions of {len(all_references)} images with references{few_images_warning(images)}")
         print(f"{'':12}{'score':>8}  {'95 % interval':>18}")
         values: dict[str, Any] = {}
         for family, counts in family_counts(hypotheses, image_references, java=splitter.english):

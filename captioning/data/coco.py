@@ -83,10 +83,10 @@ def instances(paths: Sequence[Path], remedy: str, synonyms: Callable[[str], froz
 
     ``remedy`` says what to do if a file is missing. ``synonyms`` returns the other names of an object or an attribute.
     """
-    found: dict[str, tuple[_Image, list[tuple[str, _Annotation]]]] = {}
+    annotated: dict[str, tuple[_Image, list[tuple[str, _Annotation]]]] = {}
     for path in paths:
         content = read_annotations(path, _File, "COCO annotation file", remedy)
-        images = {image.id: found.setdefault(image.file_name, (image, [])) for image in content.images}
+        images = {image.id: annotated.setdefault(image.file_name, (image, [])) for image in content.images}
         nouns = {category.id: category.name.lower() for category in content.categories}
         for annotation in content.annotations:
             if annotation.segmentation and annotation.image_id in images:
@@ -95,9 +95,9 @@ def instances(paths: Sequence[Path], remedy: str, synonyms: Callable[[str], froz
     def objects(path: Path) -> list[GroundedObject]:
         from pycocotools import mask as coco
 
-        if path.name not in found:
+        if path.name not in annotated:
             return []
-        image, annotations = found[path.name]
+        image, annotations = annotated[path.name]
         masks = []
         for _, annotation in annotations:
             runs = annotation.segmentation  # packed run lengths, plain ones, or polygons

@@ -91,8 +91,8 @@ class CaptionIndex:
         """Return the index of a reader's images. Raises InputError if none has a caption or one appears twice.
 
         The tokenizer splits captions into words; without one, they are split at spaces. A caption without a word is
-        left out. An image without captions is left out, too, unless all are ``uncaptioned``. A line in the log counts
-        what is left out. Equal captions of one image are kept: they are two references.
+        left out. An image without captions is left out, too, except in an ``uncaptioned`` test split. A line in the log
+        counts what is left out. Equal captions of one image are kept: they are two references.
         """
         name, entries = str(origin or root), list(entries)
         split = str.split if tokenizer is None else tokenizer.tokenize

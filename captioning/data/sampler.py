@@ -23,9 +23,10 @@ class CaptionBatches(Sampler[list[int]]):
 
     The order is a function of seed, epoch and ``batch_size * world_size``, so nothing is saved: a resumed run begins at
     ``start``. An epoch is cut into global batches of ``batch_size * world_size`` captions. With group ``length``,
-    captions are sorted by length first, so most global batches have one length; then these are shuffled. Each rank
-    takes every ``world_size``-th caption of one. Every caption appears once per epoch unless ``captions_per_image`` is
-    set. One global batch is smaller. If it has fewer captions than ranks, some are repeated so that each rank has one.
+    captions are sorted by length first, so most global batches have one length; then the global batches are
+    shuffled. Each rank takes every ``world_size``-th caption of a global batch. Every caption appears once per epoch
+    unless ``captions_per_image`` is set. One global batch is smaller than the others. If it has fewer captions than
+    ranks, some are repeated so that each rank has one.
     Differs from the paper, which draws a random length for each update: lengths come in proportion to their captions.
 
     Args:

@@ -67,8 +67,8 @@ class DecodingOptions(BeamOptions):
         context_mode: How hard attention forms its contexts, "expected", "argmax" or "sample"; see
             ``Attention.context_mode``. None takes the mode that the model was configured with.
         temperature: Divides the logits before a word is sampled.
-        top_k: Sample from this many most probable words; None for all.
-        top_p: Sample from the fewest words that sum to this probability; None for all.
+        top_k: Number of the most probable words to sample from; None for all.
+        top_p: Sample from the smallest set of most probable words whose probability reaches this; None for all.
         seed: Seed of method or context mode "sample": the same images in batches of one size get the same captions.
             None uses torch's global generator as it is.
     """

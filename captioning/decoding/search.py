@@ -43,11 +43,12 @@ def search(
 ) -> list[list[Hypothesis]]:
     """Return up to K hypotheses of every image, by slot and then by step; ``beam_search`` explains the other arguments.
 
-    A hypothesis leaves its slot with <end> or at ``max_length``. Once half of the images are finished, they leave.
-    Raises InputError if no word has a finite probability.
+    A hypothesis leaves its slot with <end> or at ``max_length``. Once half of the images are finished, these leave the
+    batch. Raises InputError if no word has a finite probability.
     """
     constraints.check(max_length)
-    B, device, image_count = step.image_count, state[0].device, step.image_count
+    image_count = B = step.image_count
+    device = state[0].device
     R = len(state[0]) // B
     images = torch.arange(B, device=device)
     open_count = torch.full((B, 1), K, device=device)

@@ -47,8 +47,9 @@ class Encoder(Component):
     Args:
         network: The network. Its parameters must be registered in the order in which they are applied.
         preprocessing: The input size and normalization that the network expects.
-        weights: What ``load_published_weights`` loads: a function that returns the state dict of the network or of its
-            used part, or its ``.safetensors``, ``.pth``, ``.pt`` or ``.bin`` file, also as ``state_dict`` or ``model``.
+        weights: The state dict that ``load_published_weights`` loads, of the network or of the part that is used: a
+            function that returns it, or a ``.safetensors``, ``.pth``, ``.pt`` or ``.bin`` file, where it may be the
+            value of ``state_dict`` or ``model``.
         trainable_from: Name of the first stage that is fine-tuned; None freezes everything.
         learning_rate: Learning rate of the fine-tuned part; None uses the decoder's.
 

@@ -41,7 +41,10 @@ def load(path: _Place | Sequence[_Place] = PRETRAINED, device: str | torch.devic
         device: "auto", "cpu", "cuda", "cuda:1" ...
     """
     paths = [path] if isinstance(path, (str, os.PathLike)) else path
-    first, *others = [read_model(path, device) for path in paths]
+    models = [read_model(path, device) for path in paths]
+    if not models:
+        raise InputError("an ensemble needs at least one checkpoint")
+    first, *others = models
     for other in others:
         if other.vocabulary != first.vocabulary:
             raise InputError(f"{other.path}: has another vocabulary than {first.path}; an ensemble needs one")
@@ -124,17 +127,17 @@ class ImageCaptioner(Generic[Model]):
         """
         check_whole(1, batch_size=batch_size)
         check_several(images)
-        sources, steps = iter(images), self.model.preprocessings
+        sources, preprocessings = iter(images), self.model.preprocessings
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes without the GIL
 
             def read() -> list[tuple[ImageSource, Future[_Loaded]]]:
                 batch = itertools.islice(sources, batch_size)
-                return [(source, pool.submit(views_of, snapshot(source), steps)) for source in batch]
+                return [(source, pool.submit(views_of, snapshot(source), preprocessings)) for source in batch]
 
             batches = iter(read, [])
             if isinstance(images, Sequence):  # an iterator may wait for a caption before it gives the next image
                 batches = (batch for batch, _ in itertools.pairwise(itertools.chain(batches, [[]])))
-            for number, batch in enumerate(batches):
+            for batch_number, batch in enumerate(batches):
                 readable = []
                 for source, views in batch:
                     error = views.exception()
@@ -142,7 +145,7 @@ class ImageCaptioner(Generic[Model]):
                         on_error(source, error)
                     else:
                         readable.append((source, views.result()))  # raises other errors
-                for best, *others in self._decoded(readable, options or self.options, number) if readable else ():
+                for best, *others in self._decoded(readable, options or self.options, batch_number) if readable else ():
                     yield dataclasses.replace(best, alternatives=others)
 
     def score_captions(
@@ -166,11 +169,11 @@ class ImageCaptioner(Generic[Model]):
         if len(images) != len(captions) or any(isinstance(caption, str) for caption in captions):
             raise InputError(f"captions: give a list of words for each of {len(images)} images, got {captions!r:.80}")
         results: list[Caption] = []
-        for number, start in enumerate(range(0, len(images), _BATCH_SIZE)):
+        for batch_number, start in enumerate(range(0, len(images), _BATCH_SIZE)):
             sources, texts = images[start:][:_BATCH_SIZE], captions[start:][:_BATCH_SIZE]
             batch = [(source, views_of(source, self.model.preprocessings)) for source in sources]
             ids = [self.vocabulary.encode(words) for words in texts]
-            for words, (caption,) in zip(texts, self._decoded(batch, options, number, ids), strict=True):
+            for words, (caption,) in zip(texts, self._decoded(batch, options, batch_number, ids), strict=True):
                 results.append(dataclasses.replace(caption, words=[*words], text=self.vocabulary.tokenizer.join(words)))
         return results
 
@@ -184,21 +187,21 @@ class ImageCaptioner(Generic[Model]):
         self,
         images: Sequence[tuple[ImageSource, _Loaded]],
         options: DecodingOptions,
-        number: int,
+        batch_number: int,
         forced: list[list[int]] | None = None,
     ) -> list[list[Caption]]:
         """Return the captions that a search finds for a batch, or that the ``forced`` word ids give.
 
-        Each image has one view for each preprocessing of the models. The batch's ``number`` is added to the seed.
+        Each image has one view for each preprocessing of the models. ``batch_number`` is added to the seed.
         """
         device = next(self.model.parameters()).device
         views_by_model = zip(*(views for _, (views, _) in images), strict=True)
         if options.seed is not None:
             # Every batch has another stream of random numbers.
-            options = dataclasses.replace(options, seed=options.seed + number)
+            options = dataclasses.replace(options, seed=options.seed + batch_number)
         with torch.inference_mode():
             preprocessed = zip(self.model.preprocessings, views_by_model, strict=True)
-            memory = self.model.encode_views([steps.normalize_all(views, device) for steps, views in preprocessed])
+            memory = self.model.encode_views([one.normalize_all(views, device) for one, views in preprocessed])
             if forced is None:
                 decoded = self.model.with_evidence(memory, self.model.search(memory, options, self.vocabulary))
             else:

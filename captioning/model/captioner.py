@@ -127,7 +127,7 @@ class Captioner(CaptionModel):
 
     Args:
         encoder: Images to annotations (B, L, D).
-        decoder: Annotations to words; InputError if another captioner has it, or a part of it.
+        decoder: Annotations to words. Raises InputError if it, or a part of it, belongs to another captioner.
         vocabulary_size: V, special tokens included.
 
     Attributes:
@@ -138,14 +138,14 @@ class Captioner(CaptionModel):
     def __init__(self, encoder: Encoder, decoder: Decoder, *, vocabulary_size: int) -> None:
         super().__init__()
         parts = [part for part in decoder.modules() if isinstance(part, Component)]
-        if taken := next((part for part in parts if part.has_captioner), None):
+        if taken := next((part for part in parts if part.is_built), None):
             raise InputError(f"{type(taken).__name__}: is another captioner's; make one for each captioner")
         self.encoder = encoder
         self.decoder = decoder
         self.freeze_statistics = False
         decoder.build(vocabulary_size, encoder.annotation_dim, encoder.grid_size)
         for part in parts:
-            part.has_captioner = True
+            part.is_built = True
 
     def train(self, mode: bool = True) -> Captioner:
         """Set the mode; ``freeze_statistics`` holds while the encoder is frozen."""

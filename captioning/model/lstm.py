@@ -118,7 +118,7 @@ class AttentionDecoder(Decoder):
         return (h, c, *self.attention.init_state(memory))
 
     def _word_terms(self, embedded: Tensor) -> Tensor:
-        """Return the previous word's terms: of i, f, o and g (.., 4H), then of the query (.., H) if it has one."""
+        """Return what the previous word adds to i, f, o and g (.., 4H) and, if asked for, to the query (.., H)."""
         gates = self.word_to_gates(embedded)
         return gates if self.word_to_query is None else torch.cat([gates, self.word_to_query(embedded)], dim=-1)
 

@@ -136,14 +136,14 @@ class MovingAverage(Estimator):
         values = rewards if self.per_step else returns[:, :1]
         counted = (mask if self.all_captions else drawn)[:, : values.shape[1]]
         before = self.averages.nan_to_num()  # b_{k-1}
-        step = torch.arange(values.shape[1], device=values.device).clamp(max=len(before) - 1)
+        average_of_step = torch.arange(values.shape[1], device=values.device).clamp(max=len(before) - 1)
         sums = torch.stack(((values * counted).sum(dim=0), counted.sum(dim=0))).to(before.dtype)
-        sums = before.new_zeros(2, len(before)).index_add(1, step, sums)
+        sums = before.new_zeros(2, len(before)).index_add(1, average_of_step, sums)
         total, count = sum_over_processes(sums)  # so that all processes keep the same averages
         mean = total / count  # nan where nothing was drawn
         after = torch.where(self.averages.isnan(), mean, self.decay * self.averages + (1 - self.decay) * mean)
         self.averages = torch.where(count > 0, after, self.averages)
-        return self.returns(before[step] * mask, mask) if self.per_step else before.expand_as(returns)
+        return self.returns(before[average_of_step] * mask, mask) if self.per_step else before.expand_as(returns)
 
 
 class LeaveOneOut(Estimator):

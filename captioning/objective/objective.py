@@ -72,7 +72,7 @@ class Likelihood(Objective):
     """-log p(y | a), with hard attention minus the bound L_s (Eq. 10), plus the doubly stochastic penalty (Eq. 14).
 
     Args:
-        attention_penalty: lambda of Eq. 14; ``reductions.doubly_stochastic_penalty`` gives the exact reduction.
+        attention_penalty: lambda of Eq. 14; ``reductions.doubly_stochastic_penalty`` explains its scale.
         estimator: The estimator of REINFORCE for attention that needs one; by default ``MovingAverage``.
         reward_weight: lambda_r of the learning rule below Eq. 12; 1 gives the gradient of the bound L_s.
         entropy_weight: lambda_e of that rule, the weight of the alphas' entropy, for stochastic attention.

@@ -26,9 +26,10 @@ def step_log_probs(logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
 def doubly_stochastic_penalty(alphas: Tensor, exists: Tensor | None = None) -> Tensor:
     """Return sum_i (1 - sum_t alpha_ti)^2 of Eq. 14 as a **mean over captions and over existing locations**.
 
-    It is scaled like the NLL per word: C steps spread evenly over L locations cost (1 - C/L)^2. The paper sums over L,
-    and its NLL over a caption's C words: that is this penalty times L/C. The authors' code averages over L and sums
-    over the batch, where its NLL is a mean: its ``alpha_c`` is this weight times C/B.
+    It is scaled like the NLL per word: C steps spread evenly over L locations cost (1 - C/L)^2. The paper sums
+    the penalty over L and the NLL over a caption's C words: relative to the NLL, its penalty is L/C times this one. The
+    authors' code averages over L and sums over the batch, where its NLL is a mean: its ``alpha_c`` is this weight times
+    C/B.
 
     Args:
         alphas: (N, T, L), 0 at steps that do not exist.

@@ -83,7 +83,7 @@ class BestCheckpoint(callbacks.ModelCheckpoint):
     @property
     def state_key(self) -> str:
         key = super().state_key
-        # The key of 0.2, which is Lightning's. Without a monitor, it would equal the key of `last`.
+        # Lightning's own key, as in checkpoints of 0.2. Without a monitor, `last` has that key.
         return key.replace("Best", "Model", 1) if self.monitor else key
 
     def check_monitor_top_k(self, trainer: pl.Trainer, current: torch.Tensor | None = None) -> bool:

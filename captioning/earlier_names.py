@@ -1,5 +1,6 @@
 """What files and command lines of version 0.2 call by another name. An option that gets a new name is entered here."""
 
+from collections.abc import Mapping
 from typing import Any
 
 MODEL = {"normaliser": "normalizer", "inference": "context_mode"}
@@ -16,11 +17,14 @@ OPTIONS_OF_TEST |= {"logger": "no_logger", "bound_samples": "bound_draws", "ense
 OPTIONS_OF_TEST |= {"precision": "precision"}
 """Options of `captioning test` by the last part of their name, such as ``--data.test_split``."""
 
-CONDITIONS = {"inference": "context_mode", "bound_samples": "bound_draws"}
-"""Conditions in the metrics' file of a test."""
-
 SUGGESTIONS = {"inference": "context_mode", "CaptionSamples": "ValidationFigures"}
 """Names that an error suggests in place of unknown ones."""
+
+
+def conditions(search: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the conditions in the metrics' file of a test by their names of today."""
+    names = {"inference": "context_mode", "bound_samples": "bound_draws"}
+    return {names.get(name, name): value for name, value in search.items()}
 
 
 def counts_batches(name: str, value: Any) -> bool:

@@ -33,7 +33,8 @@ def run(tmp_path):
     save_checkpoint(folder / "checkpoints/best.ckpt", settings=SETTINGS)
     images = list(make_captions(20).values())
     scores = caption_metrics([image.words for image in images], [image.reference_words for image in images])
-    write_evaluation(folder, "test", scores | {"nll": 1.25}, images, search={"beam_size": 2})
+    search = {"beam_size": 2, "inference": "argmax"}  # as version 0.2 called the context mode
+    write_evaluation(folder, "test", scores | {"nll": 1.25}, images, search=search)
     return folder
 
 
@@ -71,7 +72,7 @@ def test_the_card_says_what_it_is_what_it_learned_from_and_how_well(run):
     assert "| attention | SoftAttention |" in text and "| vocabulary | 7 words; tokens: Penn Treebank" in text
     metrics = json.loads((run / "test_metrics.json").read_text())
     assert f"| bleu4 | {metrics['test/bleu4']:.2f} |" in text and "| nll | 1.25 |" in text
-    assert "Split test; beam_size 2." in text
+    assert "Split test; beam_size 2, context_mode argmax." in text
     metrics["search"]["checkpoint"] = "last.ckpt"  # those of another checkpoint are not this one's
     (run / "test_metrics.json").write_text(json.dumps(metrics))
     assert "It was not tested" in (export(run) / "README.md").read_text()

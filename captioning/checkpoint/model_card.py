@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from captioning import earlier_names
 from captioning.files import read_json
 from captioning.model.captioner import Captioner
 from captioning.run_folder import RunFolder, is_current
@@ -69,7 +70,7 @@ def _metrics(checkpoint: Path | None) -> str:
     tables = []
     for path in (run.path / "test_metrics.json", run.path / "val_metrics.json"):
         content = read_json(path) if path.is_file() else {}
-        search = content.pop("search", {})
+        search = earlier_names.conditions(content.pop("search", {}))
         is_current_test = is_current(search.pop("weights", ""), checkpoint)
         if content and search.pop("checkpoint", checkpoint.name) == checkpoint.name and is_current_test:
             split = search.pop("split", path.name.partition("_")[0])

@@ -94,8 +94,7 @@ def read_metrics(path: Path) -> tuple[dict[str, float], dict[str, Any]]:
     """Return the metrics of STAGE_metrics.json without their prefix, and the conditions of the test."""
     content = convert(path, read_json(path), dict[str, Any], _EXPECTED)
     metrics = {name.partition("/")[2]: value for name, value in content.items() if isinstance(value, (int, float))}
-    conditions = content.get("search", {}).items()
-    return metrics, {earlier_names.CONDITIONS.get(name, name): value for name, value in conditions}
+    return metrics, earlier_names.conditions(content.get("search", {}))
 
 
 def read_captions(path: Path) -> dict[int, CaptionedImage]:

@@ -28,7 +28,7 @@ class LSTMSteps(NamedTuple):
     context: Tensor
     beta_logit: Tensor | None
     alphas: Tensor
-    locations: Tensor | None
+    locations: Tensor
     location_log_prob: Tensor | None
     heads: Tensor | None
 

@@ -9,12 +9,12 @@ from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namesp
 from captioning.cli import FIT_HELP, IMPORTED
 from captioning.cli.parser import refusal
 from captioning.errors import InputError
-from captioning.settings import install_yaml_loader
+from captioning.settings import install_yaml
 
 
 def restrict_imports() -> None:
     """Let settings name classes only of this package, PyTorch, Lightning, and the modules of ``--import``."""
-    install_yaml_loader()
+    install_yaml()
     allowed = ["captioning", "torch.optim", "torch.nn", "pytorch_lightning", "lightning_fabric", *IMPORTED]
     set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=allowed)
 

@@ -200,8 +200,9 @@ class ImageCaptioner(Generic[Model]):
             # Every batch has another stream of random numbers.
             options = dataclasses.replace(options, seed=options.seed + batch_number)
         with torch.inference_mode():
-            preprocessed = zip(self.model.preprocessings, views_by_model, strict=True)
-            memory = self.model.encode_views([one.normalize_all(views, device) for one, views in preprocessed])
+            pairs = zip(self.model.preprocessings, views_by_model, strict=True)
+            inputs = [preprocessing.normalize_all(views, device) for preprocessing, views in pairs]
+            memory = self.model.encode_views(inputs)
             if forced is None:
                 decoded = self.model.with_evidence(memory, self.model.search(memory, options, self.vocabulary))
             else:

@@ -120,7 +120,7 @@ class MeanStep:
     Its state is the members' states, one after the other.
 
     Args:
-        members: Their step functions, over the same images.
+        members: The step functions of the members, over the same images.
         state_sizes: Number of tensors in the state of each member.
         traced: Numbers of the members that share locations, whose traces are averaged.
     """

@@ -148,6 +148,25 @@ def test_frames_of_one_buffer_and_of_one_file_are_captioned_as_they_come(caption
                 assert caption.view.getpixel((3, 3)) == pytest.approx(color, abs=2)
 
 
+def test_images_that_a_generator_closes_or_draws_over_are_captioned_as_they_come(captioner, images):
+    def opened(open_image):
+        for path in images:
+            with open_image(path) as image:
+                yield image
+
+    def canvas():
+        one = Image.new("RGB", (30, 20))
+        for path in images:
+            one.paste(Image.open(path).resize(one.size))
+            yield one
+
+    expected = [caption.text for caption in captioner.caption(images)]
+    for sources in (opened(Image.open), opened(lambda path: path.open("rb"))):
+        assert [caption.text for caption in captioner.caption(sources)] == expected
+    drawn = [np.asarray(caption.view) for caption in captioner.caption(canvas())]
+    assert len({view.tobytes() for view in drawn}) == len(images)
+
+
 def test_batches_do_not_change_captions_nor_their_order(captioner, images):
     alone = [captioner.caption(image) for image in images]
     assert len({caption.text for caption in alone}) > 1

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
@@ -19,7 +19,7 @@ from captioning.decoding import DecodingOptions, Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_whole
 from captioning.inference.caption import Caption, Photo
-from captioning.inference.sources import ImageSource, check_several, is_single, snapshot, views_of
+from captioning.inference.sources import ImageSource, check_several, is_single, views_of
 from captioning.model.captioner import Captioner, CaptionModel
 from captioning.model.ensemble import Ensemble
 from captioning.trace import ContextMode, map_fields
@@ -131,8 +131,12 @@ class ImageCaptioner(Generic[Model]):
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes without the GIL
 
             def read() -> list[tuple[ImageSource, Future[_Loaded]]]:
-                batch = itertools.islice(sources, batch_size)
-                return [(source, pool.submit(views_of, snapshot(source), preprocessings)) for source in batch]
+                batch = []
+                for source in itertools.islice(sources, batch_size):
+                    batch.append((source, pool.submit(views_of, source, preprocessings)))
+                    if not isinstance(source, (str, os.PathLike, bytes)):
+                        wait([batch[-1][1]])  # the caller may close or overwrite it
+                return batch
 
             batches = iter(read, [])
             if isinstance(images, Sequence):  # an iterator may wait for a caption before it gives the next image

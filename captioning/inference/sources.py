@@ -70,13 +70,6 @@ def _state(path: str) -> tuple[int, int] | None:
     return None
 
 
-def snapshot(source: ImageSource) -> ImageSource:
-    """Return a copy of an array or an animation's frame, since the caller may overwrite it; other images unchanged."""
-    if isinstance(source, (np.ndarray, Tensor)):
-        return source.copy() if isinstance(source, np.ndarray) else source.clone()
-    return open_image(source, 0) if getattr(source, "is_animated", False) else source
-
-
 def is_single(images: ImageSource | Iterable[ImageSource]) -> bool:
     """Return whether this is one image and not several, which may lie in one array. Raises InputError for no image."""
     if isinstance(images, Tensor) or (isinstance(images, np.ndarray) and images.dtype.kind not in "OUS"):  # paths

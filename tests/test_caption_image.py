@@ -69,6 +69,8 @@ def test_paths_can_come_from_standard_input(capsys, checkpoint, folder, monkeypa
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
     lines, _ = run(capsys, "-", "--model", checkpoint)
     assert [line.split("\t")[0] for line in lines] == [str(folder / "b.png"), str(folder / "more" / "b.png")]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{folder / 'b.png'}\0".encode())))  # -print0
+    assert run(capsys, "-", "--model", checkpoint)[0][0].split("\t")[0] == str(folder / "b.png")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\n")))
     assert "no image is named" in run(capsys, "-", "--model", checkpoint, code=2)[1]
 

@@ -165,7 +165,8 @@ def _paths(images: Sequence[str]) -> Iterator[str]:
     """Yield the named files, the images below named folders in order, and the paths of standard input for ``-``."""
     for name in images:
         if name == "-":
-            lines = sys.stdin.buffer.read().removeprefix(codecs.BOM_UTF8).splitlines()
+            names = sys.stdin.buffer.read().removeprefix(codecs.BOM_UTF8)
+            lines = names.replace(b"\0", b"\n").splitlines()  # find -print0 ends names with 0
             yield from (os.path.expanduser(os.fsdecode(line)) for line in lines if line.strip())
         else:
             yield from _images_below(name) if os.path.isdir(name) else [name]

@@ -134,14 +134,12 @@ def caption(
 
 def _refuse_without_effect(given: Mapping[str, Any]) -> None:
     """Raise InputError for an option of overlays without --overlay, or an option of the beam search with --sample."""
-    figure_options = [
-        name for name, default in (("details", False), ("heads", False), ("style", "color")) if given[name] != default
-    ]
-    if figure_options and "overlay" not in given:
-        raise InputError(f"--{figure_options[0]}: has no effect without --overlay")
-    beam_options = [name for name in ("beam_size", "length_normalization") if name in given]
-    if beam_options and given["sample"]:
-        raise InputError(f"--{beam_options[0]}: has no effect with --sample")
+    for name, default in {"details": False, "heads": False, "style": "color"}.items():
+        if given[name] != default and "overlay" not in given:
+            raise InputError(f"--{name}: has no effect without --overlay")
+    for name in ("beam_size", "length_normalization"):
+        if name in given and given["sample"]:
+            raise InputError(f"--{name}: has no effect with --sample")
 
 
 @contextlib.contextmanager

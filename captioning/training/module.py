@@ -28,15 +28,9 @@ from captioning.model import Captioner, Decoder
 from captioning.objective import Likelihood, Objective
 from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.processes import process_count, sum_over_processes
+from captioning.training import resume
 from captioning.training.callbacks import ValidationFigures
 from captioning.training.datamodule import CaptionDataModule
-from captioning.training.resume import (
-    check_settings,
-    is_inside_step,
-    rewind,
-    start_new_epoch,
-    unfinished_batches,
-)
 from captioning.vocabulary import Vocabulary, tokenizer_from
 
 
@@ -125,7 +119,7 @@ class CaptioningModule(pl.LightningModule):
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, GradientAccumulationScheduler):  # it acts only at the start of an epoch
                 callback.on_train_epoch_start(self.trainer)
-        start_new_epoch(self.trainer)
+        resume.start_new_epoch(self.trainer)
         if self._random_state is not None:  # a resumed run continues the same stream of random numbers
             torch.set_rng_state(self._random_state["cpu"].cpu())
             if self.device.type == "cuda" and "cuda" in self._random_state:
@@ -161,7 +155,7 @@ class CaptioningModule(pl.LightningModule):
     def on_train_batch_end(self, *_: Any) -> None:
         """Let ``max_time`` and early stopping end training only after a step: checkpoints have no gradients."""
         self._stops_after_step |= self.trainer.should_stop
-        self.trainer.should_stop = self._stops_after_step and not is_inside_step(self.trainer)
+        self.trainer.should_stop = self._stops_after_step and not resume.is_inside_step(self.trainer)
 
     on_validation_end = on_train_batch_end
 
@@ -259,7 +253,7 @@ class CaptioningModule(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the description of the captioner, and the random state and position for a resumed run."""
         checkpoint["captioning"] = describe(self.captioner, self.data.vocabulary, self.settings)
-        checkpoint["unfinished"] = unfinished_batches(self.trainer)
+        checkpoint["unfinished"] = resume.unfinished_batches(self.trainer)
         checkpoint["processes"] = self.trainer.world_size
         # A resumed run that stops before its first batch saves the loaded state.
         state = self._random_state_at_step if checkpoint["unfinished"] else self._random_numbers()
@@ -270,9 +264,9 @@ class CaptioningModule(pl.LightningModule):
         return state | ({"cuda": torch.cuda.get_rng_state(self.device)} if self.device.type == "cuda" else {})
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        rewind(checkpoint)
+        resume.rewind(checkpoint)
         content = checkpoint.get("captioning", {})
         check_tokenizer(tokenizer_from(content.get("tokenizer")), self.data.vocabulary.tokenizer)
         check_vocabulary("the checkpoint's", content.get("vocabulary") or (), self.data.vocabulary)
-        check_settings(checkpoint, self.settings, self.trainer.world_size)
+        resume.check_settings(checkpoint, self.settings, self.trainer.world_size)
         self._random_state = checkpoint["random_state"]

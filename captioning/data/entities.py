@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 from PIL import Image
 
-from captioning.data.images import formats, upright_size
+from captioning.data.images import formats, turned
 from captioning.data.records import Phrase
 from captioning.errors import InputError, one_line
 
@@ -54,7 +54,7 @@ def _masks(file: Path, image_path: Path) -> dict[str, np.ndarray]:
         raise InputError(f"{file}: not an annotation of Flickr30k Entities ({one_line(error)})") from error
     stored = width, height
     with suppress(OSError), Image.open(image_path, formats=formats()) as image:
-        stored = upright_size(image)  # the image may be stored smaller, or squashed
+        stored = turned(Image.new("1", image.size), image).size  # the image may be stored smaller, or squashed
     masks: dict[str, np.ndarray] = {}
     for item in root.iter("object"):
         if (box := item.find("bndbox")) is None:

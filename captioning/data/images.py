@@ -77,21 +77,15 @@ def rgb(image: Image.Image) -> Image.Image:
         converted.paste(rgba, mask=rgba.getchannel("A"))
     else:
         converted = image.convert("RGB")
-    return _turned(converted, image)
+    return turned(converted, image)
 
 
-def _turned(image: Image.Image, marked: Image.Image) -> Image.Image:
+def turned(image: Image.Image, marked: Image.Image) -> Image.Image:
     """Turn an image upright by the EXIF mark of another image. A damaged mark is ignored."""
     with suppress(Exception):
         image.getexif()[ExifTags.Base.Orientation] = int(marked.getexif().get(ExifTags.Base.Orientation, 1))
         ImageOps.exif_transpose(image, in_place=True)
     return image
-
-
-def upright_size(image: Image.Image) -> tuple[int, int]:
-    """Return the (width, height) of an opened image when it stands upright."""
-    turned = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
-    return image.size[::-1] if turned else image.size
 
 
 def upright_masks(masks: Sequence[np.ndarray], path: Path) -> list[np.ndarray]:
@@ -101,5 +95,5 @@ def upright_masks(masks: Sequence[np.ndarray], path: Path) -> list[np.ndarray]:
     """
     with suppress(OSError), Image.open(path, formats=formats()) as image:
         stored = image.size[::-1]
-        return [np.asarray(_turned(Image.fromarray(mask), image)) if mask.shape == stored else mask for mask in masks]
+        return [np.asarray(turned(Image.fromarray(mask), image)) if mask.shape == stored else mask for mask in masks]
     return list(masks)

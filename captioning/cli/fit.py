@@ -77,16 +77,6 @@ def _library_errors_as_input_errors(*kinds: type[Exception]) -> Iterator[None]:
         raise InputError(message[:900]) from error
 
 
-@contextlib.contextmanager
-def _exit_on_sigterm() -> Iterator[None]:
-    """Raise SystemExit on SIGTERM, so that temporary files and the claimed folder are removed."""
-    handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, handler)
-
-
 def _quieten() -> None:
     """Silence libraries' warnings about deliberate choices."""
     for message in (
@@ -178,7 +168,11 @@ class Fit(LightningCLI):
 
     def instantiate_classes(self) -> None:
         self.stop = StopOnRequest()
-        with self._claiming(), _exit_on_sigterm(), _library_errors_as_input_errors(ValueError, TypeError, ImportError):
+        refusals = _library_errors_as_input_errors(ValueError, TypeError, ImportError)
+        with contextlib.ExitStack() as stack, self._claiming(), refusals:
+            # SIGTERM raises SystemExit, so that temporary files and the claimed folder are removed.
+            previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+            stack.callback(signal.signal, signal.SIGTERM, previous)
             self.datamodule = CaptionDataModule(**self._instantiate("data"), seed=self.config.seed_everything)
             initial = self.read_inputs()
             self.settings = yaml.safe_load(self.parser.dump(self.config, skip_link_targets=False, skip_unset=False))

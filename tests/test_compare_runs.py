@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -190,21 +189,19 @@ def test_what_is_compared_is_not_written_over(tested_pair, tmp_path):
 
 
 @pytest.fixture
-def commands(tested_pair, monkeypatch) -> list[list[str]]:
-    """The commands of `captioning` that were started. The second run has no captions before one has tested it."""
-    captions, real, started = tested_pair[1] / "test_captions.json", subprocess.run, []
+def commands(tested_pair, monkeypatch) -> list[tuple[str, str]]:
+    """Tasks and checkpoints that were scored. The second run has no captions before one has tested it."""
+    captions, scored = tested_pair[1] / "test_captions.json", []
     content = captions.read_text()
     captions.unlink()
 
-    def run(command, **options):
-        if "captioning" not in command:
-            return real(command, **options)
-        started.append(command[1:])
+    def score(task: str, *, ckpt_path: str) -> None:
+        scored.append((task, ckpt_path))
         captions.write_text(content)
-        return real(["echo", "printed by the test"], **options)
+        print("printed by the test")
 
-    monkeypatch.setattr(subprocess, "run", run)
-    return started
+    monkeypatch.setattr("captioning.cli.compare.score", score)
+    return scored
 
 
 def test_an_untested_run_is_named_with_its_command_and_tested_if_that_is_asked_for(tested_pair, commands, capsys):
@@ -215,7 +212,7 @@ def test_an_untested_run_is_named_with_its_command_and_tested_if_that_is_asked_f
     compare_command(*map(str, tested_pair), resamples=9, images=0, test=True)
     printed = capsys.readouterr()
     assert "testing hard" in printed.err
-    assert commands == [["-m", "captioning", "test", "--ckpt_path", best]]
+    assert commands == [("test", best)]
     assert "has no captions" not in printed.out
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from captioning.cli import IMPORTED, json_output, print_written
+from captioning.cli import json_output, print_written
+from captioning.cli.score import score
 from captioning.errors import InputError, check_choice, check_whole
 from captioning.files import FIGURES, JSON_SUFFIXES, PAGE_SUFFIXES, check_output, write_text
 from captioning.provenance import provenance
@@ -107,8 +109,6 @@ def _test_if_needed(run: Run) -> Run:
     if run.captions is not None or run.checkpoint is None:
         return run
     print(f"testing {run.name} ...", file=sys.stderr, flush=True)
-    options = ["--ckpt_path", str(run.checkpoint), *(f"--import={module}" for module in IMPORTED)]
-    command = [sys.executable, "-m", "captioning", "test", *options]
-    if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
-        raise InputError(f"{run.name}: captioning test failed")
+    with contextlib.redirect_stdout(io.StringIO()):
+        score("test", ckpt_path=str(run.checkpoint))
     return read_run(run.folder)

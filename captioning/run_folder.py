@@ -47,7 +47,7 @@ class RunFolder:
         return self.checkpoints / f"{name}.ckpt" if name in CHECKPOINT_NAMES else Path(name)
 
     def is_trained(self) -> bool:
-        return self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+        return any(self.checkpoints.glob("*.ckpt"))
 
     def is_taken(self) -> bool:
         """Return whether a run has the folder, possibly without a checkpoint yet."""

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,7 @@ from captioning.cli.fit import Fit, fit
 from captioning.data import ShapesSource
 from captioning.errors import InputError
 from captioning.inference import load
-from captioning.run_folder import checksum
+from captioning.run_folder import RunFolder, checksum
 from captioning.tokenizers import PennTreebank
 from captioning.vocabulary import UNK
 
@@ -299,6 +300,15 @@ def test_the_best_by_another_metric_than_bleu_is_said_without_a_word_on_bleu(wor
 def test_a_fast_dev_run_trains_one_batch_and_keeps_no_checkpoint(workdir, capsys):
     command("fit", "--config", "tiny.yaml", "--trainer.fast_dev_run", "true")
     assert "epoch 1, step 1" in capsys.readouterr().out and not list(Path("runs").rglob("*.ckpt"))
+
+
+def test_a_checkpoint_is_written_beside_the_one_that_it_replaces(workdir, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(workdir / "none"))  # from another disk, a copy is not whole at once
+    command("fit", "--config", "tiny.yaml", "--trainer.limit_val_batches", "0")
+    checkpoints = workdir / "runs/tiny/checkpoints"
+    assert [path.name for path in checkpoints.iterdir()] == ["last.ckpt"]
+    (checkpoints / "last.ckpt").rename(checkpoints / "last.ckpt.7.part")  # as a run leaves it that is killed there
+    assert not RunFolder(workdir / "runs/tiny").is_trained()
 
 
 @pytest.mark.slow

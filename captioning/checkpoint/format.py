@@ -4,6 +4,7 @@ Reading a file runs none of its code.
 """
 
 import dataclasses
+import io
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from captioning import earlier_names
 from captioning.data.transforms import Preprocessing
 from captioning.encoders import Encoder
 from captioning.errors import InputError, one_line
-from captioning.files import refuse_lfs_pointer
+from captioning.files import refuse_lfs_pointer, replacing
 from captioning.model.captioner import Captioner
 from captioning.model.decoder import Decoder
 from captioning.run_folder import RunFolder
@@ -68,6 +69,14 @@ def filtered(config: Any, is_left_out: Callable[[str, Any], bool]) -> Any:
     if not isinstance(config, dict):
         return config
     return {name: filtered(value, is_left_out) for name, value in config.items() if not is_left_out(name, value)}
+
+
+def write_checkpoint(checkpoint: Mapping[str, Any], path: Path, option: str = "") -> None:
+    """Write a checkpoint whole or not at all. Raises InputError, which names ``option``, if it cannot."""
+    content = io.BytesIO()  # torch.save's own message about a full disk does not mention the disk
+    torch.save(checkpoint, content)
+    with replacing(path, option) as part:
+        part.write_bytes(content.getbuffer())
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

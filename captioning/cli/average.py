@@ -1,9 +1,8 @@
 """The command ``average``: the mean of several checkpoints' weights."""
 
-import io
 from pathlib import Path
 
-from captioning.files import check_output, replacing
+from captioning.files import check_output
 
 
 def average(*, model: list[Path], output: Path, fraction: list[float] | None = None) -> None:
@@ -23,15 +22,11 @@ def average(*, model: list[Path], output: Path, fraction: list[float] | None = N
         captioning average --model a.ckpt b.ckpt --fraction 0.3 0.7 --output mean.ckpt
     """
     check_output(output, "--output", inputs=model)
-    import torch
-
     from captioning.checkpoint.average import average_checkpoints
+    from captioning.checkpoint.format import write_checkpoint
 
     checkpoint = average_checkpoints(model, fraction)
-    content = io.BytesIO()  # torch.save's own message about a full disk does not mention the disk
-    torch.save(checkpoint, content)
-    with replacing(output, "--output") as part:
-        part.write_bytes(content.getbuffer())
+    write_checkpoint(checkpoint, output, "--output")
     averaged = checkpoint["captioning"]["settings"]["averaged"]
     parts = ", ".join(f"{member['fraction']:.3g} of {member['checkpoint']}" for member in averaged)
     print(f"written to {output}: {parts}")

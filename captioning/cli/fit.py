@@ -34,7 +34,7 @@ from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
 from captioning.settings import attention_kind, config_text, read_config
 from captioning.training import CaptionDataModule, CaptioningModule, Throughput, ValidationFigures
-from captioning.training.callbacks import BestCheckpoint, LogLines, ResumableStopping, StopOnRequest
+from captioning.training.callbacks import BestCheckpoint, CheckpointFiles, LogLines, ResumableStopping, StopOnRequest
 from captioning.training.loggers import finish_loggers, is_wandb_sweep, start_loggers, upload_advice
 from captioning.training.plan import monitor_mode, plan_run
 
@@ -218,6 +218,7 @@ class Fit(LightningCLI):
         chosen += [self.best, last, ResumableStopping(**vars(self.config.early_stopping))]
         # If restoring a resumed run fails, its configuration stays as it was.
         chosen.append(callbacks.LambdaCallback(on_fit_start=self._write_config))
+        options["plugins"] = options["plugins"] or [CheckpointFiles()]
         return pl.Trainer(**options | {"callbacks": chosen})
 
     def train(self) -> None:

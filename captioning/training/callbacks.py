@@ -11,8 +11,10 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning import callbacks
 from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.plugins.io import TorchCheckpointIO
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
+from captioning.checkpoint.format import write_checkpoint
 from captioning.data.batch import CaptionBatch
 from captioning.data.loading import BatchLoader
 from captioning.errors import check_whole
@@ -109,6 +111,13 @@ class BestCheckpoint(callbacks.ModelCheckpoint):
             state_dict = state_dict | paths | {"best_k_models": best_k_models}
         super().load_state_dict(state_dict)
         self.nll = state_dict.get("nll", math.inf)
+
+
+class CheckpointFiles(TorchCheckpointIO):
+    """Replaces a checkpoint whole. Lightning copies it from the folder of temporary files, perhaps of another disk."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        write_checkpoint(checkpoint, Path(path))
 
 
 class ResumableStopping(callbacks.EarlyStopping):

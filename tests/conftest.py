@@ -156,6 +156,7 @@ def tested_pair(tmp_path, shapes_settings) -> tuple[Path, Path]:
             {
                 "image_id": int(index.image_ids[i]),
                 "caption": made[i].text if name == "hard" else f"a shape number {i}",
+                "file": str(index.image_path(i)),
                 "references": index.references(i),
                 "hits": [hit | {"hit": bool(i % 2)}],
             }

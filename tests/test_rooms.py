@@ -37,7 +37,7 @@ ROOMS = {
     "evaluation": "cells data decoding earlier_names errors files metrics model objective progress tokenizers "
     "vocabulary",
     "inference": "cells checkpoint data decoding encoders errors files model trace views vocabulary",
-    "comparison": "component data errors evaluation inference metrics progress run_folder settings trace views",
+    "comparison": "errors evaluation inference metrics progress run_folder settings trace views",
     "training": "attention checkpoint component data decoding encoders errors evaluation files metrics model objective "
     "run_folder settings tokenizers views vocabulary",
     "cli": "checkpoint comparison data decoding earlier_names encoders errors evaluation files inference metrics "

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 from captioning.comparison.result import Comparison
 from captioning.comparison.runs import Run
-from captioning.component import known_class
-from captioning.data.records import CaptionSource
 from captioning.errors import InputError
 from captioning.inference import ImageCaptioner, load, same_words
 from captioning.inference.caption import Caption
@@ -46,18 +44,18 @@ def explore(
     """Return the explorer of the disagreements as HTML, "" if it is empty, and sentences on what it lacks.
 
     It shows the tested captions with every model's attention, which teacher forcing computes. ``seed`` is for sampled
-    contexts. The function sets the file names of the disagreements.
+    contexts.
     """
     if not comparison.disagreements:
         return "", []
     captioned = sorted((run for run in runs if run.captions), key=lambda run: comparison.runs.index(run.name))
-    files, problem = _image_files(captioned, models, [item.image_id for item in comparison.disagreements])
-    items = [item for item in comparison.disagreements if item.image_id in files]
+    files = _image_files(captioned)
+    items = [item for item in comparison.disagreements if item.image_id in files and files[item.image_id].is_file()]
     if not items:
-        return "", [f"The page shows no images: {problem}."]
+        file = files.get(comparison.disagreements[0].image_id)
+        reason = f"{file} is not there" if file else "the tests do not name their files; test the runs again"
+        return "", [f"The page shows no images: {reason}."]
     paths = [files[item.image_id] for item in items]
-    for item, path in zip(items, paths, strict=True):
-        item.file = path.name
     notices: list[str] = []
     images: dict[str, ExplorerData] = {}
     crops: dict[float, str] = {}  # by crop, the suffix of image names; runs with other crops share no view
@@ -84,44 +82,19 @@ def explore(
 
 
 def same_words_of(runs: Sequence[Run], models: Mapping[str, ImageCaptioner[Captioner]]) -> Caption | None:
-    """Return a reference of the first common image with the attention of every model; None if its file is missing."""
+    """Return a reference of the first common image with the attention of every model; None if all files are missing."""
     captioned = {run.name: run for run in runs if run.captions and run.name in models}
+    files = _image_files([*captioned.values()])
     ids = [set(run.captions or ()) for run in captioned.values()]
-    for image_id in sorted(set.intersection(*ids)) if ids else ():
-        files, _ = _image_files([*captioned.values()], models, [image_id])
-        words = next(iter(captioned.values())).captions[image_id].reference_words[0]  # type: ignore[index]
-        return same_words({name: models[name] for name in captioned}, files[image_id], words) if files else None
-    return None
+    common = sorted(set.intersection(*ids)) if ids else []
+    image_id = next((i for i in common if i in files and files[i].is_file()), None)
+    if image_id is None:
+        return None
+    words = next(iter(captioned.values())).captions[image_id].reference_words[0]  # type: ignore[index]
+    return same_words({name: models[name] for name in captioned}, files[image_id], words)
 
 
-def _image_files(
-    runs: Sequence[Run], models: Mapping[str, ImageCaptioner[Captioner]], ids: Sequence[int]
-) -> tuple[dict[int, Path], str]:
-    """Return the image files of the tested data by id, and the reason if there are none.
-
-    An image whose references differ from the test's is another image: a new line in a folder's captions moves the ids.
-    """
-    problem = "no run's data settings are known"
-    for run in runs:
-        data = run.settings.get("data") or {}
-        try:
-            settings = data["source"]
-            source = known_class(settings["class_path"], CaptionSource)(**settings.get("init_args", {}))  # type: ignore[type-abstract]
-            if run.name in models:
-                source.tokenizer = models[run.name].vocabulary.tokenizer
-            index = source.index(run.conditions.get("split", "test"))
-        except (KeyError, TypeError):
-            continue
-        except (InputError, OSError) as error:
-            problem = str(error)
-            continue
-        rows = {int(image_id): row for row, image_id in enumerate(index.image_ids)}
-        references = {i: set(image.references) for i, image in (run.captions or {}).items()}
-        same = [i for i in ids if i in rows and references.get(i, set()) & set(index.references(rows[i]))]
-        files = {i: index.image_path(rows[i]) for i in same}
-        if existing := {i: path for i, path in files.items() if path.is_file()}:
-            return existing, ""
-        problem = f"{index.origin} has other references under the numbers of these images"
-        if files:
-            problem = f"{next(iter(files.values()))} is not there"
-    return {}, problem
+def _image_files(runs: Sequence[Run]) -> dict[int, Path]:
+    """Return the images that the tests of the runs read, by number. Tests of version 0.2 do not name them."""
+    images = [item for run in reversed(runs) for item in (run.captions or {}).items()]
+    return {i: Path(image.file) for i, image in images if image.file}

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -153,5 +154,6 @@ def _disagreements(
         if len(set(captions.values())) > 1:
             run_values = dict(zip(captioned, values[:, i].tolist(), strict=True))
             references = next(iter(images.values())).references
-            disagreements.append(Disagreement(common[i], captions, run_values, references))
+            file = next((Path(image.file).name for image in images.values() if image.file), "")
+            disagreements.append(Disagreement(common[i], captions, run_values, references, file))
     return disagreements

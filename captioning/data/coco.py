@@ -93,17 +93,15 @@ def instances(paths: Sequence[Path], remedy: str, synonyms: Callable[[str], froz
                 images[annotation.image_id][1].append((nouns[annotation.category_id], annotation))
 
     def objects(path: Path) -> list[GroundedObject]:
-        from pycocotools import mask as coco
+        from pycocotools.coco import COCO
 
         if path.name not in annotated:
             return []
         image, annotations = annotated[path.name]
-        masks = []
-        for _, annotation in annotations:
-            runs = annotation.segmentation  # packed run lengths, plain ones, or polygons
-            if isinstance(runs, list) or isinstance(runs["counts"], list):
-                runs = coco.frPyObjects(runs, image.height, image.width)
-            masks.append(coco.decode(coco.merge(runs) if isinstance(runs, list) else runs).astype(bool))
+        coco = COCO()
+        coco.imgs = {image.id: {"height": image.height, "width": image.width}}
+        parts = [{"image_id": image.id, "segmentation": annotation.segmentation} for _, annotation in annotations]
+        masks = [coco.annToMask(part).astype(bool) for part in parts]
         objects = []
         for (noun, annotation), mask in zip(annotations, upright_masks(masks, path), strict=True):
             adjectives = frozenset(annotation.attributes)
@@ -128,7 +126,7 @@ class _Annotation(msgspec.Struct, gc=False):
     image_id: int
     caption: str = ""
     category_id: int = 0
-    segmentation: Any = None
+    segmentation: Any = None  # packed run lengths, plain ones, or polygons
     attributes: list[str] = []
 
 

@@ -92,7 +92,7 @@ def test_the_docstring_is_the_help(capsys):
     with pytest.raises(SystemExit) as end:
         call("captioning toast", toast, ["--help"])
     text = capsys.readouterr().out
-    assert end.value.code == 0 and text.startswith("usage: captioning toast --topping X BREADS [BREADS ...] [options]")
+    assert end.value.code == 0 and text.startswith("usage: captioning toast BREADS [BREADS ...] --topping X [options]")
     for words in (
         "Slowly.",
         "What is toasted.",

@@ -66,7 +66,7 @@ def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
     parser.argument_default = argparse.SUPPRESS  # the function has the defaults
     kinds, parameters = get_type_hints(command), inspect.signature(command).parameters
     has_words = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values())
-    required, positional = list[str](), list[str]()
+    usage = [prog]
     for argument in documented.params:
         name = argument.arg_name.lstrip("*")
         kind, parameter = kinds[name], parameters[name]
@@ -93,11 +93,9 @@ def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
             options["nargs"] = "+"
         action = parser.add_argument(name, **options)
         value = f"{action.metavar} [{action.metavar} ...]" if action.nargs == "+" else str(action.metavar)
-        if not action.option_strings:
-            positional.append(value)
-        elif action.required:
-            required.append(f"{name} {value}")
-    parser.usage = " ".join([prog, *required, *positional, "[options]"])
+        if action.required:
+            usage += [*action.option_strings, value]
+    parser.usage = " ".join([*usage, "[options]"])
     return parser
 
 

@@ -116,8 +116,8 @@ def _differ_in_seed_alone(run: Run, other: Run) -> bool:
     have_settings = bool(run.settings and other.settings and _seed_of(run))
     same_conditions = not run.captions or not other.captions or _conditions(run) == _conditions(other)
     # Both started from the same weights, or each from a run with its own seed.
-    same_start = (_without_seed(run, mask_seed) == _without_seed(other, mask_seed) for mask_seed in (False, True))
-    return have_settings and same_conditions and any(same_start)
+    same_start = any(one == two for one, two in zip(_without_seed(run), _without_seed(other), strict=True))
+    return have_settings and same_conditions and same_start
 
 
 def _conditions(run: Run) -> dict[str, Any]:
@@ -125,11 +125,9 @@ def _conditions(run: Run) -> dict[str, Any]:
     return run.conditions | {"checkpoint": re.sub(r"\d+", "", str(run.conditions.get("checkpoint")))}
 
 
-def _without_seed(run: Run, mask_seed: bool) -> dict[str, Any]:
-    """Return the settings without the seed; with ``mask_seed``, * replaces it in paths of initial checkpoints."""
+def _without_seed(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings without the seed, and the same with * for the seed in paths of initial checkpoints."""
     settings = {key: value for key, value in settings_of(run).items() if key not in _SEEDS}
     seed = re.compile(rf"(?<!\d){re.escape(_seed_of(run))}(?=/checkpoints/[^/]*$)")
-    for key, value in settings.items():
-        if mask_seed and value and re.fullmatch(r"init_from|averaged\..*\.checkpoint", key):
-            settings[key] = seed.sub("*", str(value))
-    return settings
+    starts = [key for key in settings if re.fullmatch(r"init_from|averaged\..*\.checkpoint", key)]
+    return settings, settings | {key: seed.sub("*", str(settings[key])) for key in starts}

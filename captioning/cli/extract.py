@@ -48,7 +48,7 @@ def extract(
     from captioning.cli.build import build
     from captioning.data import CaptionSource
     from captioning.data.extraction import extract_features
-    from captioning.data.loading import worker_count
+    from captioning.data.loading import SplitData, worker_count
     from captioning.encoders import Encoder
     from captioning.inference import load
     from captioning.tokenizers import Tokenizer
@@ -69,7 +69,7 @@ def extract(
     target = check_device(device)
     extract_features(
         encoder.to(target).eval(),
-        {name: source.index(name).take(limit) for name in splits},
+        {name: SplitData(source, name, limit_images=limit).index for name in splits},
         output,
         device=target,
         batch_size=batch_size,

@@ -41,8 +41,6 @@ def extract_features(
     mirrored. Raises InputError if an image cannot be read, the disk is too small, a value does not fit into fp16, or
     the folder holds other features.
     """
-    for index in indices.values():
-        index.check_images()
     for split, mirrored in [*((split, False) for split in indices), *([("train", True)] if flipped else [])]:
         index = indices[split]
         name, identity = features_key(split, encoder.frozen_identity(), flipped=mirrored)

@@ -17,7 +17,7 @@ from helpers_runs import edit_checkpoint, save_checkpoint, tiny_config
 
 from captioning.checkpoint.load import read_model
 from captioning.checkpoint.model_card import card
-from captioning.encoders import EfficientNetLite2
+from captioning.encoders import EfficientNetLite2, TimmEncoder
 from captioning.errors import InputError, printable
 from captioning.inference import load
 
@@ -114,6 +114,24 @@ def test_a_path_in_a_setting_is_neither_read_nor_written(place):
         edit_checkpoint("sent.ckpt", lambda content: put(content["captioning"], "encoder.init_args.weights", weights))  # noqa: B023
         assert set(load("sent.ckpt").caption("photo.png", max_length=3).words) is not None
     assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize(
+    "model_args",
+    [
+        {"checkpoint_path": "missing.safetensors"},
+        {"pretrained": True, "pretrained_cfg_overlay": {"file": "missing.safetensors"}},
+        {"pretrained": True, "pretrained_cfg_overlay": {"url": "https://example.org/x.pth", "hf_hub_id": None}},
+    ],
+)
+def test_weights_that_a_timm_encoder_names_are_not_looked_for(place, model_args):
+    pytest.importorskip("timm")
+    encoder = TimmEncoder("mobilenetv3_small_050", weights=None, image_size=64)
+    save_checkpoint(Path("sent.ckpt"), with_encoder=encoder)
+    as_sent("checkpoint", lambda content: put(content, "encoder.init_args.model_args", model_args))
+    assert load("sent.ckpt").caption("photo.png", max_length=3)
+    with pytest.raises(InputError, match=r"^TimmEncoder: mobilenetv3_small_050: "):  # they are, where a run begins
+        TimmEncoder("mobilenetv3_small_050", weights=None, model_args=model_args).load_published_weights()
 
 
 def test_a_template_is_a_text(place, capsys):

@@ -158,14 +158,16 @@ class TimmEncoder(PublishedEncoder):
 def _timm_network(
     name: str, out_index: int | str, weights: str | None, image_size: int | None, model_args: dict[str, Any]
 ) -> PublishedNetwork:
-    args = {key: value for key, value in model_args.items() if key != "checkpoint_path"}  # opening it could run code
+    # Files and addresses in a model file are not to be trusted: load_published_weights alone opens them.
+    args = {key: value for key, value in model_args.items() if key not in ("pretrained", "checkpoint_path")}
     network = _up_to(name, out_index, args, image_size)
     config = network.pretrained_cfg
     side = image_size or config["input_size"][-1]
     scaled = max(side, int(side / config["crop_pct"]))
     preprocessing = Preprocessing(scaled, side, config["mean"], config["std"], config["interpolation"])
-    if weights == "DEFAULT" or "checkpoint_path" in model_args:
-        args = {**model_args, "pretrained": weights == "DEFAULT"}
+    pretrained = weights == "DEFAULT" or (weights is None and bool(model_args.get("pretrained")))
+    if pretrained or "checkpoint_path" in model_args:
+        args = {**model_args, "pretrained": pretrained}
         return network, preprocessing, (lambda: _up_to(name, out_index, args, image_size).state_dict())
     return network, preprocessing, weights
 

@@ -37,7 +37,7 @@ class RunFolder:
                 raise InputError(f"--ckpt_path {checkpoint}: {missing}; name the run by --name (and --runs)")
             return run
         for file in (Path(os.path.abspath(checkpoint)), Path(checkpoint).resolve()):
-            if file.parent.name == "checkpoints":
+            if file.parent.name == "checkpoints" and file.suffix == ".ckpt":
                 folder = file.parent.parent
                 return cls(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
         return None

@@ -20,6 +20,7 @@ from captioning.evaluation.records import NounHit
         ("mine/v1.2", "v1.2"),
         ("hf:me/cats", "cats"),
         ("a/checkpoints/b.ckpt", "a"),
+        ("a/checkpoints/pretrained", "pretrained"),
         (".", Path.cwd().name),
     ],
 )

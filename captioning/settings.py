@@ -125,7 +125,7 @@ def flatten(settings: Mapping[str, Any], without: Iterable[str] = ()) -> dict[st
     """Return settings by dotted key, {"model.decoder.dropout": 0.5}, without those in or beneath ``without``.
 
     A class of this package, PyTorch or Lightning has its short name, a class of the user its full name. Items of a list
-    of classes are keyed by their class.
+    of classes are keyed by their class, and the second of one class by its name and -2.
     """
     left_out = tuple(f"{key}." for key in without)
     return {key: value for key, value in _flatten("", settings) if not f"{key}.".startswith(left_out)}
@@ -142,8 +142,10 @@ def _flatten(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
         for key, inner in value.items():
             yield from _flatten(f"{prefix}.{key}" if prefix else str(key), inner)
     elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
-        for number, item in enumerate(value):
-            yield from _flatten(f"{prefix}.{_class_name(item.get('class_path', number))}", item)
+        names = [_class_name(item.get("class_path", number)) for number, item in enumerate(value)]
+        for i, (name, item) in enumerate(zip(names, value, strict=True)):
+            count = names[:i].count(name) + 1
+            yield from _flatten(f"{prefix}.{name}" + f"-{count}" * (count > 1), item)
     else:
         yield prefix, value
 

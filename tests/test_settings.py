@@ -65,7 +65,7 @@ def test_settings_become_lines_with_short_names_of_known_classes():
         "init_args": {"attention": {"class_path": "captioning.attention.SoftAttention"}, "dropout": 0.5},
     }
     callbacks = [{"class_path": "captioning.training.Throughput", "init_args": {"every_n_steps": 5}}]
-    callbacks.append({"class_path": "x.Unfreeze"})
+    callbacks += [{"class_path": "x.Unfreeze"}, {"class_path": "x.Unfreeze", "init_args": {"epoch": 3}}]
     assert flatten({"model": {"decoder": decoder}, "trainer": {"callbacks": callbacks, "devices": [0, 1]}}) == {
         "model.decoder": "AttentionDecoder",
         "model.decoder.attention": "SoftAttention",
@@ -73,5 +73,7 @@ def test_settings_become_lines_with_short_names_of_known_classes():
         "trainer.callbacks.Throughput": "Throughput",
         "trainer.callbacks.Throughput.every_n_steps": 5,
         "trainer.callbacks.Unfreeze": "x.Unfreeze",
+        "trainer.callbacks.Unfreeze-2": "x.Unfreeze",
+        "trainer.callbacks.Unfreeze-2.epoch": 3,
         "trainer.devices": [0, 1],
     }

@@ -92,7 +92,10 @@ class Vocabulary:
         words = content.get("words") if isinstance(content, dict) else None
         if not isinstance(words, list):
             raise InputError(f'{path}: not a vocabulary file, expected {{"words": [...]}}')
-        return cls(words, tokenizer)
+        try:
+            return cls(words, tokenizer)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
 
 
 def tokenizer_config(tokenizer: Tokenizer) -> dict[str, Any]:

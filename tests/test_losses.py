@@ -7,9 +7,11 @@ import pytest
 import torch
 from helpers_models import batch_of, captioner_of
 
-from captioning.attention import AdditiveScore, SoftAttention
+from captioning.attention import AdditiveScore, HardAttention, SoftAttention
+from captioning.errors import InputError
 from captioning.model import AttentionDecoder
 from captioning.objective import Likelihood
+from captioning.objective.estimators import LeaveOneOut
 from captioning.objective.reductions import doubly_stochastic_penalty, step_entropy, step_nll
 
 N, T, L, V, M = 3, 4, 5, 7, 9
@@ -52,3 +54,10 @@ def test_the_loss_is_the_nll_plus_lambda_times_the_penalty():
     penalty = ((1 - 3 / L) ** 2 + (1 - 2 / L) ** 2) / 2
     assert loss.item() == logged["loss"].item() == pytest.approx(math.log(V) + 0.3 * penalty, abs=1e-6)
     assert logged["attention_penalty"].item() == pytest.approx(penalty, abs=1e-6)
+
+
+def test_two_models_may_have_one_objective_whose_estimator_sets_the_samples():
+    decoder, objective = AttentionDecoder(HardAttention(AdditiveScore(3))), Likelihood(estimator=LeaveOneOut(3))
+    assert objective.bind(decoder).bind(decoder).samples == 3
+    with pytest.raises(InputError, match="samples: with hard attention the estimator sets them; leave it out"):
+        Likelihood(estimator=LeaveOneOut(3), samples=2).bind(decoder)

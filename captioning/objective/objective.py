@@ -122,9 +122,9 @@ class Likelihood(Objective):
             name, estimator = type(attention).__name__, type(self.estimator).__name__
             raise InputError(f"estimator: {name} is differentiable and needs no estimator; leave {estimator} out")
         if attention.needs_estimator:
-            if self.samples > 1:
-                raise InputError("samples: with hard attention the estimator sets them; leave it out")
             self.estimator = self.estimator or MovingAverage()
+            if self.samples not in (1, self.estimator.samples):
+                raise InputError("samples: with hard attention the estimator sets them; leave it out")
             self.samples = self.estimator.samples
         return self
 

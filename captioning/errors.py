@@ -94,7 +94,7 @@ def did_you_mean(word: str, words: Collection[str]) -> str:
     matches = difflib.get_close_matches(word, words, 1, 0.95) if "." in word else []  # a letter of a section
     matches += [names[last] for last in (also_called.get(key, key), key) if last in names]
     matches += difflib.get_close_matches(word, words, 1, 0.8)
-    matches += [names[last] for last in names if last.startswith(key)]
+    matches += [names[last] for last in names if key and last.startswith(key)]
     matches += [names[last] for last in difflib.get_close_matches(key, names, 1)]
     return f"; did you mean {matches[0]}?" if matches else ""
 

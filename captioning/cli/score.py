@@ -62,7 +62,7 @@ def score(
         device: auto, cpu, cuda or cuda:N.
         precision: Precision of the model; by default the fastest of this machine.
         seed_everything: Seed of what is drawn; by default the configuration's.
-        no_logger: Do not log a test to the wandb run of the training.
+        no_logger: Do not log a test to the wandb run of the training, and draw no figures of it.
 
     Examples:
         captioning test --ckpt_path runs/shapes_soft/checkpoints/best.ckpt --model.search.beam_size 3

@@ -140,7 +140,7 @@ class Comparison:
 
     @property
     def verdicts(self) -> dict[str, str]:
-        """By tested variant and run, a sentence that begins with the finding. Only several seeds claim a difference."""
+        """A sentence for each tested variant and run. Only a variant with several seeds is said to differ."""
         single = {name: _on_run(self, name, tests[self.metric]) for name, tests in self.tests.items()}
         several = {name: _on_variant(self, name, tests[self.metric]) for name, tests in self.variant_tests.items()}
         return several | single

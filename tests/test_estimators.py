@@ -5,7 +5,7 @@ import torch
 import torch.multiprocessing
 
 from captioning.errors import InputError
-from captioning.objective.estimators import Estimator, LeaveOneOut, MovingAverage
+from captioning.objective.estimators import ArcticMovingAverage, Estimator, LeaveOneOut, MovingAverage
 
 N, T = 4, 3
 MASK = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 1], [1, 0, 0]], dtype=torch.bool)
@@ -20,13 +20,13 @@ ESTIMATORS = [
     Estimator(),
     MovingAverage(),
     MovingAverage(to_go=False),
-    MovingAverage(per_word=True, **PAPER),
+    MovingAverage(**PAPER),
     LeaveOneOut(2),
     LeaveOneOut(2, to_go=False),
 ]
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("estimator", [*ESTIMATORS, ArcticMovingAverage()], ids=lambda e: type(e).__name__)
 def test_advantages_are_detached_and_zero_where_nothing_was_drawn(estimator):
     rewards = REWARDS.clone().requires_grad_()
     signal = estimator(rewards, MASK, SOME)
@@ -62,11 +62,11 @@ def test_the_papers_moving_average_starts_with_the_first_batch_and_keeps_nine_te
     assert float(estimator.averages) == pytest.approx(0.9 * mean + 0.1 * 2 * float(TOTALS[SOME].mean()))
 
 
-def test_moving_average_of_the_authors_starts_at_zero_and_rewards_the_mean_word():
-    estimator = MovingAverage(initial=0.0, per_word=True, **PAPER)
-    signal = estimator(REWARDS, MASK, ALL)
+def test_moving_average_of_the_authors_starts_at_zero_and_counts_the_mean_word_of_all_captions():
+    estimator = ArcticMovingAverage()
+    signal = estimator(REWARDS, MASK, SOME)
     means = TOTALS / MASK.sum(1)
-    torch.testing.assert_close(signal.advantages, means.unsqueeze(1) * MASK)
+    torch.testing.assert_close(signal.advantages, means.unsqueeze(1) * MASK * SOME.unsqueeze(1))
     assert float(estimator.averages) == pytest.approx(0.1 * float(means.mean()))
 
 

@@ -98,8 +98,6 @@ class MovingAverage(Estimator):
             one average cannot follow returns to go, which shrink along the caption.
         initial: b_0. By default the first batch has the baseline 0, because its own mean depends on its draws, and the
             averages start with that mean.
-        per_word: Whether R_t is divided by the number of the caption's words, as in the authors' code.
-        all_captions: Whether captions whose contexts are expectations count too, as in the authors' code.
     """
 
     averages: Tensor
@@ -111,8 +109,6 @@ class MovingAverage(Estimator):
         per_step: bool = True,
         to_go: bool = True,
         initial: float | None = None,
-        per_word: bool = False,
-        all_captions: bool = False,
     ) -> None:
         super().__init__()
         check_range(0, 0.999999, decay=decay)
@@ -122,19 +118,13 @@ class MovingAverage(Estimator):
         self.decay = decay
         self.per_step = per_step
         self.to_go = to_go
-        self.per_word = per_word
-        self.all_captions = all_captions
         start = float("nan") if initial is None else initial
         self.register_buffer("averages", torch.full((_STEPS if per_step else 1,), start))
-
-    def returns(self, rewards: Tensor, mask: Tensor) -> Tensor:
-        returns = super().returns(rewards, mask)
-        return returns / mask.sum(dim=1, keepdim=True).clamp(min=1) if self.per_word else returns
 
     def baseline(self, returns: Tensor, rewards: Tensor, mask: Tensor, drawn: Tensor) -> Tensor:
         # (N, T) with an average per step; else (N, 1), so that a caption counts once, however long it is.
         values = rewards if self.per_step else returns[:, :1]
-        counted = (mask if self.all_captions else drawn)[:, : values.shape[1]]
+        counted = drawn[:, : values.shape[1]]
         before = self.averages.nan_to_num()  # b_{k-1}
         average_of_step = torch.arange(values.shape[1], device=values.device).clamp(max=len(before) - 1)
         sums = torch.stack(((values * counted).sum(dim=0), counted.sum(dim=0))).to(before.dtype)
@@ -144,6 +134,22 @@ class MovingAverage(Estimator):
         after = torch.where(self.averages.isnan(), mean, self.decay * self.averages + (1 - self.decay) * mean)
         self.averages = torch.where(count > 0, after, self.averages)
         return self.returns(before[average_of_step] * mask, mask) if self.per_step else before.expand_as(returns)
+
+
+class ArcticMovingAverage(MovingAverage):
+    """The authors' code: R_t is the mean reward of the caption's words, and the average starts at 0.
+
+    Captions whose contexts are expectations count in the average, too.
+    """
+
+    def __init__(self, decay: float = 0.9) -> None:
+        super().__init__(decay, per_step=False, to_go=False, initial=0.0)
+
+    def returns(self, rewards: Tensor, mask: Tensor) -> Tensor:
+        return super().returns(rewards, mask) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+
+    def baseline(self, returns: Tensor, rewards: Tensor, mask: Tensor, drawn: Tensor) -> Tensor:
+        return super().baseline(returns, rewards, mask, mask)
 
 
 class LeaveOneOut(Estimator):

@@ -124,7 +124,7 @@ def test_one_of_several_commands_is_chosen_by_its_word(capsys):
     assert "toast  Toast bread." in capsys.readouterr().out
     with pytest.raises(InputError, match="captioning kitchen toats: no such command; did you mean toast"):
         call("captioning kitchen", {"toast": toast}, ["toats"])
-    with pytest.raises(InputError, match="captioning kitchen : no such command$"):
+    with pytest.raises(InputError, match=r"captioning kitchen : no such command$"):
         call("captioning kitchen", {"toast": toast}, [""])
 
 

@@ -51,15 +51,15 @@ def kernels(dtype: torch.dtype, device: torch.device, sizes: KernelSizes) -> dic
     torch.manual_seed(0)
     B, R, T, L, A, r, V = sizes
     P, q, v = torch.randn(B, L, A, dtype=dtype), torch.randn(B, R, A), torch.randn(A) / A**0.5
-    S, log_w = torch.randn(B * T, V), torch.randn(B * T, L + 1).log_softmax(-1)
-    low, W = torch.randn(B, L, r, dtype=dtype) / 3, torch.randn(V, r, dtype=dtype) / 3
+    Q, log_w = torch.randn(B * T, V), torch.randn(B * T, L + 1).log_softmax(-1)
+    C, W = torch.randn(B, L, r, dtype=dtype) / 3, torch.randn(V, r, dtype=dtype) / 3
     images = torch.arange(B, device=device).repeat_interleave(T)
     return {
         "additive score": (additive_logits, plain_additive_logits, [P, q, v]),
         "summed likelihood": (
-            lambda S, low, W, log_w: summed_log_probs(S, low, W, log_w, images),
-            lambda S, low, W, log_w: plain_summed_log_probs(S, (low @ W.t())[images], log_w),
-            [S, low, W, log_w],
+            lambda Q, C, W, log_w: summed_log_probs(Q, C, W, log_w, images),
+            lambda Q, C, W, log_w: plain_summed_log_probs(Q, (C @ W.t())[images], log_w),
+            [Q, C, W, log_w],
         ),
     }
 

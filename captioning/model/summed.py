@@ -16,11 +16,11 @@ class SearchMemory(Memory):
     """A memory with what the steps of a search share.
 
     Attributes:
-        A: (B, L, E), L_z a_i.
+        C: (B, L, E), L_z a_i.
         exp_G: (B, L, V), ``kernels.summed.location_exponentials``.
     """
 
-    A: Tensor = field(kw_only=True)
+    C: Tensor = field(kw_only=True)
     exp_G: Tensor = field(kw_only=True)
 
 
@@ -43,25 +43,25 @@ class SummedOutput(Output):
     def prepare_search(self, memory: Memory) -> SearchMemory:
         if isinstance(memory, SearchMemory):
             return memory
-        A, W = self._factors(memory)
-        return SearchMemory(**vars(memory), A=A, exp_G=location_exponentials(A, W))
+        C, W = self._factors(memory)
+        return SearchMemory(**vars(memory), C=C, exp_G=location_exponentials(C, W))
 
     def forward(
         self, embedded: Tensor, lstm: LSTMSteps, memory: Memory, image_index: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        S = self.L_o(self._hidden(embedded, lstm))  # (M, V)
-        A, W = self._factors(memory)  # (B, L, E), (V, E)
+        Q = self.L_o(self._hidden(embedded, lstm))  # (M, V)
+        C, W = self._factors(memory)  # (B, L, E), (V, E)
         log_w = self._log_weights(lstm)  # (M, L + 1)
-        log_probs = summed_log_probs(S, A, W, log_w, image_index)  # (M, V)
+        log_probs = summed_log_probs(Q, C, W, log_w, image_index)  # (M, V)
         if self.training:
             return log_probs, None
-        posterior = summed_posterior(S, A, W, log_w, image_index, targets)[:, 1:]  # (M, L)
+        posterior = summed_posterior(Q, C, W, log_w, image_index, targets)[:, 1:]  # (M, L)
         looked, tiny = posterior.sum(1, keepdim=True), torch.finfo(posterior.dtype).tiny  # (M, 1), p(the step looks)
         return log_probs, torch.where(looked > tiny, posterior / looked.clamp(min=tiny), lstm.alphas)
 
     def step(self, embedded: Tensor, lstm: LSTMSteps, memory: Memory) -> Tensor:
-        memory, S = self.prepare_search(memory), self.L_o.precise(self._hidden(embedded, lstm))  # (N, V)
-        return summed_step(S, memory.A, self.L_o.weight, self._log_weights(lstm), memory.exp_G)
+        memory, Q = self.prepare_search(memory), self.L_o.precise(self._hidden(embedded, lstm))  # (N, V)
+        return summed_step(Q, memory.C, self.L_o.weight, self._log_weights(lstm), memory.exp_G)
 
     def evidence(self, words: Tensor, memory: Memory) -> None:
         """Return None: the evidence is the posterior, which depends on the step's state."""
@@ -80,5 +80,5 @@ class SummedOutput(Output):
         return torch.cat([nn.functional.logsigmoid(-beta_logit), nn.functional.logsigmoid(beta_logit) + log_w], 1)
 
     def _factors(self, memory: Memory) -> tuple[Tensor, Tensor]:
-        """Return A (B, L, E) and W (V, E): the components add A W^T to the logits of a step that does not look."""
+        """Return C (B, L, E) and W (V, E): the components add C W^T to the logits of a step that does not look."""
         return self.dropout(self.L_z(memory.annotations)), self.L_o.weight

@@ -114,8 +114,8 @@ def test_both_terms_equal_a_loop_over_steps(name):
             parts = batch.annotations[caption].numpy() @ L_z.T @ L_o[word]
             target = np.exp(parts - parts.max()) / np.exp(parts - parts.max()).sum()
             evidence += (target * np.log(target / alphas.clip(tiny))).sum()
-        for covered, position in zip(batch.regions.numpy(), batch.region_steps.tolist(), strict=True):
-            region -= np.log(max((alphas * covered).sum(), tiny)) * (position == [caption, t])
+        for coverage, position in zip(batch.regions.numpy(), batch.region_steps.tolist(), strict=True):
+            region -= np.log(max((alphas * coverage).sum(), tiny)) * (position == [caption, t])
     words = int(output.mask.sum())
     assert logged["evidence_guidance"].item() == pytest.approx(evidence / words, rel=1e-6)
     assert logged["region_guidance"].item() == pytest.approx(region / words, rel=1e-6)

@@ -69,8 +69,8 @@ class Silent(Column):
 
 class Narrow(SoftAttention):
     def select(self, alphas, log_alphas, memory):
-        attended = super().select(alphas, log_alphas, memory)
-        return attended._replace(context=attended.context[..., 1:])
+        attention_output = super().select(alphas, log_alphas, memory)
+        return attention_output._replace(context=attention_output.context[..., 1:])
 
 
 class Untyped(SoftAttention):
@@ -112,9 +112,9 @@ class GRU(Decoder):
         return (memory.annotations.new_zeros(len(memory.annotations), self.size), *self.attention.init_state(memory))
 
     def step(self, tokens, state, memory):
-        attended, rest = self.attention(state[0], memory, state[1:])
-        h = self.cell(torch.cat([self.embedding(tokens), attended.context], dim=-1), state[0])
-        return self.output(h), (h, *rest), attended.trace()
+        attention_output, rest = self.attention(state[0], memory, state[1:])
+        h = self.cell(torch.cat([self.embedding(tokens), attention_output.context], dim=-1), state[0])
+        return self.output(h), (h, *rest), attention_output.trace()
 
     def forward(self, captions, lengths, memory, samples=1):
         existing = ExistingSteps(captions, lengths)
@@ -126,7 +126,7 @@ class GRU(Decoder):
             traces.append(trace)
         steps = zip(*traces)
         trace = AttentionTrace(*(None if field[0] is None else torch.stack(field, 1) for field in steps))
-        return existing.output(existing.pack(torch.stack(logits, 1)), trace)
+        return existing.decoder_output(existing.pack(torch.stack(logits, 1)), trace)
 
 
 class PerWord(Likelihood):

@@ -69,9 +69,9 @@ def log_likelihoods(captioner: Captioner, batch: CaptionBatch) -> list[tuple[np.
         log_w, log_p = [], []
         for token in batch.captions[n, : len(words) + 1]:
             embedded = decoder.embedding(token.view(1))
-            state, attended = decoder._recur(decoder.word_to_gates(embedded), state, one)
-            h, alpha = attended.h[0].detach().double().numpy(), attended.alphas[0].detach().double().numpy()
-            beta = 1.0 if attended.beta_logit is None else float(torch.sigmoid(attended.beta_logit[0]))
+            state, step = decoder._recur(decoder.word_to_gates(embedded), state, one)
+            h, alpha = step.h[0].detach().double().numpy(), step.alphas[0].detach().double().numpy()
+            beta = 1.0 if step.beta_logit is None else float(torch.sigmoid(step.beta_logit[0]))
             s = W["embedding.weight"][int(token)] + W["output.L_h.weight"] @ h
             hidden = [s] + [s + W["output.L_z.weight"] @ annotation for annotation in a[n]]
             logits = np.array([W["output.L_o.weight"] @ x + W["output.L_o.bias"] for x in hidden])

@@ -91,10 +91,10 @@ class MultiHeadAttention(SoftAttention):
         queries = to_heads(self.query_projection(query).unflatten(-1, (heads, -1)))  # (B * h * R, d / h)
         mask = None if memory.mask is None else repeat_rows(memory.mask, heads)
         head_memory, head_state = Memory(memory.values, memory.projected, mask), map(to_heads, state)
-        attended, next_state = super().forward(queries, head_memory, tuple(head_state))
-        context, alphas, locations, *_ = map_fields(attended, to_rows)  # (N, h, ..)
+        attention_output, next_state = super().forward(queries, head_memory, tuple(head_state))
+        context, alphas, locations, *_ = map_fields(attention_output, to_rows)  # (N, h, ..)
         assert locations is not None
         heads_of_trace = None if self.training else alphas
         context = self.output(context.flatten(1))  # (N, D)
-        attended = AttentionOutput(context, alphas.mean(dim=1), locations[:, 0], heads=heads_of_trace)
-        return attended, tuple(map(to_rows, next_state))
+        attention_output = AttentionOutput(context, alphas.mean(dim=1), locations[:, 0], heads=heads_of_trace)
+        return attention_output, tuple(map(to_rows, next_state))

@@ -124,8 +124,8 @@ class NTMAttention(SoftAttention):
         mask = None if memory.mask is None else repeat_rows(memory.mask, R)  # (N, L): every row is an image of its own
         keys, write_keys = (score.project(annotations) for score in (self.score, self.write_head.score))
         half = len(head_states) // 2
-        read, read_state = super().forward(query, Memory(annotations, keys, mask), tuple(head_states[:half]))
+        output, read_state = super().forward(query, Memory(annotations, keys, mask), tuple(head_states[:half]))
         write, write_state = self.write_head(query, Memory(annotations, write_keys, mask), tuple(head_states[half:]))
         v = write.alphas.unsqueeze(-1)  # (N, L, 1)
         erased = M * (1 - v * torch.sigmoid(self.erase(query)).unsqueeze(1))  # (N, L, D), Eq. 3
-        return read, (erased + v * self.add(query).unsqueeze(1), *read_state, *write_state)  # Eq. 4
+        return output, (erased + v * self.add(query).unsqueeze(1), *read_state, *write_state)  # Eq. 4

@@ -178,15 +178,15 @@ class CaptionDataset(Dataset[CaptionBatch]):
         recurs = self.features is not None  # cached features have two views
         rows = zip(batch.index_rows.tolist(), views, strict=True)
         in_view = [self.regions.phrases(row, view_of, recurs=recurs) for row, view_of in rows]
-        covered, region_steps = [], []
+        coverage, region_steps = [], []
         for position, (caption, image) in enumerate(zip(captions.tolist(), batch.image_index.tolist(), strict=True)):
             for region in in_view[image][caption - self.index.first_caption[batch.index_rows[image]]]:
-                if region.covered.mean() <= LARGEST_REGION:
+                if region.coverage.mean() <= LARGEST_REGION:
                     region_steps += [(position, step) for step in range(region.start, region.end)]
-                    covered += [region.covered.ravel()] * (region.end - region.start)
+                    coverage += [region.coverage.ravel()] * (region.end - region.start)
         if not region_steps:
             return batch
-        regions = torch.from_numpy(np.array(covered, dtype=np.float32))
+        regions = torch.from_numpy(np.array(coverage, dtype=np.float32))
         return batch._replace(regions=regions, region_steps=torch.tensor(region_steps))
 
 

@@ -33,7 +33,7 @@ class Region(NamedTuple):
     start: int
     noun: int
     end: int
-    covered: Floats  # (height, width) of the grid: the fraction of each cell's area that lies in the region
+    coverage: Floats  # (height, width) of the grid: the fraction of each cell's area that lies in the region
 
 
 class ObjectCells(NamedTuple):
@@ -41,7 +41,7 @@ class ObjectCells(NamedTuple):
 
     names: frozenset[str]  # the noun and its synonyms
     attributes: frozenset[str]
-    covered: Floats  # as in ``Region``
+    coverage: Floats  # as in ``Region``
 
 
 def object_cells(objects: Sequence[GroundedObject], cells: CellGrid) -> list[ObjectCells]:
@@ -51,9 +51,9 @@ def object_cells(objects: Sequence[GroundedObject], cells: CellGrid) -> list[Obj
         alike.setdefault((item.noun, item.attributes), []).append(item)
     on_cells = []
     for (noun, attributes), items in alike.items():
-        covered = cells.coverage(np.logical_or.reduce([item.mask for item in items]))
+        coverage = cells.coverage(np.logical_or.reduce([item.mask for item in items]))
         names = frozenset({noun}).union(*(item.synonyms for item in items))
-        on_cells.append(ObjectCells(names, attributes, covered))
+        on_cells.append(ObjectCells(names, attributes, coverage))
     return on_cells
 
 
@@ -73,12 +73,12 @@ def named_regions(words: Sequence[str], objects: Sequence[ObjectCells]) -> list[
             named = [item for item in objects if name in item.names]
             if not named and name not in elsewhere:  # "a hot dog" does not name a dog
                 continue
-            if shared := [(len(adjectives & item.attributes), item.covered) for item in named if item.covered.any()]:
+            if shared := [(len(adjectives & item.attributes), item.coverage) for item in named if item.coverage.any()]:
                 most = max(number for number, _ in shared)
                 # A visible pixel belongs to one object, so fractions add up.
-                covered = np.minimum(sum(fractions for number, fractions in shared if number == most), 1.0)
+                coverage = np.minimum(sum(fractions for number, fractions in shared if number == most), 1.0)
                 whole = words[phrase] in _DETERMINERS and noun - phrase <= 2  # "a train", "a red train"
-                regions.append(Region(phrase if whole else noun, noun, end, covered))
+                regions.append(Region(phrase if whole else noun, noun, end, coverage))
             noun = phrase = end
             break
         else:
@@ -130,10 +130,10 @@ class RegionsInView:
         path, references = self.index.image_path(row), self.index.references(row)
         captions = [] if self._phrase_lookup is None else self._phrase_lookup(path, references)
         masks = {id(phrase.mask): phrase.mask for phrases in captions for phrase in phrases}  # captions share masks
-        covered = {key: cells.coverage(view_of(mask.shape[::-1]).mask(mask)) for key, mask in masks.items()}
+        by_mask = {key: cells.coverage(view_of(mask.shape[::-1]).mask(mask)) for key, mask in masks.items()}
         if masks:
-            regions = [[Region(start, start, end, covered[id(mask)]) for start, end, mask in part] for part in captions]
-            return [[item for item in caption if 0 < item.covered.mean() <= LARGEST_REGION] for caption in regions]
+            regions = [[Region(start, start, end, by_mask[id(mask)]) for start, end, mask in part] for part in captions]
+            return [[item for item in caption if 0 < item.coverage.mean() <= LARGEST_REGION] for caption in regions]
         is_kept = view_of == self.encoder.preprocessing.evaluation_view
         objects = self._objects(row, view_of, cells) if is_kept else self._objects_in(row, view_of, cells)
         return [named_regions(caption.split(), objects) for caption in references]

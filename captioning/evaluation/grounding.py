@@ -34,8 +34,8 @@ def noun_hits(words: Sequence[str], alphas: ArrayLike, regions: Sequence[Region]
     center = center_attention(cells)
     hits = []
     for region in regions:
-        covered, alpha = region.covered, alphas[region.end - 1]
-        touched, location = covered > 0, int(alpha.argmax())
+        coverage, alpha = region.coverage, alphas[region.end - 1]
+        touched, location = coverage > 0, int(alpha.argmax())
         hits.append(
             NounHit(
                 step=region.end - 1,
@@ -43,9 +43,9 @@ def noun_hits(words: Sequence[str], alphas: ArrayLike, regions: Sequence[Region]
                 hit=bool(touched.flat[location]),
                 chance=float(touched.mean()),
                 centre_hit=float(touched[_central_cells(cells)].mean()),
-                correctness=float((alpha * covered).sum()),
-                uniform=float(covered.mean()),
-                centre=float((center * covered).sum()),
+                correctness=float((alpha * coverage).sum()),
+                uniform=float(coverage.mean()),
+                centre=float((center * coverage).sum()),
                 location=location,
             )
         )

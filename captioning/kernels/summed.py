@@ -206,11 +206,11 @@ def _sum_locations(
     for chunk in _chunks(C, W):
         G = _exponentials(C[chunk], W) if exp_G is None else exp_G[chunk]
         log_Q, exp_Q, Z, w_per_Z, lost = _weigh(Q[chunk], G, log_w[chunk])
-        looks = torch.bmm(w_per_Z[..., 1:].to(G.dtype), G)  # (b, T, V)
-        total = looks.to(log_p.dtype) + w_per_Z[..., :1]
+        location_sum = torch.bmm(w_per_Z[..., 1:].to(G.dtype), G)  # (b, T, V)
+        total = location_sum.to(log_p.dtype) + w_per_Z[..., :1]
         unreliable[chunk] = (total.amin(-1) < SMALLEST) | lost
         torch.add(log_Q, total.clamp_(min=SMALLEST).log_(), out=log_p[chunk])
-        factors += (exp_Q, G, Z, w_per_Z, looks)
+        factors += (exp_Q, G, Z, w_per_Z, location_sum)
     return log_p, unreliable, factors
 
 
@@ -242,9 +242,9 @@ class _Summed(torch.autograd.Function):
         C, W, *factors = ctx.saved_tensors
         dQ, dC, dlog_w, dW = [], [], [], torch.zeros_like(W, dtype=gradient.dtype)
         for chunk in _chunks(C, W):
-            (exp_Q, G, Z, w_per_Z, looks), factors = factors[:5], factors[5:]
+            (exp_Q, G, Z, w_per_Z, location_sum), factors = factors[:5], factors[5:]
             g = gradient[chunk]
-            quotients = g / (looks.to(g.dtype) + w_per_Z[..., :1]).clamp_(min=SMALLEST)
+            quotients = g / (location_sum.to(g.dtype) + w_per_Z[..., :1]).clamp_(min=SMALLEST)
             U = quotients.to(G.dtype)
             r = w_per_Z * torch.cat([quotients.sum(-1, keepdim=True), torch.bmm(U, G.mT)], -1)
             c = r / Z

@@ -68,7 +68,9 @@ class ExistingSteps:
         """Return (M,) int64, the image of each step; captions must be grouped by image, equally many for each."""
         return self._index // (self.mask.numel() // B)
 
-    def output(self, logits: Tensor, trace: AttentionTrace, location_log_prob: Tensor | None = None) -> DecoderOutput:
+    def decoder_output(
+        self, logits: Tensor, trace: AttentionTrace, location_log_prob: Tensor | None = None
+    ) -> DecoderOutput:
         """Return the decoder's output for packed logits (M, V), and the trace and location_log_prob of (N, T) steps."""
 
         def existing(field: Tensor) -> Tensor:

@@ -127,8 +127,8 @@ class AttentionDecoder(Decoder):
         h, c, *attention_state = state
         word_gates, word_query = word_terms.tensor_split([4 * self.hidden_dim], dim=-1)  # (N, 4H), (N, H) or (N, 0)
         query = h if self.word_to_query is None else h + word_query  # (N, H)
-        attended, attention_state = self.attention(query, memory, tuple(attention_state))  # Eq. 4-6
-        context, alphas, locations, location_log_prob, heads = attended  # (N, D), (N, L), (N,); if any: (N,), (N, h, L)
+        attention, attention_state = self.attention(query, memory, tuple(attention_state))  # Eq. 4-6
+        context, alphas, locations, location_log_prob, heads = attention  # (N, D), (N, L), (N,); if any (N,), (N, h, L)
         z, beta_logit = self.gate(h, context)  # (N, D), (N,), Sec. 4.2.1
         gates = word_gates + self.hidden_to_gates(h) + self.context_to_gates(z)  # (N, 4H); T is linear
         i, f, o, g = gates.to(c.dtype).chunk(4, dim=-1)  # (N, H) each
@@ -139,8 +139,8 @@ class AttentionDecoder(Decoder):
 
     def step(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionTrace]:
         embedded = self.embedding(tokens)  # (N, E)
-        state, lstm = self._recur(self._word_terms(embedded), state, memory)
-        return self.output.step(embedded, lstm, memory), state, lstm.trace()  # logits (N, V), Eq. 7
+        state, steps = self._recur(self._word_terms(embedded), state, memory)
+        return self.output.step(embedded, steps, memory), state, steps.trace()  # logits (N, V), Eq. 7
 
     def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, samples: int = 1) -> DecoderOutput:
         existing = ExistingSteps(repeat_rows(captions, samples), repeat_rows(lengths, samples))
@@ -150,15 +150,15 @@ class AttentionDecoder(Decoder):
         B = len(memory.annotations)
         word_terms, lengths = (repeat_rows(x, repeats) for x in (self._word_terms(embedded), lengths))
         state = tuple(repeat_rows(tensor, len(lengths) // B) for tensor in self.init_state(memory))
-        lstm = run_recurrence(self._recur, self, word_terms, state, memory, B, lengths)
-        lstm = map_fields(lstm, lambda field: repeat_rows(field, samples // repeats))  # (N * S, T, ..)
+        steps = run_recurrence(self._recur, self, word_terms, state, memory, B, lengths)
+        steps = map_fields(steps, lambda field: repeat_rows(field, samples // repeats))  # (N * S, T, ..)
         embedded = existing.pack(repeat_rows(embedded, samples))  # (M, E)
-        packed_lstm = map_fields(lstm, existing.pack)  # (M, ..)
-        logits, posterior = self.output(embedded, packed_lstm, memory, existing.image_index(B), existing.targets)
+        packed_steps = map_fields(steps, existing.pack)  # (M, ..)
+        logits, posterior = self.output(embedded, packed_steps, memory, existing.image_index(B), existing.targets)
         evidence = None if posterior is None else existing.unpack(posterior)  # (N * S, T, L)
         if evidence is None and self.attention.weighs_annotations and not self.training:
             evidence = self.output.evidence(repeat_rows(captions[:, 1:], samples), memory)
-        return existing.output(logits, lstm.trace()._replace(evidence=evidence), lstm.location_log_prob)
+        return existing.decoder_output(logits, steps.trace()._replace(evidence=evidence), steps.location_log_prob)
 
     def evidence(self, captions: Tensor, lengths: Tensor, memory: Memory) -> Tensor | None:
         if not self.attention.weighs_annotations:

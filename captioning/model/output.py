@@ -60,13 +60,13 @@ class Output(Component):
 
     @abstractmethod
     def forward(
-        self, embedded: Tensor, lstm: LSTMSteps, memory: Memory, image_index: Tensor, targets: Tensor
+        self, embedded: Tensor, steps: LSTMSteps, memory: Memory, image_index: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         """Return the words of all steps of teacher forcing.
 
         Args:
             embedded: (M, E), embedding of the previous word.
-            lstm: The M steps of the LSTM.
+            steps: The M steps of the LSTM.
             image_index: (M,) int64, ascending, the image of ``memory`` that a step looks at.
             targets: (M,) int64, the true words.
 
@@ -102,7 +102,7 @@ class Output(Component):
         return torch.softmax(self.location_logits(words, memory), dim=-1)
 
     @abstractmethod
-    def step(self, embedded: Tensor, lstm: LSTMSteps, memory: Memory) -> Tensor:
+    def step(self, embedded: Tensor, steps: LSTMSteps, memory: Memory) -> Tensor:
         """Return the logits (N, V) of one step of a search, N = B * R, the rows of an image adjacent.
 
         At least float32, because a search ranks words by these logits (``Linear.precise``).
@@ -113,12 +113,12 @@ class DeepOutput(Output):
     """p(y_t) = softmax(L_o(E y_{t-1} + L_h h_t + L_z z_t)), Eq. 7."""
 
     def forward(
-        self, embedded: Tensor, lstm: LSTMSteps, memory: Memory, image_index: Tensor, targets: Tensor
+        self, embedded: Tensor, steps: LSTMSteps, memory: Memory, image_index: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        return self.L_o(self._hidden(embedded, lstm)), None  # (M, V)
+        return self.L_o(self._hidden(embedded, steps)), None  # (M, V)
 
-    def step(self, embedded: Tensor, lstm: LSTMSteps, memory: Memory) -> Tensor:
-        return self.L_o.precise(self._hidden(embedded, lstm))
+    def step(self, embedded: Tensor, steps: LSTMSteps, memory: Memory) -> Tensor:
+        return self.L_o.precise(self._hidden(embedded, steps))
 
-    def _hidden(self, embedded: Tensor, lstm: LSTMSteps) -> Tensor:
-        return self.dropout(embedded + self.L_h(self.dropout(lstm.h)) + self.L_z(lstm.context))  # (.., E)
+    def _hidden(self, embedded: Tensor, steps: LSTMSteps) -> Tensor:
+        return self.dropout(embedded + self.L_h(self.dropout(steps.h)) + self.L_z(steps.context))  # (.., E)

@@ -47,36 +47,36 @@ class SummedOutput(Output):
         return SearchMemory(**vars(memory), C=C, exp_G=location_exponentials(C, W))
 
     def forward(
-        self, embedded: Tensor, lstm: LSTMSteps, memory: Memory, image_index: Tensor, targets: Tensor
+        self, embedded: Tensor, steps: LSTMSteps, memory: Memory, image_index: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        Q = self.L_o(self._hidden(embedded, lstm))  # (M, V)
+        Q = self.L_o(self._hidden(embedded, steps))  # (M, V)
         C, W = self._factors(memory)  # (B, L, E), (V, E)
-        log_w = self._log_weights(lstm)  # (M, L + 1)
+        log_w = self._log_weights(steps)  # (M, L + 1)
         log_probs = summed_log_probs(Q, C, W, log_w, image_index)  # (M, V)
         if self.training:
             return log_probs, None
         posterior = summed_posterior(Q, C, W, log_w, image_index, targets)[:, 1:]  # (M, L)
-        looked, tiny = posterior.sum(1, keepdim=True), torch.finfo(posterior.dtype).tiny  # (M, 1), p(the step looks)
-        return log_probs, torch.where(looked > tiny, posterior / looked.clamp(min=tiny), lstm.alphas)
+        p_looks, tiny = posterior.sum(1, keepdim=True), torch.finfo(posterior.dtype).tiny  # (M, 1), p(the step looks)
+        return log_probs, torch.where(p_looks > tiny, posterior / p_looks.clamp(min=tiny), steps.alphas)
 
-    def step(self, embedded: Tensor, lstm: LSTMSteps, memory: Memory) -> Tensor:
-        memory, Q = self.prepare_search(memory), self.L_o.precise(self._hidden(embedded, lstm))  # (N, V)
-        return summed_step(Q, memory.C, self.L_o.weight, self._log_weights(lstm), memory.exp_G)
+    def step(self, embedded: Tensor, steps: LSTMSteps, memory: Memory) -> Tensor:
+        memory, Q = self.prepare_search(memory), self.L_o.precise(self._hidden(embedded, steps))  # (N, V)
+        return summed_step(Q, memory.C, self.L_o.weight, self._log_weights(steps), memory.exp_G)
 
     def evidence(self, words: Tensor, memory: Memory) -> None:
         """Return None: the evidence is the posterior, which depends on the step's state."""
 
-    def _hidden(self, embedded: Tensor, lstm: LSTMSteps) -> Tensor:
+    def _hidden(self, embedded: Tensor, steps: LSTMSteps) -> Tensor:
         """Return the hidden layer of a step that does not look, (M, E)."""
-        return self.dropout(embedded + self.L_h(self.dropout(lstm.h)))
+        return self.dropout(embedded + self.L_h(self.dropout(steps.h)))
 
-    def _log_weights(self, lstm: LSTMSteps) -> Tensor:
+    def _log_weights(self, steps: LSTMSteps) -> Tensor:
         """Return the log weights of L + 1 components, 1 - beta first, (M, L + 1); -inf where a weight is 0."""
-        exists = lstm.alphas > torch.finfo(lstm.alphas.dtype).tiny
-        log_w = torch.where(exists, lstm.alphas, 1.0).log().masked_fill(~exists, float("-inf"))
-        if lstm.beta_logit is None:
+        exists = steps.alphas > torch.finfo(steps.alphas.dtype).tiny
+        log_w = torch.where(exists, steps.alphas, 1.0).log().masked_fill(~exists, float("-inf"))
+        if steps.beta_logit is None:
             return nn.functional.pad(log_w, (1, 0), value=float("-inf"))
-        beta_logit = lstm.beta_logit.to(log_w.dtype).unsqueeze(1)
+        beta_logit = steps.beta_logit.to(log_w.dtype).unsqueeze(1)
         return torch.cat([nn.functional.logsigmoid(-beta_logit), nn.functional.logsigmoid(beta_logit) + log_w], 1)
 
     def _factors(self, memory: Memory) -> tuple[Tensor, Tensor]:

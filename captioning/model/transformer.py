@@ -123,14 +123,14 @@ class TransformerDecoder(Decoder):
         return (empty,) * (2 * self.layer_count)
 
     def step(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionTrace]:
-        hidden, state, attended = self._all_layers(tokens.unsqueeze(1), state, memory)  # (N, 1, d)
-        trace = map_fields(attended.trace(), lambda field: field.squeeze(1))
+        hidden, state, attention_output = self._all_layers(tokens.unsqueeze(1), state, memory)  # (N, 1, d)
+        trace = map_fields(attention_output.trace(), lambda field: field.squeeze(1))
         return self.to_words.precise(hidden.squeeze(1)), state, trace
 
     def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, samples: int = 1) -> DecoderOutput:
         existing = ExistingSteps(repeat_rows(captions, samples), repeat_rows(lengths, samples))
-        hidden, _, attended = self._all_layers(repeat_rows(captions[:, :-1], samples), (), memory)  # (N * S, T, d)
-        return existing.output(self.to_words(existing.pack(hidden)), attended.trace())
+        hidden, _, attention_output = self._all_layers(repeat_rows(captions[:, :-1], samples), (), memory)  # (.., T, d)
+        return existing.decoder_output(self.to_words(existing.pack(hidden)), attention_output.trace())
 
     def _all_layers(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionOutput]:
         """Return the output layer's input (N, T, d), the new state, and the last layer's attention at (N, T) steps.
@@ -143,10 +143,10 @@ class TransformerDecoder(Decoder):
         positions = sinusoids(torch.arange(earlier, earlier + tokens.shape[1], device=embedded.device), self.dim)
         x = self.dropout(embedded + positions.to(embedded.dtype))  # (N, T, d)
         new_state: State = ()
-        for number, (layer, attention) in enumerate(zip(self.layers, self.attentions(), strict=True)):
-            x, keys_values, attended = layer(x, state[2 * number : 2 * number + 2], attention, memory.layers[number])
+        for i, (layer, attention) in enumerate(zip(self.layers, self.attentions(), strict=True)):
+            x, keys_values, attention_output = layer(x, state[2 * i : 2 * i + 2], attention, memory.layers[i])
             new_state += keys_values
-        return self.norm(x), new_state, map_fields(attended, lambda field: field.unflatten(0, tokens.shape))
+        return self.norm(x), new_state, map_fields(attention_output, lambda field: field.unflatten(0, tokens.shape))
 
 
 class TransformerLayer(nn.Module):
@@ -183,9 +183,9 @@ class TransformerLayer(nn.Module):
         """
         self_attended, keys_values = self._attend_words(self.before_words(x), earlier)
         x = x + self.dropout(self_attended)
-        attended, _ = attention(self.before_attention(x).flatten(0, 1), memory)  # context (N * T, d)
-        x = x + self.dropout(attended.context.unflatten(0, x.shape[:2]))
-        return x + self.dropout(self.feedforward(self.before_feedforward(x))), keys_values, attended
+        attention_output, _ = attention(self.before_attention(x).flatten(0, 1), memory)  # context (N * T, d)
+        x = x + self.dropout(attention_output.context.unflatten(0, x.shape[:2]))
+        return x + self.dropout(self.feedforward(self.before_feedforward(x))), keys_values, attention_output
 
     def _attend_words(self, x: Tensor, earlier: State) -> tuple[Tensor, State]:
         """Return the causal self-attention of x (N, T, d), and the keys and values of all words so far."""

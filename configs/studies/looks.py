@@ -36,8 +36,8 @@ class _Open(ScalarGate):
 class ContextAlone(DeepOutput):
     """In training, half of the words are predicted without L_h h_t, from the previous word and the context alone."""
 
-    def _hidden(self, word: Tensor, lstm: LSTMSteps) -> Tensor:
+    def _hidden(self, word: Tensor, steps: LSTMSteps) -> Tensor:
         if self.training:
-            kept = torch.rand_like(lstm.h[..., :1]) < 0.5
-            lstm = lstm._replace(h=lstm.h * kept)
-        return super()._hidden(word, lstm)
+            kept = torch.rand_like(steps.h[..., :1]) < 0.5
+            steps = steps._replace(h=steps.h * kept)
+        return super()._hidden(word, steps)

@@ -131,7 +131,7 @@ def test_boxes_follow_an_image_that_is_stored_smaller_squashed_or_turned(folder,
     (region, *_), *_ = RegionsInView(data, "val", index, SimpleNamespace(preprocessing=CROPPED, cells=cells)).phrases(0)
     seen = red_cells(CROPPED(index.image(0, CROPPED)).numpy(), GRID)
     assert (region.start, region.end) == (0, 3)
-    np.testing.assert_allclose(region.covered, seen, atol=0.13)
+    np.testing.assert_allclose(region.coverage, seen, atol=0.13)
 
 
 def test_phrases_stand_at_the_words_of_the_caption_however_it_was_split(folder):

@@ -154,8 +154,8 @@ def test_the_runs_of_a_variant_stand_together(study):
         ("study_soft", ["study_soft_1", "study_soft_2", "study_soft_10"], ["1", "2", "10"]),
         ("study_hard", ["study_hard_1", "study_hard_2", "study_hard_3"], ["1", "2", "3"]),
     ]
-    assert study.runs_by_variant == [variant.runs for variant in study.variants]
-    assert study.runs == list(study.disagreements[0].captions) == [*study.runs_by_variant[0], *study.runs_by_variant[1]]
+    assert study.variant_runs == [variant.runs for variant in study.variants]
+    assert study.runs == list(study.disagreements[0].captions) == [*study.variant_runs[0], *study.variant_runs[1]]
 
 
 def test_two_seeds_of_one_variant_are_never_a_clear_difference():

@@ -81,8 +81,8 @@ def caption(
         captioning caption holiday/ --explorer holiday.html
         captioning caption holiday/ --model best.ckpt --overlay attention/ --json captions.jsonl
     """
-    given = {name: value for name, value in locals().items() if value is not None}
-    _refuse_without_effect(given)
+    options = {name: value for name, value in locals().items() if value is not None}
+    _refuse_without_effect(options)
     models = model or ["pretrained"]
     single = len(images) == 1 and images[0] != "-" and not os.path.isdir(images[0])
     failed: list[Any] = []
@@ -101,13 +101,13 @@ def caption(
     from captioning.views.explorer import ExplorerData, explorer_page
 
     captioner, names = load(models, device), list(map(model_name, models))
-    search = {name: given[name] for name in vars(captioner.options) if name in given}
-    options = dataclasses.replace(captioner.options, **search, method="sample" if sample else "beam")
+    search = {name: options[name] for name in vars(captioner.options) if name in options}
+    decoding = dataclasses.replace(captioner.options, **search, method="sample" if sample else "beam")
     labels = names if len({*names}) == len(names) else models
     title = printable(" + ".join(names))
     shown: list[ExplorerData] = []
     with _json_lines(json) as lines:
-        for result in captioner.stream(paths, options, batch_size=batch_size, on_error=skip):
+        for result in captioner.stream(paths, decoding, batch_size=batch_size, on_error=skip):
             content = result.to_dict() if lines is not None else {}
             if overlay is not None:
                 content["overlay"] = str(overlays[str(result.path)])
@@ -132,13 +132,13 @@ def caption(
         raise SystemExit(2)
 
 
-def _refuse_without_effect(given: Mapping[str, Any]) -> None:
+def _refuse_without_effect(options: Mapping[str, Any]) -> None:
     """Raise InputError for an option of overlays without --overlay, or an option of the beam search with --sample."""
     for name, default in {"details": False, "heads": False, "style": "color"}.items():
-        if given[name] != default and "overlay" not in given:
+        if options[name] != default and "overlay" not in options:
             raise InputError(f"--{name}: has no effect without --overlay")
     for name in ("beam_size", "length_normalization"):
-        if name in given and given["sample"]:
+        if name in options and options["sample"]:
             raise InputError(f"--{name}: has no effect with --sample")
 
 

@@ -85,7 +85,7 @@ def compare(
         compared = [run for run in chosen if run.name in comparison.runs]  # without runs on other data
         explorer, missing_attention = explore(compared, models, comparison, seed=seed)
         comparison.notices += problems + missing_attention
-        first_seeds = {names[0] for names in comparison.runs_by_variant}
+        first_seeds = {names[0] for names in comparison.variant_runs}
         picture = same_words_of([run for run in compared if run.name in first_seeds], models)
         if figure is not None:
             if picture is None:

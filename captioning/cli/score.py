@@ -70,8 +70,8 @@ def score(
         captioning validate --ckpt_path runs/shapes_soft/checkpoints/last.ckpt
         captioning predict --ckpt_path runs/shapes_soft/checkpoints/best.ckpt --results submission
     """
-    given = [word.partition("=")[0] for word in overrides if word.startswith("--")]
-    _refuse_old_names(task, given)
+    overridden = [word.partition("=")[0] for word in overrides if word.startswith("--")]
+    _refuse_old_names(task, overridden)
     if results is not None and results.is_file():
         raise InputError(f"--results {results}: is a file; give a folder")
     check_whole(0, bound_draws=bound_draws)
@@ -88,23 +88,23 @@ def score(
     target = check_device(device)
     captioner = load([path, *(ensemble or ())], target)
     settings = _read_settings(config) if config else [read_config(run.config)] if run else []
-    data, search, used = _data_and_search(path, captioner.settings, settings, overrides)
+    data, search, data_settings = _data_and_search(path, captioner.settings, settings, overrides)
     seeds = [1, *(file["seed_everything"] for file in settings if type(file.get("seed_everything")) is int)]
     seed = seeds[-1] if seed_everything is None else seed_everything
     stage = "val" if task == "validate" else "test"
     own_mode = captioner.members[0].decoder.attention.context_mode
     members = [model_name(model) + "_last" * model.endswith("last.ckpt") for model in ensemble or ()]
-    differing = (  # a name for each condition that differs from the test of a run, or ""
+    subfolders = (  # a name for each condition that differs from the test of a run, or ""
         context_mode if context_mode not in (None, own_mode) else "",
         "_".join(["ensemble", *members]) if ensemble else "",
-        *_names_of_data(config or (), settings, used),
+        *_names_of_data(config or (), settings, data_settings),
         split if split not in (None, stage) else "",
-        f"{data['limit_images']}_images" if "--data.limit_images" in given else "",
+        f"{data['limit_images']}_images" if "--data.limit_images" in overridden else "",
     )
-    folder = results or (run.path if run else runs / "scored" / model_name(path)).joinpath(*differing)
-    logged = run if task == "test" and run is not None and folder == run.path and not no_logger else None
+    folder = results or (run.path if run else runs / "scored" / model_name(path)).joinpath(*subfolders)
+    logged_run = run if task == "test" and run is not None and folder == run.path and not no_logger else None
 
-    options = data | {"split": split or stage, "seed": seed, "figure_count": 0 if logged is None else 4}
+    options = data | {"split": split or stage, "seed": seed, "figure_count": 0 if logged_run is None else 4}
     options |= {"with_references": False} if task == "predict" else {"bound_draws": bound_draws}
     machine = {"device": target.type, "precision": precision or best_precision(target.type)}
     with autocast(**machine), captioner.model.in_context_mode(context_mode):
@@ -115,28 +115,29 @@ def score(
         return
     conditions: dict[str, Any] = {"split": options["split"], "context_mode": context_mode or own_mode}
     conditions |= {"checkpoint": Path(path).name, "weights": checksum(path)}
-    further = {model: checksum(model) for model in ensemble or ()}
-    conditions |= {"ensemble": len(captioner.members), "members": further} if further else {}
-    origin = provenance(command=shlex.join(sys.argv), seed=seed)
-    origin |= {"used": machine | {"num_workers": data["num_workers"]}, "settings": captioner.settings | {"data": used}}
-    _report(folder, stage, evaluator, conditions, origin, logged)
+    member_checksums = {model: checksum(model) for model in ensemble or ()}
+    conditions |= {"ensemble": len(captioner.members), "members": member_checksums} if member_checksums else {}
+    used = machine | {"num_workers": data["num_workers"]}
+    origin = provenance(command=shlex.join(sys.argv), seed=seed) | {"used": used}
+    origin["settings"] = captioner.settings | {"data": data_settings}
+    _report(folder, stage, evaluator, conditions, origin, logged_run)
 
 
-def _refuse_old_names(task: str, given: Sequence[str]) -> None:
-    for option in (option for option in given if not option.startswith("--data.source.")):
+def _refuse_old_names(task: str, overridden: Sequence[str]) -> None:
+    for option in (option for option in overridden if not option.startswith("--data.source.")):
         if (new := earlier_names.OPTIONS_OF_TEST.get(option.lstrip("-").rpartition(".")[2])) is not None:
             raise InputError(f"{option} of captioning {task} is now --{new}")
 
 
 def _names_of_data(
-    files: Sequence[Path], settings: Sequence[Mapping[str, Any]], used: Mapping[str, Any]
+    files: Sequence[Path], settings: Sequence[Mapping[str, Any]], data_settings: Mapping[str, Any]
 ) -> Iterator[str]:
     """Yield a name for a configuration that is not the run's, and one for options of the source that are in none."""
     for file in files[-1:]:
         yield file.absolute().parent.name if file.name == "config.yaml" else file.stem
     sources = [{"source": (content.get("data") or {}).get("source")} for content in settings]
     configured = {key: value for source in sources for key, value in flatten(source).items()}
-    used_source = flatten({"source": used["source"]})
+    used_source = flatten({"source": data_settings["source"]})
     if changed := [value for key, value in used_source.items() if configured.get(key, value) != value]:
         yield "_".join(["data", *(Path(str(value)).name for value in changed)])
 
@@ -154,12 +155,9 @@ def _read_settings(files: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def _data_and_search(
-    model: str, trained: Mapping[str, Any], settings: Sequence[Mapping[str, Any]], overrides: Sequence[str]
+    model: str, model_settings: Mapping[str, Any], settings: Sequence[Mapping[str, Any]], overrides: Sequence[str]
 ) -> tuple[dict[str, Any], BeamOptions, dict[str, Any]]:
-    """Return the data, as arguments of ``evaluate``, the options of the search, and the settings of the data.
-
-    ``trained`` are the model's own settings.
-    """
+    """Return the data, as arguments of ``evaluate``, the options of the search, and the settings of the data."""
     from captioning.cli.build import build
     from captioning.data import CaptionSource
     from captioning.data.loading import worker_count
@@ -169,7 +167,7 @@ def _data_and_search(
         raise InputError(f"{model}: is in no run's folder; name a configuration with its data by --config")
     counts = {f"data.{name}": int | None for name in ("limit_images", "eval_batch_size", "num_workers")}
     kinds = {"model.search": BeamOptions, "data.source": CaptionSource, "data.features": str | None, **counts}
-    defaults = {"model": {"search": vars(BeamOptions.of_settings(trained))}}
+    defaults = {"model": {"search": vars(BeamOptions.of_settings(model_settings))}}
     built, used = build(kinds, [defaults, *settings], overrides)
     search, source, features, limit, batch_size, workers = built
     workers = worker_count(workers, cached=features is not None)
@@ -184,7 +182,7 @@ def _report(
     evaluator: Evaluator,
     conditions: dict[str, Any],
     origin: dict[str, Any],
-    logged: RunFolder | None,
+    logged_run: RunFolder | None,
 ) -> None:
     """Write the captions and metrics of a split with their conditions, print the metrics, and log them to a run."""
     from captioning.evaluation.records import write_evaluation
@@ -199,14 +197,14 @@ def _report(
         search["tokenizer"] = type(tokenizer).__name__
     pointed = any(image.hits or image.reference_hits for image in images)
     cells = vars(evaluator.captioner.encoder.cells) if pointed else None
-    origins = {"search": search, "tokens": tokenizer.description, "cells": cells, "provenance": origin}
-    write_evaluation(folder, stage, metrics, images, **origins)
+    facts = {"search": search, "tokens": tokenizer.description, "cells": cells, "provenance": origin}
+    write_evaluation(folder, stage, metrics, images, **facts)
     _print_metrics(metrics, evaluator, conditions)
     print(f"written to {folder}", flush=True)
-    if logged is not None:
+    if logged_run is not None:
         from captioning.training.loggers import log_test
 
-        log_test(logged, metrics, evaluator)
+        log_test(logged_run, metrics, evaluator)
 
 
 def _print_metrics(metrics: Mapping[str, float], evaluator: Evaluator, conditions: Mapping[str, Any]) -> None:

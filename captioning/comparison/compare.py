@@ -48,12 +48,12 @@ def compare_runs(
         images: Number of disagreements to list.
     """
     check_choice(CAPTION_METRICS, metric=metric)
-    runs, elsewhere = _on_the_same_data(runs)
-    runs_by_variant = [variant.runs for variant in variants_of(runs)]
-    names = [name for variant in runs_by_variant for name in variant]
+    runs, left_out_notices = _on_the_same_data(runs)
+    variant_runs = [variant.runs for variant in variants_of(runs)]
+    names = [name for variant in variant_runs for name in variant]
     runs = sorted(runs, key=lambda run: names.index(run.name))
     captioned = {run.name: run.captions for run in runs if run.captions}
-    common, different = _common_images(captioned)
+    common, image_notices = _common_images(captioned)
     images_by_run = {name: [captions[i] for i in common or sorted(captions)] for name, captions in captioned.items()}
     captions = caption_families(images_by_run, java=not any(run.conditions.get("tokenizer") for run in runs))
     nouns = grounding_families(images_by_run)
@@ -63,33 +63,33 @@ def compare_runs(
     # A run is compared with the first over images alone if the variant of either has one seed.
     seeds = {run: len(variant.runs) for variant in variants for run in variant.runs}
     compared = [run for run in names[1:] if common and min(seeds.get(run, 0), seeds.get(names[0], 0)) == 1]
-    on = f"{len(common)} images" if common else "each run's own images"
+    images_text = f"{len(common)} images" if common else "each run's own images"
     note = _CAPTIONS.format(_CHANGE if compared else "", resamples, few_images_warning(len(common)))
-    single = [
+    run_measures = [
         measure_runs(Table(title, names, [], text), families, compared, resamples=resamples, seed=seed)
-        for title, text, families in ((f"Captions of {on}", note, captions), ("Grounding", _GROUNDING, nouns))
+        for title, text, families in ((f"Captions of {images_text}", note, captions), ("Grounding", _GROUNDING, nouns))
         if families
     ]
     variants = [with_metrics(variant, [*captions, *nouns], runs, len(common)) for variant in variants]
     variants = variants if max(seeds.values(), default=0) > 1 else []
-    several = [measure_variants(variants, [*captions, *nouns], with_tests=bool(common))] if variants else []
-    limits = [notice for part in (*single, *several) for notice in part.notices]
+    variant_measures = [measure_variants(variants, [*captions, *nouns], with_tests=bool(common))] if variants else []
+    test_notices = [notice for part in (*run_measures, *variant_measures) for notice in part.notices]
     return Comparison(
-        runs_by_variant,
+        variant_runs,
         metric,
-        notices=[*elsewhere, *_limits(runs), *different, *limits],
-        tables=[*(part.table for part in (*several, *single)), *condition_tables(runs, metric)],
-        metrics=by_name(*(part.metrics for part in single)),
-        tests=by_name(*(part.tests for part in single)),
+        notices=[*left_out_notices, *_run_notices(runs), *image_notices, *test_notices],
+        tables=[*(part.table for part in (*variant_measures, *run_measures)), *condition_tables(runs, metric)],
+        metrics=by_name(*(part.metrics for part in run_measures)),
+        tests=by_name(*(part.tests for part in run_measures)),
         variants=variants,
-        variant_tests=by_name(*(part.tests for part in several)),
+        variant_tests=by_name(*(part.tests for part in variant_measures)),
         curves=ordered_curves(runs, metric),
         disagreements=_disagreements(captioned, captions, common, metric)[:images] if common else [],
         image_count=len(common),
     )
 
 
-def _limits(runs: Sequence[Run]) -> Iterator[str]:
+def _run_notices(runs: Sequence[Run]) -> Iterator[str]:
     """Yield a sentence on each run that has no captions, with the command for them, or that drew no location."""
     for run in (run for run in runs if not run.captions):
         why, what = "has no captions of its test split", "make them"

@@ -22,7 +22,7 @@ def comparison_page(
     ``explorer`` is the ``explorer_fragment`` of the disagreements; without it, the page has their captions as text.
     ``picture`` shows the same words as several models see them.
     """
-    colors = {run: _COLORS[n % len(_COLORS)] for n, runs in enumerate(comparison.runs_by_variant) for run in runs}
+    colors = {run: _COLORS[n % len(_COLORS)] for n, runs in enumerate(comparison.variant_runs) for run in runs}
     colors |= {variant.name: colors[variant.runs[0]] for variant in comparison.variants}
     charts = [
         (key, _line_chart(key, curves, colors))

@@ -120,7 +120,7 @@ class Disagreement:
 class Comparison:
     """The result of ``captioning.comparison.compare.compare_runs``."""
 
-    runs_by_variant: list[list[str]]  # the names of the runs; all are compared with the first
+    variant_runs: list[list[str]]  # the names of the runs; all are compared with the first
     metric: str  # of verdicts, and of single images
     notices: list[str] = field(default_factory=list)  # sentences on what limits the comparison
     tables: list[Table] = field(default_factory=list)  # the most important first
@@ -136,7 +136,7 @@ class Comparison:
 
     @property
     def runs(self) -> list[str]:
-        return [run for runs in self.runs_by_variant for run in runs]
+        return [run for runs in self.variant_runs for run in runs]
 
     @property
     def verdicts(self) -> dict[str, str]:
@@ -145,7 +145,7 @@ class Comparison:
         several = {name: _on_variant(self, name, tests[self.metric]) for name, tests in self.variant_tests.items()}
         return several | single
 
-    def clear(self, name: str) -> bool:
+    def is_clear(self, name: str) -> bool:
         """Return whether a variant's metric clearly differs from the first variant's; false for single runs."""
         return name in self.variant_tests and self.variant_tests[name][self.metric].clear
 

@@ -32,10 +32,10 @@ def logger_settings(config: Mapping[str, Any], folder: Path) -> list[dict[str, A
         chosen = {"class_path": "pytorch_lightning.loggers.WandbLogger"}
     loggers = []
     for logger in chosen if isinstance(chosen, list) else [chosen] if chosen else []:
-        given = logger.get("init_args", {})
+        arguments = logger.get("init_args", {})
         # A run writes the list of its loggers, with their folder, into its configuration.
-        is_of_another_run = isinstance(chosen, list) and given.get("save_dir") not in (None, ".")
-        arguments = {**given, "save_dir": str(folder)}
+        is_of_another_run = isinstance(chosen, list) and arguments.get("save_dir") not in (None, ".")
+        arguments = {**arguments, "save_dir": str(folder)}
         if logger["class_path"].endswith("WandbLogger"):
             arguments.pop("experiment", None)  # an object, which no configuration can hold
             if config["ckpt_path"] is None and is_of_another_run:

@@ -24,19 +24,19 @@ class RunPlan:
     settings: dict[str, Any]  # to be set in the configuration, by dotted key: paths, modes of monitors, loggers
 
 
-def plan_run(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]], folder: str | None = None) -> RunPlan:
+def plan_run(config: Mapping[str, Any], sources: Sequence[Mapping[str, Any]], folder: str | None = None) -> RunPlan:
     """Return the plan of a run. The function looks for files, and writes none.
 
     Args:
         config: The full configuration of `captioning fit`.
-        given: The settings of each file, then the command line's, whose values are unparsed words (``--name=soft``).
+        sources: The settings of each file, then of the command line, whose values are unparsed words (``--name=soft``).
         folder: The run's folder, if another process of the run has chosen it.
 
     Raises:
         InputError: An option of Lightning has no effect here or is set by the run.
     """
-    given = [flatten(settings) for settings in given]
-    _check_usable(config, given)
+    sources = [flatten(settings) for settings in sources]
+    _check_usable(config, sources)
     name, checkpoint = config["name"], config["ckpt_path"]
     if not name:  # the name of the first file; later files are overlays
         name = Path(str(config["config"][0])).stem if config["config"] else "run"
@@ -45,9 +45,9 @@ def plan_run(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]], fold
     resumed = RunFolder.of(checkpoint, wanted.path) if checkpoint else None
     if resumed is not None and resumed.config.is_file() and not folder:
         # A resumed run stays in its folder, whatever the configuration says; the command line may name another.
-        place: dict[str, Any] = {"runs": resumed.path.parent, "name": resumed.path.name}
-        place |= {part: config[part] for part in place if part in given[-1]}
-        wanted = RunFolder(Path(place["runs"], place["name"]))
+        folder_settings: dict[str, Any] = {"runs": resumed.path.parent, "name": resumed.path.name}
+        folder_settings |= {name: config[name] for name in folder_settings if name in sources[-1]}
+        wanted = RunFolder(Path(folder_settings["runs"], folder_settings["name"]))
     run = wanted
     is_same_run = resumed is not None and resumed.path.resolve() == wanted.path.resolve()
     claims_folder = not (folder or is_same_run)
@@ -63,12 +63,12 @@ def plan_run(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]], fold
         "checkpoint.dirpath": str(run.checkpoints),
         "last.dirpath": str(run.checkpoints),
     }
-    for part in ("checkpoint", "early_stopping"):
-        keys = {f"{part}.monitor", f"{part}.mode"}
-        latest = next((options for options in reversed(given) if keys & options.keys()), given[-1])
+    for callback in ("checkpoint", "early_stopping"):
+        keys = {f"{callback}.monitor", f"{callback}.mode"}
+        latest = next((options for options in reversed(sources) if keys & options.keys()), sources[-1])
         # A new monitor drops the mode of the old one.
-        mode = config[part]["mode"] if latest.get(f"{part}.mode") else None
-        settings[f"{part}.mode"] = monitor_mode(f"--{part}", config[part]["monitor"], mode)
+        mode = config[callback]["mode"] if latest.get(f"{callback}.mode") else None
+        settings[f"{callback}.mode"] = monitor_mode(f"--{callback}", config[callback]["monitor"], mode)
     return RunPlan(run, wanted if run is not wanted else None, claims_folder, settings)
 
 
@@ -88,14 +88,14 @@ def monitor_mode(option: str, monitor: str | None, mode: str | None) -> str:
     return mode or str(metric_mode)
 
 
-def _check_usable(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]]) -> None:
+def _check_usable(config: Mapping[str, Any], sources: Sequence[Mapping[str, Any]]) -> None:
     """Raise InputError if an option of Lightning has no effect here or is set by the run."""
-    *configurations, command_line = given
+    *configurations, command_line = sources
     # The configuration that a run has written names the run's folder, and the user did not.
     users = [file for file in configurations if not {"name", "runs"} <= file.keys()]
-    places = re.compile(r"(checkpoint|last)\.dirpath|trainer\.(default_root_dir|logger\b.*\.(save_)?dir)")
+    storage_options = re.compile(r"(checkpoint|last)\.dirpath|trainer\.(default_root_dir|logger\b.*\.(save_)?dir)")
     for option, value in (item for file in (*users, command_line) for item in file.items()):
-        if value and places.fullmatch(option):
+        if value and storage_options.fullmatch(option):
             raise InputError(f"--{option}: checkpoints and logs of a run are in RUNS/NAME; give --runs and --name")
         if option == "trainer.use_distributed_sampler":
             raise InputError(f"--{option}: the samplers know the processes; leave it out")

@@ -54,7 +54,7 @@ def test_two_runs_become_a_table_a_page_and_numbers(tested_pair, capsys):
     # The first run is not there twice with those of its folder, nor is one by a link.
     (numbers.parent / "a_link").symlink_to(tested_pair[0])
     options = {"json": numbers, "metric": "bleu1", "figure": numbers.with_suffix(".svg")}
-    compare_command(str(tested_pair[0]), str(numbers.parent), resamples=50, **options)
+    compare_command(tested_pair[0], str(numbers.parent), resamples=50, **options)
     out, err = capsys.readouterr()
     assert "scoring captions: 100%" in err and f"written to {numbers.with_suffix('.svg')}\n" in err
     out = " ".join(out.split())

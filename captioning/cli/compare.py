@@ -72,7 +72,7 @@ def compare(
         # A run that is named by itself and by its folder counts once.
         chosen = list({os.path.realpath(run.folder): run for name in runs for run in find_runs(name)}.values())
         if len(chosen) < 2:
-            raise InputError(f"give two or more different runs to compare, got {' '.join(runs)}")
+            raise InputError(f"give two or more different runs to compare, got {' '.join(map(str, runs))}")
         inputs = [path for run in chosen for pattern in INPUTS for path in run.folder.glob(pattern)]
         for option, path, _ in outputs:
             check_output(path, option, inputs=inputs)
@@ -93,7 +93,7 @@ def compare(
             picture.save_figure(figure)
             print_written(figure)
         print_comparison(comparison)
-        command = f"captioning compare {shlex.join(runs)} --metric {metric}"
+        command = f"captioning compare {shlex.join(map(str, runs))} --metric {metric}"
         origin = provenance(command=command, seed=seed)
         version = (origin["commit"] or "unknown") + (", changed since" if origin["uncommitted_changes"] else "")
         footer = [command, f"Version {version}; {origin['date']}; {resamples} resamples from seed {seed}."]

@@ -99,6 +99,14 @@ def test_another_split_fewer_images_and_other_data_do_not_replace_the_test_of_a_
     assert sources == [str(workdir / "shapes"), str(workdir / "shapes"), "moved"]
 
 
+def test_metrics_are_printed_although_their_files_cannot_be_written(workdir, capsys):
+    with pytest.raises(SystemExit):
+        command("test", "--ckpt_path", CHECKPOINT, "--results", "tiny.yaml/scored")
+    said = capsys.readouterr()
+    assert "\nBLEU-1 " in said.out
+    assert said.err.splitlines()[-1].startswith("error: tiny.yaml/scored/test_metrics.json: ")
+
+
 def test_several_models_are_tested_as_an_ensemble(workdir, capsys):
     """The second model's encoder sees the images otherwise, so its views are loaded beside the batches."""
     both = measured("--ckpt_path", CHECKPOINT, "--ensemble", OTHER)

@@ -198,8 +198,8 @@ def _report(
     pointed = any(image.hits or image.reference_hits for image in images)
     cells = vars(evaluator.captioner.encoder.cells) if pointed else None
     facts = {"search": search, "tokens": tokenizer.description, "cells": cells, "provenance": origin}
-    write_evaluation(folder, stage, metrics, images, **facts)
     _print_metrics(metrics, evaluator, conditions)
+    write_evaluation(folder, stage, metrics, images, **facts)
     print(f"written to {folder}", flush=True)
     if logged_run is not None:
         from captioning.training.loggers import log_test

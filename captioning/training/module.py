@@ -268,5 +268,6 @@ class CaptioningModule(pl.LightningModule):
         content = checkpoint.get("captioning", {})
         check_tokenizer(tokenizer_from(content.get("tokenizer")), self.data.vocabulary.tokenizer)
         check_vocabulary("the checkpoint's", content.get("vocabulary") or (), self.data.vocabulary)
-        resume.check_settings(checkpoint, self.settings, self.trainer.world_size)
+        settings = self.settings | {"processes": self.trainer.world_size}
+        resume.check_settings(checkpoint, settings, self.data.batch_settings)
         self._random_state = checkpoint["random_state"]

@@ -3,7 +3,7 @@
 Lightning does not document this state, so pyproject.toml admits only one minor version of Lightning.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
@@ -11,12 +11,6 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from captioning.errors import InputError
 from captioning.settings import STORAGE_SETTINGS, flatten
-
-_BATCH_SETTINGS = (
-    "data.batch_size data.group data.captions_per_image data.limit_images seed_everything "
-    "trainer.accumulate_grad_batches processes"
-).split()
-"""Settings that determine the captions of an optimizer step."""
 
 
 def next_batch(trainer: pl.Trainer) -> tuple[int, int]:
@@ -83,20 +77,23 @@ def rewind(checkpoint: dict[str, Any]) -> None:
             epochs["completed"] = epochs["processed"]
 
 
-def check_settings(checkpoint: Mapping[str, Any], settings: Mapping[str, Any], processes: int) -> None:
+def check_settings(checkpoint: Mapping[str, Any], settings: Mapping[str, Any], batch_settings: Sequence[str]) -> None:
     """Print the settings that differ from the checkpoint's. Settings of the batches may differ only between two epochs.
+
+    ``settings`` have the number of ``processes``; ``batch_settings`` are those that decide the order of batches.
 
     Raises:
         InputError: Training cannot go on from the checkpoint's state with a setting.
     """
     without = (*STORAGE_SETTINGS, "init_from")
     saved, new = flatten(checkpoint.get("captioning", {}).get("settings") or {}, without), flatten(settings, without)
-    saved["processes"], new["processes"] = checkpoint.get("processes", processes), processes
+    saved["processes"] = checkpoint.get("processes", new["processes"])
+    step_settings = (*batch_settings, "trainer.accumulate_grad_batches", "processes")
     batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     is_inside_epoch = batches["current"]["ready"] and not batches["is_last_batch"]
     differing = [key for key in saved | new if saved.get(key) != new.get(key)]
     for key in differing:
-        changes_batches = is_inside_epoch and key in _BATCH_SETTINGS
+        changes_batches = is_inside_epoch and key in step_settings
         changes_state = key in ("model.optimizer", "model.scheduler", "model.encoder.learning_rate")
         if key.startswith(("model.optimizer.", "model.scheduler.")):
             changes_state = key in saved and key in new  # another version of a class may have other arguments

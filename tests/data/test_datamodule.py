@@ -1,7 +1,9 @@
 """The data of a run: what its options make of a source, and which of them do not go together."""
 
+import inspect
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -54,6 +56,21 @@ def test_vocabulary_comes_from_the_training_split_alone(shapes, encoder):
         _ = make_data(shapes, encoder, vocabulary=VocabularyOptions(min_count=1000)).vocabulary
     few = make_data(shapes, encoder, vocabulary=VocabularyOptions(min_count=1000, extend="pretrained"))
     assert len(few.vocabulary) > 1000
+
+
+def test_the_settings_of_the_batches_are_those_that_change_a_batch(shapes, encoder):
+    """A resumed run refuses them inside an epoch."""
+    base: dict[str, Any] = {"group": "image", "captions_per_image": 2, "seed": 0}
+    changes = {"batch_size": 5, "group": "length", "captions_per_image": 3, "limit_images": 4, "seed": 1}
+    changes |= {"eval_batch_size": 3, "num_workers": 1, "augmentation": Augmentation(flip=0.5)}
+    changes |= {"vocabulary": VocabularyOptions(min_count=2), "features": None}  # features have the same captions
+    assert {"source", *changes} == {*inspect.signature(CaptionDataModule).parameters}
+    batches = list(make_data(shapes, encoder, **base).sampler())
+    for name, value in changes.items():
+        options = base | {name: value} | ({"captions_per_image": None} if value == "length" else {})
+        is_changed = list(make_data(shapes, encoder, **options).sampler()) != batches
+        setting = "seed_everything" if name == "seed" else f"data.{name}"
+        assert is_changed == (setting in CaptionDataModule.batch_settings), name
 
 
 def test_images_and_regions_can_be_loaded_by_processes_that_share_no_memory(shapes):

@@ -107,8 +107,8 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
         minutes = (expected + OTHER_SECONDS) / 60
         print(f"about {minutes:.0f} minutes on this machine, with drawing and scoring\n", flush=True)
     configs = [REPOSITORY / "configs/shapes_soft.yaml", *([Path(overlay)] if overlay else [])]
-    (source,), _ = build({"data.source": CaptionSource}, map(read_config, configs))
-    source.prepare()  # once for both models
+    built, _ = build({"data.source": CaptionSource}, map(read_config, configs))
+    built["data.source"].prepare()  # once for both models
     commands = Commands(len(RUNS))
 
     def fit(name: str) -> float:
@@ -143,8 +143,8 @@ def entry_of(runs: Path, name: str, seconds: float) -> dict[str, Any]:
     folder = RunFolder(runs / name)
     best, settings = folder.checkpoint("best"), read_config(folder.config)
     scores = json.loads((folder.path / "test_metrics.json").read_text())
-    (source,), _ = build({"data.source": CaptionSource}, [settings])
-    index = source.index("test")
+    built, _ = build({"data.source": CaptionSource}, [settings])
+    index = built["data.source"].index("test")
     rows = range(min(EXAMPLES, len(index)))
     captions = load(best).caption([index.image_path(row) for row in rows])
     examples = {
@@ -200,7 +200,8 @@ def seconds_of_a_step(image_count: int, captions: int) -> float:
     from captioning.precision import best_precision
 
     settings = read_config(REPOSITORY / "configs" / f"{RUNS['soft']}.yaml")
-    (encoder, decoder), _ = build({"model.encoder": Encoder, "model.decoder": Decoder}, [settings])
+    built, _ = build({"model.encoder": Encoder, "model.decoder": Decoder}, [settings])
+    encoder, decoder = built.values()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     captioner = Captioner(encoder, decoder, vocabulary_size=100).train().to(device)
     rows, length, numbers = captions * image_count, 14, torch.arange(image_count)

@@ -189,7 +189,7 @@ def prepare(study: Study, jobs: Sequence[Job], commands: Commands) -> None:
             overlays = [Path(word.partition("=")[2]) for word in words if word.startswith("--config=")]
             settings = [read_config(path) for path in (config_of(variant.config), *overlays)]
             options = [word for word in words if word.startswith("--data.source")]
-            build({"data.source": CaptionSource}, settings, options)[0][0].prepare()
+            build({"data.source": CaptionSource}, settings, options)[0]["data.source"].prepare()
     if (features := study.features) is not None:
         command = ["extract", "--config", str(config_of(features.config)), "--output", features.output]
         command += [word for split in features.splits for word in ("--split", split)]

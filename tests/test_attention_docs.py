@@ -83,7 +83,7 @@ def test_example_config_builds_it(my_attention):
     IMPORTED.append("my_attention")  # as --import does
     try:
         restrict_imports()
-        (attention,), _ = build({"attention": Attention}, [{"attention": config}])
+        attention = build({"attention": Attention}, [{"attention": config}])[0]["attention"]
     finally:
         IMPORTED.remove("my_attention")
     assert isinstance(attention, my_attention.TopAttention) and attention.k == 3

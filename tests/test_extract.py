@@ -82,8 +82,7 @@ def test_later_configurations_and_options_win():
             {"data": {"source": first, "batch_size": 3}, "trainer": {"devices": 1}},
             {"data": {"source": values}},
         ]
-        (built,), _ = build({"data.source": CaptionSource}, configs, options)
-        return built
+        return build({"data.source": CaptionSource}, configs, options)[0]["data.source"]
 
     later = source(init_args={"val": 5})
     assert (later.images["train"], later.images["val"]) == (1, 5)

@@ -29,10 +29,10 @@ def parse_training(parser: ArgumentParser, args: Sequence[str]) -> Namespace:
 
 def build(
     kinds: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], options: Sequence[str] = ()
-) -> tuple[list[Any], dict[str, Any]]:
-    """Return parts of training configurations, and the settings of the parts as a configuration has them.
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the objects at the keys of ``kinds``, and their settings, nested as in a configuration.
 
-    ``kinds`` are the parts' types, such as ``{"data.source": CaptionSource}``.
+    ``kinds`` are the objects' types by key, such as ``{"data.source": CaptionSource}``.
     A part whose type admits None may be missing. A later configuration wins over an earlier one, and options of the
     training command, ``["--data.source.root", "DIR"]``, win over all configurations.
     """
@@ -50,7 +50,7 @@ def build(
         built = parser.instantiate(settings)
     except (TypeError, ValueError) as error:  # an argument that its class refuses
         raise error if isinstance(error, InputError) else InputError(f"{', '.join(kinds)}: {error}") from error
-    return [built[key] for key in kinds], settings.as_dict()
+    return {key: built[key] for key in kinds}, settings.as_dict()
 
 
 def _part(key: str, config: Any) -> Any:

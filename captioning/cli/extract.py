@@ -55,9 +55,9 @@ def extract(
 
     kinds: dict[str, Any] = {"model.encoder": Encoder, "data.source": CaptionSource}
     kinds |= {"data.vocabulary.tokenizer": Tokenizer | None, "data.limit_images": int | None}
-    parts, _ = build(kinds, [read_config(path, "--config") for path in config], overrides)
-    encoder, source, tokenizer, limit = parts
-    source.tokenizer = tokenizer or source.tokenizer  # an image without a word in its captions is left out
+    built, _ = build(kinds, [read_config(path, "--config") for path in config], overrides)
+    encoder, source = built["model.encoder"], built["data.source"]
+    source.tokenizer = built["data.vocabulary.tokenizer"] or source.tokenizer  # leaves out images without words
     if init_from:
         try:
             encoder.load_state_dict(load(init_from).encoder.state_dict())
@@ -69,7 +69,7 @@ def extract(
     target = check_device(device)
     extract_features(
         encoder.to(target).eval(),
-        {name: SplitData(source, name, limit_images=limit).index for name in splits},
+        {name: SplitData(source, name, limit_images=built["data.limit_images"]).index for name in splits},
         output,
         device=target,
         batch_size=batch_size,

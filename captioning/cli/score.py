@@ -169,9 +169,9 @@ def _data_and_search(
     kinds = {"model.search": BeamOptions, "data.source": CaptionSource, "data.features": str | None, **counts}
     defaults = {"model": {"search": vars(BeamOptions.of_settings(model_settings))}}
     built, used = build(kinds, [defaults, *settings], overrides)
-    search, source, features, limit, batch_size, workers = built
-    workers = worker_count(workers, cached=features is not None)
-    data = {"source": source, "features": features, "limit_images": limit, "num_workers": workers}
+    search, batch_size = built.pop("model.search"), built.pop("data.eval_batch_size")
+    data = {key.removeprefix("data."): value for key, value in built.items()}
+    data["num_workers"] = worker_count(data["num_workers"], cached=data["features"] is not None)
     files = {name: value for content in settings for name, value in (content.get("data") or {}).items()}
     return data | ({} if batch_size is None else {"batch_size": batch_size}), search, files | used["data"]
 

@@ -62,8 +62,8 @@ def _data(config: dict[str, Any]) -> str:
 
 def _parameters(config: dict[str, Any]) -> int:
     with torch.device("meta"):  # without memory for the weights
-        (encoder, decoder), _ = build({"model.encoder": Encoder, "model.decoder": Decoder}, [config])
-        captioner = Captioner(encoder, decoder, vocabulary_size=VOCABULARY[_data(config)])
+        built, _ = build({"model.encoder": Encoder, "model.decoder": Decoder}, [config])
+        captioner = Captioner(*built.values(), vocabulary_size=VOCABULARY[_data(config)])
     return sum(parameter.numel() for parameter in captioner.parameters())
 
 

@@ -17,7 +17,7 @@ from captioning.attention import GumbelAttention, HardAttention, SoftAttention
 from captioning.data.images import load_image
 from captioning.errors import InputError, warn_once
 from captioning.inference import DecodingOptions, load
-from captioning.model import SummedOutput
+from captioning.model import Captioner, SummedOutput
 from captioning.vocabulary import END, START
 
 
@@ -395,6 +395,15 @@ def test_a_checkpoint_that_cannot_be_rebuilt_says_why(tmp_path, changes, message
     with pytest.raises(InputError, match=message) as caught:
         load(path)
     assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
+
+
+def test_a_model_that_exceeds_the_devices_memory_is_not_called_damaged(checkpoint, monkeypatch):
+    def move(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Captioner, "to", move)
+    with pytest.raises(torch.OutOfMemoryError):
+        load(checkpoint)
 
 
 @pytest.mark.gpu

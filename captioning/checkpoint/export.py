@@ -3,7 +3,6 @@
 ``config.json`` has everything that rebuilds the model and prepares images.
 """
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,9 +60,9 @@ def write_export(
     with replacing(folder / WEIGHTS, "--output") as part:
         part.write_bytes(save(weights, metadata={"format": "pt"}))  # save_file makes a file that only its owner reads
     vocabulary.save(folder / VOCABULARY)
+    _ = captioner.encoder.cells  # measured here, which takes a second, so that ``describe`` knows them
     config = describe(captioner, vocabulary, settings)
     del config["vocabulary"]
-    config["cells"] = dataclasses.asdict(captioner.encoder.cells)  # measuring them takes a second
     without_folder = map_strings(lambda text: os.path.basename(text) if os.path.isabs(text) else text, config)
     write_json(folder / CONFIG, without_folder)
     write_text(folder / CARD, card)

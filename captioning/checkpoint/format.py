@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from captioning import earlier_names
+from captioning.cells import CellGrid
 from captioning.data.transforms import Preprocessing
 from captioning.encoders import Encoder
 from captioning.errors import InputError, one_line
@@ -41,8 +42,10 @@ def describe(captioner: Captioner, vocabulary: Vocabulary, settings: Mapping[str
     }
 
 
-def rebuild(content: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[Captioner, Vocabulary]:
-    """Return the captioner and the vocabulary of a checkpoint's ``["captioning"]`` and ``["state_dict"]`` entries.
+def rebuild(
+    content: Mapping[str, Any], weights: Mapping[str, Any], device: torch.device
+) -> tuple[Captioner, Vocabulary]:
+    """Return the captioner, on a device, and the vocabulary of a checkpoint's "captioning" and "state_dict" entries.
 
     Only known classes are constructed, and no file that the description names is read or written. Raises InputError if
     the format is a newer version's, a class is unknown, or the weights are not finite, and any other exception if the
@@ -61,6 +64,9 @@ def rebuild(content: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[Cap
     captioner.load_state_dict(weights)
     if not all(bool(tensor.isfinite().all()) for tensor in weights.values()):
         raise InputError("its weights are not finite: training had diverged; use an earlier checkpoint")
+    captioner.to(device)
+    if cells := content.get("cells"):  # after the move: the encoder forgets its cells when its weights change
+        captioner.encoder.cells = CellGrid(**{name: tuple(pair) for name, pair in cells.items()})
     return captioner, vocabulary
 
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from captioning.cells import CellGrid
 from captioning.checkpoint.export import CONFIG, VOCABULARY, WEIGHTS, is_export, read_export
 from captioning.checkpoint.format import read_checkpoint, rebuild
 from captioning.errors import InputError, one_line
@@ -69,19 +68,15 @@ def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.de
     checkpoint = {} if is_export(source) else read_checkpoint(source)
     try:
         checkpoint = checkpoint or read_export(source)
-        content = checkpoint["captioning"]
-        captioner, vocabulary = rebuild(content, checkpoint["state_dict"])
-        pairs = content.get("cells")
-        cells = None if pairs is None else CellGrid(**{name: tuple(pair) for name, pair in pairs.items()})
-        settings = dict(content["settings"] or {})
+        captioner, vocabulary = rebuild(checkpoint["captioning"], checkpoint["state_dict"], target)
+        settings = dict(checkpoint["captioning"]["settings"] or {})
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
+    except torch.OutOfMemoryError:  # of the device
+        raise
     except Exception as error:  # damaged content raises errors of many types
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise InputError(f"{path}: damaged, or does not describe the model of its weights ({reason})") from error
-    captioner.to(target)
-    if cells is not None:
-        captioner.encoder.cells = cells  # after the move: cells belong to weights in one place
     return SavedModel(str(path), captioner, vocabulary, settings)
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -182,19 +183,21 @@ def test_what_is_compared_is_not_written_over(tested_pair, tmp_path):
 
 
 @pytest.fixture
-def commands(tested_pair, monkeypatch) -> list[tuple[str, str]]:
-    """Tasks and checkpoints that were scored. The second run has no captions before one has tested it."""
-    captions, scored = tested_pair[1] / "test_captions.json", []
+def commands(tested_pair, monkeypatch) -> list[list[str]]:
+    """The commands of `captioning` that were started. The second run has no captions before one has tested it."""
+    captions, real, started = tested_pair[1] / "test_captions.json", subprocess.run, []
     content = captions.read_text()
     captions.unlink()
 
-    def score(task: str, *, ckpt_path: str) -> None:
-        scored.append((task, ckpt_path))
+    def run(command, **options):
+        if "captioning" not in command:
+            return real(command, **options)
+        started.append(command[1:])
         captions.write_text(content)
-        print("printed by the test")
+        return real(["echo", "printed by the test"], **options)
 
-    monkeypatch.setattr("captioning.cli.compare.score", score)
-    return scored
+    monkeypatch.setattr(subprocess, "run", run)
+    return started
 
 
 def test_an_untested_run_is_named_with_its_command_and_tested_if_that_is_asked_for(tested_pair, commands, capsys):
@@ -205,7 +208,7 @@ def test_an_untested_run_is_named_with_its_command_and_tested_if_that_is_asked_f
     compare_command(*map(str, tested_pair), resamples=9, images=0, test=True)
     printed = capsys.readouterr()
     assert "testing hard" in printed.err
-    assert commands == [("test", best)]
+    assert commands == [["-m", "captioning", "test", "--ckpt_path", best]]
     assert "has no captions" not in printed.out
 
 

@@ -356,6 +356,22 @@ def test_an_identity_follows_the_weights_and_an_encoder_that_is_fine_tuned_has_n
         TinyEncoder(trainable_from="3").frozen_identity()
 
 
+class CachingEncoder(TinyEncoder):
+    not_in_identity = TinyEncoder.not_in_identity | {"cached"}
+
+    def __init__(self, cached: int = 3, padding: int = 0) -> None:
+        super().__init__()
+
+
+def test_an_encoder_of_ones_own_says_which_arguments_do_not_change_its_computation():
+    torch.manual_seed(3)
+    first = CachingEncoder()
+    same, other = CachingEncoder(cached=4), CachingEncoder(padding=1)
+    for encoder in (same, other):
+        encoder.load_state_dict(first.state_dict())
+    assert same.identity() == first.identity() != other.identity()
+
+
 # timm
 
 

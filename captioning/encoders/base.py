@@ -21,9 +21,6 @@ from captioning.component import Component
 from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError, one_line
 
-# These arguments do not change the computation, or are compared as preprocessing.
-_NOT_IDENTITY = {"weights", "trainable_from", "learning_rate", "image_size", "crop", "mean", "std"}
-
 _IMAGES_IN_CACHE = 4  # the maps of more images exceed a CPU's cache and are read from memory at every layer
 
 _PROBES, _PROBES_OF_FROZEN = 64, 32  # probes of cells; frozen networks are large, so get fewer
@@ -60,6 +57,8 @@ class Encoder(Component):
     """
 
     freeze_batch_norm_statistics = True
+    not_in_identity = frozenset({"weights", "trainable_from", "learning_rate", "image_size", "crop", "mean", "std"})
+    """Arguments that do not change the computation, or are compared as preprocessing; a subclass adds its own."""
 
     def __init__(
         self,
@@ -249,7 +248,7 @@ class Encoder(Component):
                 digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
         return {
             "encoder": config["class_path"],
-            **{name: value for name, value in config["init_args"].items() if name not in _NOT_IDENTITY},
+            **{name: value for name, value in config["init_args"].items() if name not in self.not_in_identity},
             "weights": f"sha256:{digest.hexdigest()}",
             "preprocessing": dataclasses.asdict(self.preprocessing),
             "grid_size": list(self.grid_size),

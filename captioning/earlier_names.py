@@ -5,28 +5,28 @@ from typing import Any
 
 MODEL = {"normaliser": "normalizer", "inference": "context_mode"}
 MODEL |= {"standardize": "feature_norm", "centres": "centers", "batches": ""}
-"""Arguments, modules and buffers of a model; "" for one that is gone."""
+"""Arguments, modules and buffers of a model, read by ``component``; "" for one that is gone."""
 
 SETTINGS = ("data", "test_split", "split"), ("model", "bound_samples", "bound_draws")
-"""Settings by section and name, each with its option of `captioning test`."""
+"""Settings by section and name, each with its option of `captioning test`; read by ``settings``."""
 
 OPTIONS_OF_TEST = {"test_split": "split", "inference": "context_mode", "default_root_dir": "results"}
 OPTIONS_OF_TEST |= dict.fromkeys(("accelerator", "devices", "strategy"), "device")
 OPTIONS_OF_TEST |= dict.fromkeys(("limit_test_batches", "limit_val_batches"), "data.limit_images")
 OPTIONS_OF_TEST |= {"logger": "no_logger", "bound_samples": "bound_draws", "ensemble": "ensemble"}
 OPTIONS_OF_TEST |= {"precision": "precision"}
-"""Options of `captioning test` by the last part of their name, such as ``--data.test_split``."""
+"""Options of `captioning test` by the last part of their name, such as ``--data.test_split``; read by ``cli.score``."""
 
 SUGGESTIONS = {"inference": "context_mode", "CaptionSamples": "ValidationFigures"}
-"""Names that an error suggests in place of unknown ones."""
+"""Names that an error suggests in place of unknown ones; read by ``errors``."""
 
 
 def conditions(search: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the conditions in the metrics' file of a test by their names of today."""
+    """Return the conditions of a test, as ``evaluation`` and a model card read them, by their names of today."""
     names = {"inference": "context_mode", "bound_samples": "bound_draws"}
     return {names.get(name, name): value for name, value in search.items()}
 
 
 def counts_batches(name: str, value: Any) -> bool:
-    """Return whether an argument of a model is a schedule of version 0.2.0, which counted batches."""
+    """Return whether an argument of a checkpoint's model is a schedule of version 0.2.0, which counted batches."""
     return name in ("anneal", "final_temperature") or (name == "ramp" and max(value or (0,)) > 1)

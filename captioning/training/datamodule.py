@@ -148,9 +148,7 @@ class CaptionDataModule(pl.LightningDataModule):
             generator=torch.Generator().manual_seed(self.seed),
         )
 
-    batch_settings = tuple(
-        "data.batch_size data.group data.captions_per_image data.limit_images seed_everything".split()
-    )
+    batch_settings = "data.batch_size data.group data.captions_per_image data.limit_images seed_everything".split()
     """Settings that decide the batches of ``sampler``, so that a resumed run cannot change them inside an epoch."""
 
     def sampler(self, start: tuple[int, int] = (0, 0)) -> CaptionBatches:

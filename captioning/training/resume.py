@@ -88,12 +88,11 @@ def check_settings(checkpoint: Mapping[str, Any], settings: Mapping[str, Any], b
     without = (*STORAGE_SETTINGS, "init_from")
     saved, new = flatten(checkpoint.get("captioning", {}).get("settings") or {}, without), flatten(settings, without)
     saved["processes"] = checkpoint.get("processes", new["processes"])
-    step_settings = (*batch_settings, "trainer.accumulate_grad_batches", "processes")
     batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     is_inside_epoch = batches["current"]["ready"] and not batches["is_last_batch"]
     differing = [key for key in saved | new if saved.get(key) != new.get(key)]
     for key in differing:
-        changes_batches = is_inside_epoch and key in step_settings
+        changes_batches = is_inside_epoch and key in (*batch_settings, "trainer.accumulate_grad_batches", "processes")
         changes_state = key in ("model.optimizer", "model.scheduler", "model.encoder.learning_rate")
         if key.startswith(("model.optimizer.", "model.scheduler.")):
             changes_state = key in saved and key in new  # another version of a class may have other arguments

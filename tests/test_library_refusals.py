@@ -29,6 +29,10 @@ class Faulty(Callback):
     def on_train_start(self, trainer, module) -> None:
         raise ValueError("a fault")
 
+class Emptying(Callback):
+    def on_train_start(self, trainer, module) -> None:
+        trainer.fit_loop.epoch_loop.automatic_optimization = None
+
 class Interrupted(Callback):
     def on_fit_start(self, trainer, module) -> None:
         raise KeyboardInterrupt
@@ -84,9 +88,13 @@ def test_strings_that_read_as_numbers_stay_strings_in_the_configuration_of_a_run
     assert logger["init_args"]["id"] == "59374e09"
 
 
-def test_a_fault_keeps_its_traceback(workdir):
-    with pytest.raises(ValueError, match="a fault"):
-        command(*FIT, "--import", "own", "--trainer.callbacks", "own.Faulty")
+@pytest.mark.parametrize(
+    ("callback", "error", "message"),
+    [("Faulty", ValueError, "a fault"), ("Emptying", AttributeError, "'NoneType' object has no attribute")],
+)
+def test_a_fault_keeps_its_traceback_also_where_lightning_meets_it(workdir, callback, error, message):
+    with pytest.raises(error, match=message):
+        command(*FIT, "--import", "own", "--trainer.callbacks", f"own.{callback}")
 
 
 @pytest.mark.slow

@@ -67,9 +67,10 @@ def _library_errors_as_input_errors(*kinds: type[Exception]) -> Iterator[None]:
         raise
     except Exception as error:
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        is_theirs = type(error).__module__.startswith(_LIBRARIES)
-        if frame.f_globals.get("__name__", "").startswith(_LIBRARIES):
-            kinds += (ValueError, TypeError, ImportError, RuntimeError, AttributeError)
+        module = str(frame.f_globals.get("__name__"))
+        is_theirs = type(error).__module__.startswith(_LIBRARIES) or module == "pytorch_lightning.tuner.lr_finder"
+        if module.startswith(_LIBRARIES):
+            kinds += (ValueError, TypeError, ImportError, RuntimeError)
         if not (is_theirs or isinstance(error, kinds) or str(error).startswith("Error(s) in loading state_dict")):
             raise
         message = one_line(error, 2000)

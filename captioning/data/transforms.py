@@ -114,8 +114,8 @@ class Augmentation:
     def __post_init__(self) -> None:
         check_range(0, 1, **{"data.augmentation.flip": self.flip})
 
-    def random_view(self, preprocessing: Preprocessing, size: tuple[int, int], random: Generator | None = None) -> View:
-        """Return a random view of an image of ``size`` (width, height), by this generator, or by torch's own."""
+    def random_view(self, preprocessing: Preprocessing, size: tuple[int, int], random: Generator) -> View:
+        """Return a random view of an image of ``size`` (width, height)."""
         view, crop = preprocessing.evaluation_view(size), preprocessing.crop
         if crop is not None and self.random_crop:
             left, top = (int(torch.randint(side - crop + 1, (), generator=random)) for side in view.size)

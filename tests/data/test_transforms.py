@@ -69,7 +69,7 @@ def test_a_mask_keeps_to_the_object_it_covers(preprocessing, size):
 
 def drawn(preprocessing: Preprocessing, image: Image.Image, **changes: float) -> torch.Tensor:
     """The training input (3, height, width) of a view that is drawn."""
-    return preprocessing(image, Augmentation(**changes).random_view(preprocessing, image.size))
+    return preprocessing(image, Augmentation(**changes).random_view(preprocessing, image.size, torch.default_generator))
 
 
 def test_random_crops_are_windows_of_the_resized_image():

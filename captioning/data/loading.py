@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -200,13 +200,16 @@ class SplitData:
     def __init__(
         self, source: CaptionSource, split: str, *, limit_images: int | None = None, features: str | None = None
     ) -> None:
-        self.split, self.features = split, features
+        self.source, self.split, self.features = source, split, features
         self.index = source.index(split).take(limit_images)
         if features is None:
             self.index.check_images()
-        # The objects and phrases of the images on an encoder's cells are computed once.
-        in_view = functools.partial(RegionsInView, source, split, self.index)
-        self.regions: Callable[[Encoder], RegionsInView] = functools.cache(in_view)
+        self._regions: RegionsInView | None = None
+
+    def regions(self, encoder: Encoder) -> RegionsInView:
+        """Return the objects and phrases of the images on the encoder's cells; they are computed once."""
+        self._regions = self._regions or RegionsInView(self.source, self.split, self.index, encoder)
+        return self._regions
 
     def cached(self, encoder: Encoder, *, flipped: bool = False) -> Features | None:
         """Return the annotations that are cached for the encoder, None without ``features``."""

@@ -1,7 +1,7 @@
 """The data of a run: records of one source as training and evaluation batches."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,8 +97,7 @@ class CaptionDataModule(pl.LightningDataModule):
         self.eval_batch_size, self.workers = eval_batch_size, worker_count(num_workers, cached=features is not None)
         self.features, self.augmentation = features, augmentation
         self.limit_images, self.seed = limit_images, seed
-        read = functools.partial(SplitData, source, limit_images=limit_images, features=features)
-        self.split_data: Callable[[str], SplitData] = functools.cache(read)  # a split is read once
+        self._splits: dict[str, SplitData] = {}
 
     def prepare_data(self) -> None:
         self.source.prepare()
@@ -110,6 +109,12 @@ class CaptionDataModule(pl.LightningDataModule):
             self.encoder, self.needs_regions = module.encoder, module.objective.needs_regions
         for split in ("train", "val") if stage == "fit" else ("val",):
             self.index(split)
+
+    def split_data(self, name: str) -> SplitData:
+        """Return a split, which is read once. Raises InputError if needed images are missing."""
+        if name not in self._splits:
+            self._splits[name] = SplitData(self.source, name, limit_images=self.limit_images, features=self.features)
+        return self._splits[name]
 
     def index(self, split: str) -> CaptionIndex:
         return self.split_data(split).index

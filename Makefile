@@ -11,10 +11,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup
+PYTEST := python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo pretrained reproduce-flickr8k bench test test-slow check docs format lock clean
+.PHONY: help demo pretrained reproduce-flickr8k bench test test-slow test-oldest check docs format lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## \(.*\)/\1|\2/p' Makefile | \
@@ -40,10 +40,16 @@ bench: $(STAMP)  ## measure speed beside the common port (BENCH="--only train")
 	@$(BIN)/python -m benchmarks $(BENCH)
 
 test: $(STAMP)  ## the quick tests
-	@$(PYTEST)
+	@OMP_NUM_THREADS=1 $(BIN)/$(PYTEST)
 
 test-slow: $(STAMP)  ## the slow tests, such as whole training runs
-	@$(PYTEST) -m slow
+	@OMP_NUM_THREADS=1 $(BIN)/$(PYTEST) -m slow
+
+# Every lower bound in pyproject.toml is one that these tests pass with.
+test-oldest: $(STAMP)  ## the quick tests with the oldest packages that are admitted
+	@$(BIN)/uv venv --quiet --clear --python $(PYTHON) $(VENV)-oldest
+	@$(BIN)/uv pip install --quiet --python $(VENV)-oldest --resolution lowest-direct --editable '.[dev]'
+	@OMP_NUM_THREADS=1 $(VENV)-oldest/bin/$(PYTEST)
 
 check: $(STAMP)  ## lint, formatting, types
 	$(BIN)/ruff check
@@ -64,7 +70,7 @@ lock: $(STAMP)  ## rebuild requirements.txt from pyproject.toml (LOCK=--upgrade:
 	    --python-version 3.10 --generate-hashes --no-annotate --custom-compile-command "make lock" --quiet $(LOCK)
 
 clean:  ## remove the virtual environment and caches; runs and data stay
-	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-oldest build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find captioning scripts tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamp is written last, so that an interrupted install is repeated. uv takes seconds where pip takes minutes. It is

@@ -229,7 +229,7 @@ def explorer(captioner: ImageCaptioner[Any]) -> None:
     from playwright.sync_api import sync_playwright
 
     caption = captioner.caption(str(EXAMPLES / SHOWN), beam_size=5)
-    page = explorer_page([explorer_image(SHOWN, caption.seen(), [caption.for_explorer("pretrained")])], caption.text)
+    page = explorer_page([explorer_image(SHOWN, caption.seen(), [caption.explorer_run("pretrained")])], caption.text)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         file = Path(folder) / "explorer.html"
         file.write_text(page, encoding="utf-8")

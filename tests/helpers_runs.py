@@ -14,7 +14,7 @@ from captioning.attention import AdditiveScore, Attention, SoftAttention
 from captioning.checkpoint.format import describe
 from captioning.comparison.runs import Run
 from captioning.encoders import ConvEncoder, Encoder
-from captioning.evaluation.records import CaptionedImage, NounHit
+from captioning.evaluation.caption_files import CaptionedImage, NounHit
 from captioning.model import AttentionDecoder, Output
 from captioning.model.captioner import Captioner
 from captioning.vocabulary import Vocabulary

@@ -11,7 +11,7 @@ from PIL import Image
 
 from captioning.cells import CellGrid
 from captioning.errors import InputError
-from captioning.inference.caption import Caption
+from captioning.inference.caption import Caption, Photo
 from captioning.views.explorer import explorer_image, explorer_page
 
 ROWS, COLUMNS = 3, 5
@@ -45,7 +45,7 @@ def test_the_figure_has_a_panel_for_every_word(caption):
     assert [axes.get_title() for axes in figure.axes] == ["", *caption.words, ""]
     assert figure.get_suptitle() == "two cats sleep" and not any(axes.patches for axes in figure.axes)
     photo = random_view(160, 90)
-    whole = dataclasses.replace(caption, read_photo=lambda: (photo, (0.1, 0, 0.9, 1))).figure("paper").axes[0]
+    whole = dataclasses.replace(caption, read_photo=lambda: Photo(photo, (0.1, 0, 0.9, 1))).figure("paper").axes[0]
     assert whole.images[0].get_array().shape == (90, 160, 3) and len(whole.patches) == 2
 
 
@@ -93,7 +93,7 @@ def test_plain_data_survives_json(caption):
 
 
 def test_the_explorer_gets_the_caption_and_its_beam(caption):
-    captions = hard(caption, [3, 0, 14]).for_explorer("mine", numbers={"BLEU-4": 0.5})
+    captions = hard(caption, [3, 0, 14]).explorer_run("mine", numbers={"BLEU-4": 0.5})
     page = explorer_page([explorer_image("0.png", caption.view, [captions])])
     (text,) = re.findall(r'explorer-data">(.*?)</script>', page, flags=re.DOTALL)
     (shown,) = json.loads(text)["images"][0]["runs"]
@@ -106,5 +106,5 @@ def test_the_explorer_gets_the_caption_and_its_beam(caption):
 def test_what_was_seen_is_the_models_part_of_the_photograph_in_its_own_shape(caption):
     assert caption.seen().size == (40, 24)  # there is only the view
     photo = random_view(160, 90)
-    seen = dataclasses.replace(caption, read_photo=lambda: (photo, (0.25, 0, 0.75, 1))).seen()
+    seen = dataclasses.replace(caption, read_photo=lambda: Photo(photo, (0.25, 0, 0.75, 1))).seen()
     np.testing.assert_array_equal(np.asarray(seen), np.asarray(photo)[:, 40:120])

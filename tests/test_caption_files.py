@@ -7,8 +7,8 @@ import pytest
 from helpers_faults import command, refused
 
 from captioning.errors import InputError
-from captioning.evaluation import records
-from captioning.evaluation.records import CaptionedImage, read_results, write_results
+from captioning.evaluation import caption_files
+from captioning.evaluation.caption_files import CaptionedImage, read_results, write_results
 from captioning.tokenizers import PennTreebank
 
 ANNOTATIONS = [
@@ -21,7 +21,7 @@ ANNOTATIONS = [
 
 
 def read_references(path: Path, split: str = "test"):
-    return records.read_references(path, split=split, tokenizer=PennTreebank())
+    return caption_files.read_references(path, split=split, tokenizer=PennTreebank())
 
 
 @pytest.fixture

@@ -16,9 +16,15 @@ from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
 from captioning.evaluation import evaluate
 from captioning.evaluation import evaluator as evaluator_module
+from captioning.evaluation.caption_files import (
+    CaptionedImage,
+    read_captions,
+    read_metrics,
+    read_results,
+    write_evaluation,
+)
 from captioning.evaluation.evaluator import Evaluator
 from captioning.evaluation.grounding import grounding_metrics, noun_hits
-from captioning.evaluation.records import CaptionedImage, read_captions, read_metrics, read_results, write_evaluation
 from captioning.metrics.table import METRICS, caption_metrics
 from captioning.model import AttentionDecoder, DeepOutput, Output, SummedOutput
 from captioning.model.captioner import Captioner

@@ -12,7 +12,7 @@ from helpers_runs import edit_checkpoint, make_captions, save_checkpoint
 from safetensors import safe_open
 
 from captioning.errors import InputError
-from captioning.evaluation.records import write_evaluation
+from captioning.evaluation.caption_files import write_evaluation
 from captioning.inference import load
 from captioning.metrics.table import caption_metrics
 from captioning.run_folder import checksum

@@ -7,8 +7,8 @@ from captioning.cells import CellGrid
 from captioning.data.records import GroundedObject
 from captioning.data.regions import named_regions, object_cells
 from captioning.evaluation import grounding
+from captioning.evaluation.caption_files import CaptionedImage, NounHit
 from captioning.evaluation.grounding import center_attention, grounding_metrics
-from captioning.evaluation.records import CaptionedImage, NounHit
 
 GRID = (2, 3)  # rows, columns, over 20 x 30 pixels: cells of 10 x 10
 L = 6

@@ -305,7 +305,7 @@ def test_an_ensembles_caption_of_pixels_has_a_row_for_each_member(checkpoint, im
     ensemble = load([checkpoint, checkpoint])
     with Image.open(images[0]) as image:
         rows = ensemble.with_members(ensemble.caption(image), ["a", "b"])
-        assert [*rows.beside] == ["b"] and rows.view.tobytes() == ensemble.caption(image).view.tobytes()
+        assert [*rows.other_models] == ["b"] and rows.view.tobytes() == ensemble.caption(image).view.tobytes()
 
 
 def test_images_to_stream_are_several(captioner, images):

@@ -9,7 +9,7 @@ from helpers_runs import CAPTION, make_run
 from captioning.cli import model_name
 from captioning.comparison.runs import Run, common_folder, find_runs, name_runs, read_run
 from captioning.errors import InputError
-from captioning.evaluation.records import NounHit
+from captioning.evaluation.caption_files import NounHit
 
 
 @pytest.mark.parametrize(

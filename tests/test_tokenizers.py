@@ -14,7 +14,7 @@ from helpers_runs import TINY, save_checkpoint
 
 from captioning.data import FolderSource
 from captioning.errors import InputError
-from captioning.evaluation.records import read_results
+from captioning.evaluation.caption_files import read_results
 from captioning.inference import load
 from captioning.metrics.table import caption_metrics
 from captioning.tokenizers import Characters, PennTreebank, Tokenizer, Whitespace

@@ -96,7 +96,7 @@ def _answer(captioner: ImageCaptioner[Any], name: str, path: str | None) -> str:
     except InputError as error:
         line = printable(str(error).replace(path, file))
         return f'<p role="alert">{html.escape(line)}</p>'
-    page = explorer_page([caption.explored(name)], caption.text)
+    page = explorer_page([caption.explorer_image(name)], caption.text)
     # A frame of its own keeps the explorer's style, keys and policy apart from the page around it.
     frame = '<iframe class="frame" title="Caption and attention" onload="{}" srcdoc="{}"></iframe>'
     return frame.format(html.escape(_LOADED), html.escape(page))

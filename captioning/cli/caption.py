@@ -120,7 +120,7 @@ def caption(
                 for text in [result.text, *(other.text for other in result.alternatives if samples is not None)]:
                     print(*place, printable(text), sep="\t", flush=True)
             if explorer is not None:
-                shown.append(result.explored(title))
+                shown.append(result.explorer_image(title))
     if explorer is not None and shown:
         write_text(explorer, explorer_page(shown, f"Where the model looked: {title}"), "--explorer")
     for output in (overlay, explorer, json):

@@ -60,7 +60,7 @@ def compare(
     from captioning.metrics.table import CAPTION_METRICS
 
     check_choice(CAPTION_METRICS, **{"--metric": metric})
-    from captioning.comparison.attention_explorer import explore, load_models, same_words_of
+    from captioning.comparison.attention_explorer import common_reference, explore, load_models
     from captioning.comparison.compare import compare_runs
     from captioning.comparison.page import comparison_page
     from captioning.comparison.runs import INPUTS, common_folder, find_runs, name_runs
@@ -84,7 +84,7 @@ def compare(
         explorer, missing_attention = explore(compared, models, comparison, seed=seed)
         comparison.notices += problems + missing_attention
         first_seeds = {names[0] for names in comparison.variant_runs}
-        picture = same_words_of([run for run in compared if run.name in first_seeds], models)
+        picture = common_reference([run for run in compared if run.name in first_seeds], models)
         if figure is not None:
             if picture is None:
                 raise InputError(f"--figure {figure}: the runs have no image in common whose file and models are there")

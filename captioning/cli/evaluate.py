@@ -32,7 +32,7 @@ def evaluate(
         captioning evaluate --captions mine.json --references captions_val2017.json
     """
     check_output(json, "--json", JSON_SUFFIXES, [captions, references])
-    from captioning.evaluation.records import read_references, read_results
+    from captioning.evaluation.caption_files import read_references, read_results
     from captioning.metrics.resampling import RESAMPLES, intervals
     from captioning.metrics.table import UNIT, family_counts, few_images_warning
     from captioning.vocabulary import tokenizer_from

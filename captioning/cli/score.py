@@ -77,8 +77,8 @@ def score(
     check_whole(0, bound_draws=bound_draws)
     check_whole(0, 2**32 - 1, seed_everything=seed_everything)
     from captioning.checkpoint.load import check_device
+    from captioning.evaluation.caption_files import write_predictions
     from captioning.evaluation.evaluator import evaluate
-    from captioning.evaluation.records import write_predictions
     from captioning.inference import load
     from captioning.precision import autocast, best_precision
 
@@ -185,7 +185,7 @@ def _report(
     logged_run: RunFolder | None,
 ) -> None:
     """Write the captions and metrics of a split with their conditions, print the metrics, and log them to a run."""
-    from captioning.evaluation.records import write_evaluation
+    from captioning.evaluation.caption_files import write_evaluation
     from captioning.tokenizers import PennTreebank
 
     tokenizer = evaluator.vocabulary.tokenizer

@@ -77,11 +77,11 @@ def explore(
             # Start at the first word at which the captions differ; a caption may end before it.
             columns = zip(*(text.split() for text in item.captions.values()), strict=False)
             first = len(list(itertools.takewhile(lambda column: len(set(column)) == 1, columns)))
-            images[name]["runs"].append(caption.for_explorer(run.name, numbers=numbers, first_word=first))
+            images[name]["runs"].append(caption.explorer_run(run.name, numbers=numbers, first_word=first))
     return explorer_fragment(list(images.values())) if images else "", notices
 
 
-def same_words_of(runs: Sequence[Run], models: Mapping[str, ImageCaptioner[Captioner]]) -> Caption | None:
+def common_reference(runs: Sequence[Run], models: Mapping[str, ImageCaptioner[Captioner]]) -> Caption | None:
     """Return a reference of the first common image with the attention of every model; None if all files are missing."""
     captioned = {run.name: run for run in runs if run.captions and run.name in models}
     files = _image_files([*captioned.values()])

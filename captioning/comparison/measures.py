@@ -8,7 +8,7 @@ import numpy as np
 
 from captioning.comparison.result import ONE_SEED, Row, Table, TableCell, Variant
 from captioning.comparison.runs import Run
-from captioning.evaluation.records import CaptionedImage
+from captioning.evaluation.caption_files import CaptionedImage
 from captioning.metrics.bleu import bleu_metrics
 from captioning.metrics.resampling import (
     SIGNIFICANCE_LEVEL,

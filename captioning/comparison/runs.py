@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from captioning.errors import InputError, one_line
-from captioning.evaluation.records import CaptionedImage, read_captions, read_metrics
+from captioning.evaluation.caption_files import CaptionedImage, read_captions, read_metrics
 from captioning.run_folder import RunFolder, is_current
 from captioning.settings import read_config
 from captioning.trace import CONTEXT_MODES

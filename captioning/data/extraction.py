@@ -43,7 +43,7 @@ def extract_features(
     """
     for split, mirrored in [*((split, False) for split in indices), *([("train", True)] if flipped else [])]:
         index = indices[split]
-        name, identity = features_key(split, encoder.frozen_identity(), flipped=mirrored)
+        name, identity = features_key(split, encoder.frozen_identity(), mirrored=mirrored)
         json_path, rows, content = _open_or_create(encoder, index, output / name, identity)
         total, done = len(rows), content["done"]
         print(f"{name}: {total:,} images, {rows.nbytes / 1e9:.2f} GB; {done:,} images done already", flush=True)

@@ -18,9 +18,9 @@ from captioning.errors import InputError, one_line
 from captioning.files import read_json
 
 
-def features_key(split: str, identity: dict[str, Any], *, flipped: bool = False) -> tuple[str, dict[str, Any]]:
+def features_key(split: str, identity: dict[str, Any], *, mirrored: bool = False) -> tuple[str, dict[str, Any]]:
     """Return the name of a split's features and their identity: the encoder's, and whether images were mirrored."""
-    return (f"{split}_flipped", identity | {"flipped": True}) if flipped else (split, identity)
+    return (f"{split}_flipped", identity | {"flipped": True}) if mirrored else (split, identity)
 
 
 class Features:

@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,7 +21,7 @@ from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.features import Features, features_key
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.regions import LARGEST_REGION, RegionsInView
-from captioning.data.transforms import Augmentation, Preprocessing, ViewOf
+from captioning.data.transforms import Augmentation, Preprocessing, ViewFunction
 from captioning.errors import InputError, check_whole, warn_once
 from captioning.trace import map_fields
 from captioning.vocabulary import Vocabulary
@@ -111,7 +111,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
     Args:
         seed: Seed of the augmentation, which depends only on the seed, the batch's place in training and the image: not
             on the worker that loads the image, nor on where a run was resumed.
-        features, flipped: Cached annotations of the images and of the mirrored images, read instead of the images.
+        features, mirrored_features: Cached annotations, read instead of the images and of the mirrored images.
         by_image: Whether the sampler's numbers are images, each with all its captions, instead of single captions.
         regions: Regions of the captions' phrases, for training that teaches attention by them.
     """
@@ -123,7 +123,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
     augmentation: Augmentation = Augmentation()  # noqa: RUF009 - frozen
     seed: int = 0
     features: Features | None = None
-    flipped: Features | None = None
+    mirrored_features: Features | None = None
     by_image: bool = False
     regions: RegionsInView | None = None
 
@@ -149,21 +149,21 @@ class CaptionDataset(Dataset[CaptionBatch]):
         images = annotations = None
         if self.features is None:
             loaded = [self._image(row, epoch_and_batch) for row in rows.tolist()]
-            images, views = torch.stack([image for image, _ in loaded]), [view_of for _, view_of in loaded]
+            images, get_views = torch.stack([image for image, _ in loaded]), [get_view for _, get_view in loaded]
         else:
             annotations, preprocessing = self.features.gather(rows), self.preprocessing
             mirrored = np.zeros(len(rows), dtype=bool)
-            if self.flipped is not None:
+            if self.mirrored_features is not None:
                 # The sampler seeds its order with (seed, epoch); the 1 keeps the two streams apart.
                 uniform = np.random.default_rng((self.seed, epoch_and_batch[0], 1)).random(len(index))
                 mirrored = uniform[rows] < self.augmentation.flip
-                annotations[torch.from_numpy(mirrored)] = self.flipped.gather(rows[mirrored])
-            views = [preprocessing.mirrored_view if flip else preprocessing.evaluation_view for flip in mirrored]
+                annotations[torch.from_numpy(mirrored)] = self.mirrored_features.gather(rows[mirrored])
+            get_views = [preprocessing.mirrored_view if flip else preprocessing.evaluation_view for flip in mirrored]
         caption_images, image_ids, image_rows = map(torch.from_numpy, (image_index, index.image_ids[rows], rows))
         batch = CaptionBatch(ids, lengths, caption_images, image_ids, image_rows, images, annotations)
-        return batch if self.regions is None else self._with_regions(batch, captions, views)
+        return batch if self.regions is None else self._with_regions(batch, captions, get_views)
 
-    def _image(self, row: int, epoch_and_batch: tuple[int, int]) -> tuple[Tensor, ViewOf]:
+    def _image(self, row: int, epoch_and_batch: tuple[int, int]) -> tuple[Tensor, ViewFunction]:
         """Return an image's input (3, height, width) for the batch at ``epoch_and_batch``, and its view."""
         image = self.index.image(row, self.preprocessing)
         if self.augmentation == Augmentation():
@@ -172,12 +172,12 @@ class CaptionDataset(Dataset[CaptionBatch]):
         view = self.augmentation.random_view(self.preprocessing, image.size, torch.Generator().manual_seed(int(seed)))
         return self.preprocessing(image, view), lambda _: view
 
-    def _with_regions(self, batch: CaptionBatch, captions: np.ndarray, views: Sequence[ViewOf]) -> CaptionBatch:
+    def _with_regions(self, batch: CaptionBatch, captions: np.ndarray, get_views: list[ViewFunction]) -> CaptionBatch:
         """Return the batch with the regions of its captions' phrases, without regions that fill most of the view."""
         assert self.regions is not None
         recurs = self.features is not None  # cached features have two views
-        rows = zip(batch.index_rows.tolist(), views, strict=True)
-        in_view = [self.regions.phrases(row, view_of, recurs=recurs) for row, view_of in rows]
+        rows = zip(batch.index_rows.tolist(), get_views, strict=True)
+        in_view = [self.regions.phrases(row, get_view, recurs=recurs) for row, get_view in rows]
         coverage, region_steps = [], []
         for position, (caption, image) in enumerate(zip(captions.tolist(), batch.image_index.tolist(), strict=True)):
             for region in in_view[image][caption - self.index.first_caption[batch.index_rows[image]]]:
@@ -200,7 +200,7 @@ class SplitData:
     def __init__(
         self, source: CaptionSource, split: str, *, limit_images: int | None = None, features: str | None = None
     ) -> None:
-        self.source, self.split, self.features = source, split, features
+        self.source, self.split, self.features_folder = source, split, features
         self.index = source.index(split).take(limit_images)
         if features is None:
             self.index.check_images()
@@ -211,16 +211,16 @@ class SplitData:
         self._regions = self._regions or RegionsInView(self.source, self.split, self.index, encoder)
         return self._regions
 
-    def cached(self, encoder: Encoder, *, flipped: bool = False) -> Features | None:
+    def cached_features(self, encoder: Encoder, *, mirrored: bool = False) -> Features | None:
         """Return the annotations that are cached for the encoder, None without ``features``."""
-        if self.features is None:
+        if self.features_folder is None:
             return None
-        name, identity = features_key(self.split, encoder.frozen_identity(), flipped=flipped)
-        return Features(self.features, name, identity, self.index.paths)
+        name, identity = features_key(self.split, encoder.frozen_identity(), mirrored=mirrored)
+        return Features(self.features_folder, name, identity, self.index.paths)
 
     def dataset(self, vocabulary: Vocabulary, encoder: Encoder, **options: Any) -> CaptionDataset:
         """Return the batches for an encoder; ``options`` go to ``CaptionDataset``."""
-        features = self.cached(encoder)
+        features = self.cached_features(encoder)
         return CaptionDataset(self.index, vocabulary, encoder.preprocessing, features=features, **options)
 
 

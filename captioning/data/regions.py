@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from captioning.cells import CellGrid
 from captioning.data.coco_nouns import long_names
 from captioning.data.records import CaptionIndex, CaptionSource, GroundedObject
-from captioning.data.transforms import ViewOf
+from captioning.data.transforms import ViewFunction
 
 if TYPE_CHECKING:
     from captioning.encoders import Encoder
@@ -118,27 +118,27 @@ class RegionsInView:
         """Return an image's objects in the view of evaluation."""
         return self._objects(row, self.encoder.preprocessing.evaluation_view, self.cells or self.encoder.cells)
 
-    def phrases(self, row: int, view_of: ViewOf | None = None, *, recurs: bool = True) -> list[list[Region]]:
+    def phrases(self, row: int, get_view: ViewFunction | None = None, *, recurs: bool = True) -> list[list[Region]]:
         """Return, for each caption of an image, the regions of its phrases, or of the objects that it names.
 
         By default the view is the evaluation view. Regions are cached only if their view ``recurs``.
         """
         phrases = self._phrases if recurs else self._phrases_in
-        return phrases(row, view_of or self.encoder.preprocessing.evaluation_view, self.cells or self.encoder.cells)
+        return phrases(row, get_view or self.encoder.preprocessing.evaluation_view, self.cells or self.encoder.cells)
 
-    def _phrases_in(self, row: int, view_of: ViewOf, cells: CellGrid) -> list[list[Region]]:
+    def _phrases_in(self, row: int, get_view: ViewFunction, cells: CellGrid) -> list[list[Region]]:
         path, references = self.index.image_path(row), self.index.references(row)
         captions = [] if self._phrase_lookup is None else self._phrase_lookup(path, references)
         masks = {id(phrase.mask): phrase.mask for phrases in captions for phrase in phrases}  # captions share masks
-        by_mask = {key: cells.coverage(view_of(mask.shape[::-1]).mask(mask)) for key, mask in masks.items()}
+        by_mask = {key: cells.coverage(get_view(mask.shape[::-1]).mask(mask)) for key, mask in masks.items()}
         if masks:
             regions = [[Region(start, start, end, by_mask[id(mask)]) for start, end, mask in part] for part in captions]
             return [[item for item in caption if 0 < item.coverage.mean() <= LARGEST_REGION] for caption in regions]
-        is_kept = view_of == self.encoder.preprocessing.evaluation_view
-        objects = self._objects(row, view_of, cells) if is_kept else self._objects_in(row, view_of, cells)
+        is_kept = get_view == self.encoder.preprocessing.evaluation_view
+        objects = self._objects(row, get_view, cells) if is_kept else self._objects_in(row, get_view, cells)
         return [named_regions(caption.split(), objects) for caption in references]
 
-    def _objects_in(self, row: int, view_of: ViewOf, cells: CellGrid) -> list[ObjectCells]:
+    def _objects_in(self, row: int, get_view: ViewFunction, cells: CellGrid) -> list[ObjectCells]:
         objects = [] if self._object_lookup is None else self._object_lookup(self.index.image_path(row))
-        in_view = [item._replace(mask=view_of(item.mask.shape[::-1]).mask(item.mask)) for item in objects]
+        in_view = [item._replace(mask=get_view(item.mask.shape[::-1]).mask(item.mask)) for item in objects]
         return object_cells(in_view, cells)

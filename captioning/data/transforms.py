@@ -30,7 +30,7 @@ class View(NamedTuple):
         return np.asarray(self.image(image, Image.Resampling.NEAREST)) > 127
 
 
-ViewOf: TypeAlias = Callable[[tuple[int, int]], View]
+ViewFunction: TypeAlias = Callable[[tuple[int, int]], View]
 """Maps an image's size (width, height) to its view."""
 
 

@@ -15,8 +15,8 @@ from captioning.data.regions import RegionsInView, named_regions
 from captioning.data.sampler import image_batches
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.errors import InputError, check_whole
+from captioning.evaluation.caption_files import CaptionedImage, NounHit
 from captioning.evaluation.grounding import grounding_metrics, noun_hits
-from captioning.evaluation.records import CaptionedImage, NounHit
 from captioning.metrics.table import caption_metrics
 from captioning.model.captioner import Captioner, CaptionModel
 from captioning.model.ensemble import Ensemble

@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +25,12 @@ if TYPE_CHECKING:
 
 Float32 = NDArray[np.float32]
 
-Photo: TypeAlias = tuple[Image.Image, Box]
-"""A whole upright image, which may be reduced, and the box that the model sees: (left, top, right, bottom) as
-fractions of its width and height."""
+
+class Photo(NamedTuple):
+    """A whole upright image, which may be reduced, and the part of it that the model sees."""
+
+    image: Image.Image
+    view_box: Box  # (left, top, right, bottom) as fractions of width and height
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +49,8 @@ class Caption:
         path: Path of the image file; None for an image given as pixels.
         read_photo: Reads the whole image again; returns None if the file has changed. None if there is only the view.
         alternatives: The other captions of the image: the rest of the beam, best first, or further samples.
-        model: Name of the model, if ``beside`` has others.
-        beside: The same words of the same image from other models, by name; see ``same_words``.
+        model: Name of the model, if ``other_models`` has others.
+        other_models: The same words of the same image from other models, by name; see ``same_words``.
     """
 
     text: str
@@ -62,7 +65,7 @@ class Caption:
     read_photo: Callable[[], Photo | None] | None = None
     alternatives: list[Caption] = dataclasses.field(default_factory=list)
     model: str = ""
-    beside: Mapping[str, Caption] = dataclasses.field(default_factory=dict)
+    other_models: Mapping[str, Caption] = dataclasses.field(default_factory=dict)
 
     @property
     def alphas(self) -> Float32:
@@ -86,7 +89,7 @@ class Caption:
 
     def photo(self) -> Photo:
         """Return the whole image with the box that the model saw; without the image, the view."""
-        return (self.read_photo and self.read_photo()) or (self.view, WHOLE)
+        return (self.read_photo and self.read_photo()) or Photo(self.view, WHOLE)
 
     def seen(self) -> Image.Image:
         """Return the part of the image that the model saw, undistorted; without the image, the view."""
@@ -106,13 +109,13 @@ class Caption:
         """
         if heads and self.trace.heads is None:
             raise InputError("heads: this model's attention has none; leave it out")
-        if heads and self.beside:
+        if heads and self.other_models:
             raise InputError("heads: several models are drawn as one row each; leave it out")
-        captions = {self.model: self, **self.beside}
+        captions = {self.model: self, **self.other_models}
         photos = {name: caption.photo() for name, caption in captions.items()}
-        attention = {n: ModelAttention(caption.trace, caption.cells, photos[n][1]) for n, caption in captions.items()}
+        attention = {n: ModelAttention(c.trace, c.cells, photos[n].view_box) for n, c in captions.items()}
         options: dict[str, Any] = {"style": style, "text": self.text, "heads": heads, "details": details}
-        return attention_figure(photos[self.model][0], self.words, attention, **options)
+        return attention_figure(photos[self.model].image, self.words, attention, **options)
 
     def save_figure(self, path: str | Path, style: Style = "color", **options: bool) -> None:
         """Write ``figure`` with these options to a .png, .pdf or .svg file. Raises InputError for another suffix."""
@@ -122,17 +125,17 @@ class Caption:
         with rc_context({"pdf.fonttype": 42}), replacing(Path(path)) as part:  # TrueType, not Type 3
             self.figure(style, **options).savefig(part, format=Path(path).suffix[1:].lower())
 
-    def for_explorer(self, run: str, **options: Any) -> dict[str, Any]:
+    def explorer_run(self, run: str, **options: Any) -> dict[str, Any]:
         """Return this caption and its alternatives as the explorer shows them; see ``explorer.explorer_run``."""
         from captioning.views.explorer import explorer_run
 
         return explorer_run(run, [self, *self.alternatives], self.cells, **options)
 
-    def explored(self, run: str) -> dict[str, Any]:
+    def explorer_image(self, run: str) -> dict[str, Any]:
         """Return the image with this caption and its alternatives for a page of the explorer."""
         from captioning.views.explorer import explorer_image
 
-        return explorer_image(printable(Path(self.path or "").name), self.seen(), [self.for_explorer(run)])
+        return explorer_image(printable(Path(self.path or "").name), self.seen(), [self.explorer_run(run)])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the caption as plain data for JSON, without pixels and heads, with attention rounded to 6 digits.

@@ -19,7 +19,7 @@ from captioning.decoding import DecodingOptions, Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_whole
 from captioning.inference.caption import Caption, Photo
-from captioning.inference.sources import ImageSource, check_several, is_single, views_of
+from captioning.inference.sources import ImageSource, check_several, is_single, open_views
 from captioning.model.captioner import Captioner, CaptionModel
 from captioning.model.ensemble import Ensemble
 from captioning.trace import ContextMode, map_fields
@@ -27,11 +27,11 @@ from captioning.vocabulary import Vocabulary
 
 Model = TypeVar("Model", bound=CaptionModel, covariant=True)
 _BATCH_SIZE = 16
-_Place = str | os.PathLike[str]
-_Loaded = tuple[list[Image.Image], Callable[[], Photo | None]]  # an image's views and its photo, from ``views_of``
+ModelPath = str | os.PathLike[str]
+_Loaded = tuple[list[Image.Image], Callable[[], Photo | None]]  # an image's views and its photo, from ``open_views``
 
 
-def load(path: _Place | Sequence[_Place] = PRETRAINED, device: str | torch.device = "cpu") -> ImageCaptioner[Any]:
+def load(path: ModelPath | Sequence[ModelPath] = PRETRAINED, device: str | torch.device = "cpu") -> ImageCaptioner[Any]:
     """Return the pretrained captioner, or a saved one. Opening a saved captioner runs no code.
 
     Args:
@@ -133,7 +133,7 @@ class ImageCaptioner(Generic[Model]):
             def read() -> list[tuple[ImageSource, Future[_Loaded]]]:
                 batch = []
                 for source in itertools.islice(sources, batch_size):
-                    batch.append((source, pool.submit(views_of, source, preprocessings)))
+                    batch.append((source, pool.submit(open_views, source, preprocessings)))
                     if not isinstance(source, (str, os.PathLike, bytes)):
                         wait([batch[-1][1]])  # the caller may close or overwrite it
                 return batch
@@ -175,7 +175,7 @@ class ImageCaptioner(Generic[Model]):
         results: list[Caption] = []
         for batch_number, start in enumerate(range(0, len(images), _BATCH_SIZE)):
             sources, texts = images[start:][:_BATCH_SIZE], captions[start:][:_BATCH_SIZE]
-            batch = [(source, views_of(source, self.model.preprocessings)) for source in sources]
+            batch = [(source, open_views(source, self.model.preprocessings)) for source in sources]
             ids = [self.vocabulary.encode(words) for words in texts]
             for words, (caption,) in zip(texts, self._decoded(batch, options, batch_number, ids), strict=True):
                 results.append(dataclasses.replace(caption, words=[*words], text=self.vocabulary.tokenizer.join(words)))
@@ -185,7 +185,7 @@ class ImageCaptioner(Generic[Model]):
         """Return the caption with a figure row for each named member of the ensemble; of one model, unchanged."""
         members = [ImageCaptioner(model, self.vocabulary, self.settings) for model in self.members]
         named = dict(zip(names, members, strict=True))
-        return caption if len(members) == 1 else same_words(named, caption.path or caption.photo()[0], caption.words)
+        return caption if len(members) == 1 else same_words(named, caption.path or caption.photo().image, caption.words)
 
     def _decoded(
         self,
@@ -210,7 +210,7 @@ class ImageCaptioner(Generic[Model]):
             if forced is None:
                 decoded = self.model.with_evidence(memory, self.model.search(memory, options, self.vocabulary))
             else:
-                with self.model.configured(options):
+                with self.model.using(options):
                     decoded = [[hypothesis] for hypothesis in self.model.score_captions(memory, forced)]
         return [
             [self._to_caption(source, views[0], read_photo, hypothesis) for hypothesis in hypotheses]
@@ -247,4 +247,4 @@ def same_words(
         mode: Any = "argmax" if "argmax" in captioner.model.decoder.attention.context_modes else None
         (captions[name],) = captioner.score_captions([image], [words], context_mode=mode)
     (name, first), *others = captions.items()
-    return dataclasses.replace(first, model=name, beside=dict(others))
+    return dataclasses.replace(first, model=name, other_models=dict(others))

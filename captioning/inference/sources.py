@@ -25,7 +25,7 @@ _ACCEPTED = "a path, a PIL image, the bytes of an image file, an open file, an a
 _PHOTO_SIDE = 768  # pixels of a photo's shorter side, about what a figure shows
 
 
-def views_of(
+def open_views(
     source: ImageSource, preprocessings: Sequence[Preprocessing]
 ) -> tuple[list[Image.Image], Callable[[], Photo | None]]:
     """Return the models' views of an image, and a function that reads its ``Photo`` again.
@@ -61,7 +61,7 @@ def _photo_of(source: str | Image.Image, state: tuple[int, int] | None, preproce
         warn_once(f"{source}: is no longer the image that was captioned; figures show the pixels that the model saw")
         return None
     photo = open_image(source, _PHOTO_SIDE)
-    return photo, preprocessing.view_box(photo.size)
+    return Photo(photo, preprocessing.view_box(photo.size))
 
 
 def _state(path: str) -> tuple[int, int] | None:

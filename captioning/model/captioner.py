@@ -89,7 +89,7 @@ class CaptionModel(nn.Module, metaclass=ABCMeta):
         return hypotheses
 
     @contextmanager
-    def configured(self, options: BeamOptions) -> Iterator[None]:
+    def using(self, options: BeamOptions) -> Iterator[None]:
         """Use the context mode and the seed of ``DecodingOptions`` within a ``with`` block, where they are not None."""
         mode, seed = (getattr(options, name, None) for name in ("context_mode", "seed"))
         device = next(self.parameters()).device
@@ -102,7 +102,7 @@ class CaptionModel(nn.Module, metaclass=ABCMeta):
     @torch.inference_mode()
     def search(self, memory: Any, options: BeamOptions, vocabulary: Vocabulary | None = None) -> list[list[Hypothesis]]:
         """Return the captions of every image in ``memory``, searched in float32; see ``decoding.decode``."""
-        with self.configured(options):
+        with self.using(options):
             return decode(self.step_function(memory), self.init_state(memory), options, vocabulary)
 
     @torch.inference_mode()

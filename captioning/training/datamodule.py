@@ -170,7 +170,7 @@ class CaptionDataModule(pl.LightningDataModule):
             raise InputError("data.augmentation.random_crop: this encoder sees the whole image; leave it out")
         options: dict[str, Any] = {"seed": self.seed, "augmentation": self.augmentation}
         if self.features is not None and flip:
-            options["flipped"] = self.split_data("train").cached(self.encoder, flipped=True)
+            options["mirrored_features"] = self.split_data("train").cached_features(self.encoder, mirrored=True)
         if self.needs_regions:
             options["regions"] = regions = self.split_data("train").regions(self.encoder)
             if not regions.available:

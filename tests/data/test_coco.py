@@ -12,7 +12,7 @@ from captioning.data.coco import CocoSource
 from captioning.data.coco_nouns import CATEGORIES, plural, synonyms
 from captioning.data.images import load_image
 from captioning.errors import InputError
-from captioning.evaluation.records import read_references
+from captioning.evaluation.caption_files import read_references
 from captioning.tokenizers import PennTreebank
 
 IMAGES = [

@@ -55,7 +55,7 @@ def test_images_are_found_in_any_order_also_in_another_process(cache):
     [
         ({"name": "vgg16"}, "name 'vgg19' there, 'vgg16' here"),
         ({"name": "a", "node": "b"}, "name .*; node None there, 'b' here"),
-        (features_key("train", {}, flipped=True)[1], "flipped None there, True here"),
+        (features_key("train", {}, mirrored=True)[1], "flipped None there, True here"),
     ],
 )
 def test_another_encoders_features_are_refused_by_name(cache, change, message):
@@ -128,7 +128,7 @@ def test_features_hold_what_the_encoder_computes_of_images_and_of_their_mirror_i
     encoder = Shrink()
     images = torch.stack([encoder.preprocessing(index.image(i, encoder.preprocessing)) for i in range(5)])
     for mirrored in (False, True):
-        features = Features(tmp_path, *features_key("train", encoder.frozen_identity(), flipped=mirrored), index.paths)
+        features = Features(tmp_path, *features_key("train", encoder.frozen_identity(), mirrored=mirrored), index.paths)
         expected = encoder(images.flip(3) if mirrored else images)
         torch.testing.assert_close(features.gather(np.arange(5)).float(), expected, rtol=2**-10, atol=1e-4)
     assert "train: 5 images, 0.00 GB; 0 images done already" in capsys.readouterr().out

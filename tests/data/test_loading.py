@@ -81,9 +81,9 @@ def sides(index, tmp_path_factory) -> tuple[Features, Features]:
     """Features whose numbers are the image's row, negative where it is mirrored."""
     folder = tmp_path_factory.mktemp("features")
     numbers, sides = np.arange(6, 0, -1).reshape(6, 1, 1), []
-    for flipped in (False, True):
-        name, identity = features_key("train", {"encoder": "x"}, flipped=flipped)
-        values = np.broadcast_to(-numbers if flipped else numbers, (6, 2, 3))
+    for mirrored in (False, True):
+        name, identity = features_key("train", {"encoder": "x"}, mirrored=mirrored)
+        values = np.broadcast_to(-numbers if mirrored else numbers, (6, 2, 3))
         write_features(folder, name, identity, index.paths[::-1], values)
         sides.append(Features(folder, name, identity, index.paths))
     return sides[0], sides[1]
@@ -98,7 +98,7 @@ def test_cached_features_stand_in_for_the_images(index, vocabulary, sides):
 
 def test_an_image_is_seen_from_one_side_in_an_epoch_and_from_both_in_several(index, vocabulary, sides):
     def seen(epoch: int, flip: float, **options) -> list[set[float]]:
-        kept = {"features": sides[0], "flipped": sides[1], "augmentation": Augmentation(flip=flip)}
+        kept = {"features": sides[0], "mirrored_features": sides[1], "augmentation": Augmentation(flip=flip)}
         dataset = CaptionDataset(index, vocabulary, PREPROCESSING, seed=4, **kept)
         loaded = batches(index, dataset, epoch, **options)
         return [set(batch.annotations.flatten().tolist()) for batch in loaded]

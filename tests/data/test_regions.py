@@ -109,7 +109,7 @@ def test_regions_of_cached_features_are_mirrored_with_them(folder, flip):
     views = SQUASHED(image), SQUASHED(image, SQUASHED.mirrored_view(image.size))
     seen = [torch.from_numpy(red_cells(view.numpy(), GRID)).float().reshape(1, -1, 1) for view in views]
     plain, mirrored = (SimpleNamespace(gather=lambda rows, red=red: red[rows]) for red in seen)
-    options = {"augmentation": Augmentation(flip=flip), "flipped": mirrored, "regions": regions}
+    options = {"augmentation": Augmentation(flip=flip), "mirrored_features": mirrored, "regions": regions}
     dataset = CaptionDataset(index, vocabulary, SQUASHED, features=plain, **options)
     batch = dataset[[0]]
     assert not torch.allclose(*seen) and torch.equal(batch.annotations, seen[int(flip)])

@@ -9,10 +9,10 @@ import pytest
 from helpers_runs import make_captions, run_of
 
 from captioning.comparison.compare import compare_runs
-from captioning.comparison.conditions import variants_of
 from captioning.comparison.page import comparison_page
 from captioning.comparison.result import ONE_SEED, Comparison
 from captioning.comparison.terminal import print_comparison
+from captioning.comparison.variants import group_variants
 from captioning.metrics.bleu import bleu_counts, bleu_from_counts
 from captioning.metrics.resampling import holm
 from captioning.metrics.seeds import seed_differences
@@ -76,7 +76,7 @@ def changed(section: str, **options):
     ],
 )
 def test_other_seeds_of_the_same_settings_and_decoding_options_are_one_variant(other, grouped):
-    variants = [variant.runs for variant in variants_of([run("b_0", 1), other])]
+    variants = [variant.runs for variant in group_variants([run("b_0", 1), other])]
     assert variants == ([["b_0", other.name]] if grouped else [["b_0"], [other.name]])
 
 
@@ -89,7 +89,7 @@ def test_other_seeds_of_the_same_settings_and_decoding_options_are_one_variant(o
     ],
 )
 def test_the_checkpoint_and_the_classes_of_one_variant_are_of_one_kind(runs, grouped):
-    assert len(variants_of(runs)) == (1 if grouped else 2)
+    assert len(group_variants(runs)) == (1 if grouped else 2)
 
 
 def test_means_of_weights_are_seeds_of_one_variant_and_not_runs_of_what_they_are_means_of():
@@ -98,9 +98,9 @@ def test_means_of_weights_are_seeds_of_one_variant_and_not_runs_of_what_they_are
         parts = [{"checkpoint": f"runs/{name}_{seed}/checkpoints/best.ckpt", "fraction": 0.5} for name in ("a", "b")]
         each.settings["averaged"] = parts
     last = run("b_3", 3)
-    assert [variant.runs for variant in variants_of([*runs, last])] == [["mean_1", "mean_2"], ["b_3"]]
+    assert [variant.runs for variant in group_variants([*runs, last])] == [["mean_1", "mean_2"], ["b_3"]]
     runs[1].settings["averaged"][0]["fraction"] = 0.4
-    assert [variant.runs for variant in variants_of(runs)] == [["mean_1"], ["mean_2"]]
+    assert [variant.runs for variant in group_variants(runs)] == [["mean_1"], ["mean_2"]]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_second_stages_are_seeds_of_one_variant_where_their_first_stages_are(beg
     runs = [run(f"second_{seed}", seed) for seed in (1, 2)]
     for each, begin in zip(runs, begins, strict=True):
         each.settings["init_from"] = begin
-    variants = [variant.runs for variant in variants_of(runs)]
+    variants = [variant.runs for variant in group_variants(runs)]
     assert variants == ([["second_1", "second_2"]] if grouped else [["second_1"], ["second_2"]])
 
 

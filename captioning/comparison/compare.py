@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from captioning.comparison.conditions import condition_tables, ordered_curves, variants_of
+from captioning.comparison.conditions import condition_tables, ordered_curves
 from captioning.comparison.measures import (
     Captions,
     CountedFamily,
@@ -18,6 +18,7 @@ from captioning.comparison.measures import (
 )
 from captioning.comparison.result import Comparison, Disagreement, Table, by_name
 from captioning.comparison.runs import Run
+from captioning.comparison.variants import group_variants
 from captioning.errors import InputError, check_choice
 from captioning.metrics.table import CAPTION_METRICS, FAMILIES, TITLES, few_images_warning
 
@@ -49,7 +50,7 @@ def compare_runs(
     """
     check_choice(CAPTION_METRICS, metric=metric)
     runs, left_out_notices = _on_the_same_data(runs)
-    variant_runs = [variant.runs for variant in variants_of(runs)]
+    variant_runs = [variant.runs for variant in group_variants(runs)]
     names = [name for variant in variant_runs for name in variant]
     runs = sorted(runs, key=lambda run: names.index(run.name))
     captioned = {run.name: run.captions for run in runs if run.captions}
@@ -59,7 +60,7 @@ def compare_runs(
     nouns = grounding_families(images_by_run)
     if captions and not any(metric in family.names for family in captions):
         raise InputError(f"metric: {TITLES[metric]} cannot be computed here; it needs Java and English captions")
-    variants = variants_of([run for run in runs if run.captions])
+    variants = group_variants([run for run in runs if run.captions])
     # A run is compared with the first over images alone if the variant of either has one seed.
     seeds = {run: len(variant.runs) for variant in variants for run in variant.runs}
     compared = [run for run in names[1:] if common and min(seeds.get(run, 0), seeds.get(names[0], 0)) == 1]

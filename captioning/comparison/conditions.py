@@ -1,10 +1,9 @@
-"""How runs were made: speed, size, decoding, settings, curves, and which runs differ in their seed alone."""
+"""How runs were made: speed, size, decoding, settings, and curves."""
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
-from captioning.comparison.result import Row, Table, TableCell, Variant
+from captioning.comparison.result import Row, Table, TableCell
 from captioning.comparison.runs import Curve, Run
 from captioning.metrics.table import TITLES
 from captioning.settings import STORAGE_SETTINGS, attention_kind, flatten
@@ -18,7 +17,6 @@ _CONDITIONS = {
 }
 # Settings that make no variant: storage and logging, and a leftover of version 0.2.
 _NOT_COMPARED = (*STORAGE_SETTINGS, "data.feature_shares")
-_SEEDS = ("seed_everything", "data.seed")
 
 
 def ordered_curves(runs: Sequence[Run], metric: str) -> dict[str, dict[str, Curve]]:
@@ -58,14 +56,14 @@ def _attention(run: Run) -> TableCell:
     return TableCell(attention_kind(run.settings), detail=", ".join([*filter(None, names), *drew]))
 
 
-def settings_of(run: Run) -> dict[str, Any]:
+def compared_settings(run: Run) -> dict[str, Any]:
     """Return a run's flat settings without the settings that make no variant."""
     return flatten(run.settings, without=_NOT_COMPARED)
 
 
 def _settings_table(runs: Sequence[Run], names: list[str]) -> Table:
     """Return the settings that differ among the runs whose settings are known."""
-    settings = {run.name: settings_of(run) for run in runs if run.settings}
+    settings = {run.name: compared_settings(run) for run in runs if run.settings}
     rows = []
     for key in sorted({key for run_settings in settings.values() for key in run_settings}):
         values = [run_settings.get(key) for run_settings in settings.values()]
@@ -75,59 +73,3 @@ def _settings_table(runs: Sequence[Run], names: list[str]) -> Table:
     missing = [run.name for run in runs if run.name not in settings]
     note = f"The settings of {', '.join(missing)} are not known." if missing else ""
     return Table("Settings that differ", names, rows, note)
-
-
-def variants_of(runs: Sequence[Run]) -> list[Variant]:
-    """Return the variants in the order of the runs.
-
-    A run with unknown settings is a variant of its own. Two runs of one seed are never one variant: they would be the
-    same run, counted twice. Decoding options are compared only between runs with captions.
-    """
-    runs_by_seed: list[dict[str, Run]] = []  # one dict for each variant
-    for run in runs:
-        seed = _seed_of(run)
-        for by_seed in runs_by_seed:
-            if seed not in by_seed and _differ_in_seed_alone(run, next(iter(by_seed.values()))):
-                by_seed[seed] = run
-                break
-        else:
-            runs_by_seed.append({seed: run})
-    taken, variants = {run.name for run in runs}, []
-    for by_seed in runs_by_seed:
-        names, seeds = [run.name for run in by_seed.values()], list(by_seed)
-        name = names[0]
-        if len(names) > 1:
-            # The common part before the seeds: soft_1 and soft_10 are soft.
-            stems = {name.removesuffix(seed).rstrip("_-. /") for name, seed in zip(names, seeds, strict=True)}
-            name = stems.pop() or name if len(stems) == 1 else f"{name} and other seeds"
-            while name in taken:
-                name += " (seeds)"
-        taken.add(name)
-        variants.append(Variant(name, names, seeds))
-    return variants
-
-
-def _seed_of(run: Run) -> str:
-    settings = settings_of(run)
-    return next((str(settings[key]) for key in _SEEDS if settings.get(key) is not None), "")
-
-
-def _differ_in_seed_alone(run: Run, other: Run) -> bool:
-    have_settings = bool(run.settings and other.settings and _seed_of(run))
-    same_conditions = not run.captions or not other.captions or _conditions(run) == _conditions(other)
-    # Both started from the same weights, or each from a run with its own seed.
-    same_start = any(one == two for one, two in zip(_without_seed(run), _without_seed(other), strict=True))
-    return have_settings and same_conditions and same_start
-
-
-def _conditions(run: Run) -> dict[str, Any]:
-    """Return the conditions of the test without digits in the checkpoint's name: best-epoch=3 differs between seeds."""
-    return run.conditions | {"checkpoint": re.sub(r"\d+", "", str(run.conditions.get("checkpoint")))}
-
-
-def _without_seed(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings without the seed, and the same with * for the seed in paths of initial checkpoints."""
-    settings = {key: value for key, value in settings_of(run).items() if key not in _SEEDS}
-    seed = re.compile(rf"(?<!\d){re.escape(_seed_of(run))}(?=/checkpoints/[^/]*$)")
-    starts = [key for key in settings if re.fullmatch(r"init_from|averaged\..*\.checkpoint", key)]
-    return settings, settings | {key: seed.sub("*", str(settings[key])) for key in starts}

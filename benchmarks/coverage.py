@@ -89,7 +89,7 @@ def simulate(cell: Cell, replications: int, random: Generator) -> dict[str, floa
         batch = min(size, replications - start)
         score = _score(cell.score, batch)
         gain = SeedDifferences(*_counts(cell, deviations, batch, random), score, paired=cell.paired)
-        values.append(gain.values)
+        values.append(gain.differences)
         halves.append(gain.half_width(0.05))
     error = np.concatenate(values) - _true_difference(cell, deviations)
     half = np.concatenate(halves)
@@ -103,7 +103,7 @@ def simulate(cell: Cell, replications: int, random: Generator) -> dict[str, floa
 def _seed_deviations(cell: Cell, random: Generator, batch: int) -> tuple[float, float]:
     """Return the deviations over seeds that give the images their fraction, from runs whose seeds do nothing."""
     counts = _counts(cell, (0.0, 0.0), batch, random)
-    over_images = float(SeedDifferences(*counts, _score(cell.score, batch), paired=cell.paired).over_images.mean())
+    over_images = float(SeedDifferences(*counts, _score(cell.score, batch), paired=cell.paired).image_variances.mean())
     of_seeds = over_images * (1 / cell.image_fraction - 1)
     if cell.paired:
         gain = math.sqrt(of_seeds * cell.seeds[1])

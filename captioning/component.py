@@ -79,14 +79,14 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
         The file cannot choose which code runs: only subclasses of ``cls`` in this package, or imported by the caller
         already, are constructed. Raises InputError for another class, or arguments that do not fit.
         """
-        kind = known_class(config["class_path"], cls)
-        accepted = inspect.signature(kind.__init__).parameters  # an old file may name a removed option, unset
+        component_class = known_class(config["class_path"], cls)
+        accepted = inspect.signature(component_class.__init__).parameters  # a file may name a removed option, unset
         # A class of the user's may have an earlier name of ours.
         names = earlier_names.MODEL | {name: name for name in accepted}
         named = ((names.get(name) or name, value) for name, value in config["init_args"].items())
         init_args = {name: _revive(value) for name, value in named if name in accepted or value is not None}
         try:
-            return kind(**init_args)
+            return component_class(**init_args)
         except TypeError as error:
             raise InputError(f"{config['class_path']}: {error}") from error
 
@@ -104,17 +104,17 @@ def public_path(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def known_class(path: str, kind: type[T]) -> type[T]:
-    """Return the subclass of ``kind`` that a file names. Raises InputError if it is neither ours nor imported."""
+def known_class(path: str, base: type[T]) -> type[T]:
+    """Return the subclass of ``base`` that a file names. Raises InputError if it is neither ours nor imported."""
     module, remedy = path.rpartition(".")[0], "import the module that defines it first (--import)"
     if module.split(".")[0] == __package__:
         remedy = "this version of captioning has no such class"
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(module)
-    for cls in _subclasses(kind):
+    for cls in _subclasses(base):
         if path in (public_path(cls), f"{cls.__module__}.{cls.__qualname__}", cls.__qualname__):
             return cls
-    raise InputError(f"{path} is not a known {kind.__name__}; {remedy}")
+    raise InputError(f"{path} is not a known {base.__name__}; {remedy}")
 
 
 def _subclasses(cls: type[T]) -> Iterator[type[T]]:

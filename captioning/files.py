@@ -9,7 +9,7 @@ from typing import Any
 
 from captioning.errors import InputError, one_line
 
-FIGURES = (".png", ".pdf", ".svg")  # suffixes of figure files
+FIGURE_SUFFIXES = (".png", ".pdf", ".svg")
 PAGE_SUFFIXES = (".html", ".htm")
 JSON_SUFFIXES = (".json", ".jsonl")
 
@@ -22,26 +22,26 @@ def replacing(path: Path, option: str = "") -> Iterator[Path]:
     """
     path = path.expanduser()
     path = path.resolve() if path.is_symlink() else path
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        yield part
-        with part.open("rb+") as file:
+        yield temporary
+        with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        part.replace(path)
+        temporary.replace(path)
     except OSError as error:
-        is_of_other_file = error.filename is not None and Path(error.filename) not in (part, path, *path.parents)
+        is_of_other_file = error.filename is not None and Path(error.filename) not in (temporary, path, *path.parents)
         if is_of_other_file or isinstance(error, BrokenPipeError):
             raise
         raise InputError(f"{option} {path}: cannot be written ({error.strerror or error})".lstrip()) from error
     finally:
         with suppress(OSError):
-            part.unlink()
+            temporary.unlink()
 
 
 def write_text(path: Path, text: str, option: str = "") -> None:
-    with replacing(path, option) as part:
-        part.write_text(text, encoding="utf-8", errors="backslashreplace")  # escaped as in JSON
+    with replacing(path, option) as temporary:
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")  # escaped as in JSON
 
 
 def write_json(path: Path, content: Any, *, indent: int | None = 1) -> None:

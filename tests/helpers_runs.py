@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from captioning.attention import AdditiveScore, Attention, SoftAttention
-from captioning.checkpoint.format import describe
+from captioning.checkpoint.format import checkpoint_entry
 from captioning.comparison.runs import Run
 from captioning.encoders import ConvEncoder, Encoder
 from captioning.evaluation.caption_files import CaptionedImage, NounHit
@@ -48,7 +48,7 @@ def save_checkpoint(
         if "L_o" in name or "gates" in name or "score" in name:
             torch.nn.init.normal_(parameter, 0, 2)
     settings = {} if search is None else {"model": {"search": search}}
-    content = describe(captioner, vocabulary, settings) | changes
+    content = checkpoint_entry(captioner, vocabulary, settings) | changes
     state = {f"captioner.{name}": tensor for name, tensor in captioner.state_dict().items()}
     torch.save({"state_dict": state, "captioning": content, "optimizer_states": [{}]}, path)
     return path

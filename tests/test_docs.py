@@ -17,7 +17,7 @@ import yaml
 from PIL import Image
 
 from captioning.cli import OTHER_COMMANDS
-from captioning.cli.parser import parser_of
+from captioning.cli.parser import command_parser
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -243,7 +243,7 @@ def test_every_command_in_a_block_is_one_that_its_tool_takes():
         module = importlib.import_module(f"captioning.cli.{name}")
         if name == "prepare":  # a command of its own for each data set
             name, *words = words
-        _, others = parser_of(getattr(module, name), name).parse_known_args(words)
+        _, others = command_parser(getattr(module, name), name).parse_known_args(words)
         options = [word for word in others if word.startswith("-")]
         assert all(re.match(r"--(import$|(data|model|trainer)\.)", option) for option in options), (name, words)
 

@@ -23,8 +23,8 @@ def test_a_file_is_replaced_as_a_whole_and_its_folders_are_made(tmp_path):
 def test_an_interruption_leaves_the_old_file_alone(tmp_path, error):
     path = tmp_path / "a.txt"
     write_text(path, "old")
-    with pytest.raises(error), replacing(path) as part:  # noqa: PT012
-        part.write_text("ne")
+    with pytest.raises(error), replacing(path) as temporary:  # noqa: PT012
+        temporary.write_text("ne")
         assert path.read_text() == "old"
         raise error
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["a.txt"]

@@ -14,7 +14,7 @@ from helpers import save_image
 
 from captioning.cli import OTHER_COMMANDS
 from captioning.cli.caption import caption
-from captioning.cli.parser import call, parser_of
+from captioning.cli.parser import call, command_parser
 from captioning.decoding import DecodingOptions
 from captioning.errors import InputError
 
@@ -131,7 +131,7 @@ def test_one_of_several_commands_is_chosen_by_its_word(capsys):
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_command_documents_every_argument_in_a_sentence(name):
     function = FUNCTIONS[name]
-    helps = {action.dest: action.help for action in parser_of(function, name)._actions}
+    helps = {action.dest: action.help for action in command_parser(function, name)._actions}
     arguments = set(inspect.signature(function).parameters) - {"overrides"}
     assert set(helps) - {"help"} == arguments
     assert all(re.match(r"[A-Z].*\.$|auto, |train, ", text) for name, text in helps.items() if name != "help")
@@ -175,7 +175,7 @@ def test_a_page_that_a_command_names_has_the_section(name):
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_examples_of_a_command_can_be_parsed(name):
-    parser = parser_of(FUNCTIONS[name], name)
+    parser = command_parser(FUNCTIONS[name], name)
     text = re.sub(r" *\\\n *", " ", parser.epilog or "")
     for line in re.findall(r"^ +captioning (.+?)(?: {3,}.*| > .*)?$", text, re.MULTILINE):
         assert line.startswith(name)

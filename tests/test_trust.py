@@ -16,7 +16,7 @@ from helpers_faults import command, refused
 from helpers_runs import edit_checkpoint, save_checkpoint, tiny_config
 
 from captioning.checkpoint.load import read_model
-from captioning.checkpoint.model_card import card
+from captioning.checkpoint.model_card import model_card
 from captioning.encoders import EfficientNetLite2, TimmEncoder
 from captioning.errors import InputError, printable
 from captioning.inference import load
@@ -146,7 +146,7 @@ def test_a_template_is_a_text(place, capsys):
     assert "</script><script>" not in page and ("{{7*7}}" in page or "{{7*7}}" not in caption.text)
     model = read_model("sent.ckpt")
     settings = {"data": {"source": {"class_path": "{name.__class__} {0} {{7*7}}"}}}
-    assert "Data: {name.__class__} {0} {{7*7}}." in card(model.captioner, model.vocabulary, settings, "sent")
+    assert "Data: {name.__class__} {0} {{7*7}}." in model_card(model.captioner, model.vocabulary, settings, "sent")
 
 
 HUGE = {

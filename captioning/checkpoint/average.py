@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from captioning.checkpoint.format import filtered, read_checkpoint
+from captioning.checkpoint.format import read_checkpoint, without_arguments
 from captioning.checkpoint.load import SavedModel, read_model
 from captioning.errors import InputError
 
@@ -59,5 +59,5 @@ def _identity(model: SavedModel) -> dict[str, Any]:
     """Return the properties that models must share to be averaged, by the names that an error shows."""
     encoder = model.captioner.encoder.identity()
     del encoder["weights"]
-    decoder = filtered(model.captioner.decoder.to_config(), lambda name, _: "dropout" in name)
+    decoder = without_arguments(model.captioner.decoder.to_config(), lambda name, _: "dropout" in name)
     return {"encoder": encoder, "decoder": decoder, "vocabulary": model.vocabulary}

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from captioning.checkpoint.format import describe
+from captioning.checkpoint.format import checkpoint_entry
 from captioning.errors import InputError, check_choice
 from captioning.files import read_json, refuse_lfs_pointer, replacing, write_json, write_text
 from captioning.model.captioner import Captioner
@@ -57,11 +57,11 @@ def write_export(
         if (folder / name).exists():
             raise InputError(f"--output {folder}: has another program's {name}; choose an empty folder")
     weights = _stored_weights(captioner, dtype)
-    with replacing(folder / WEIGHTS, "--output") as part:
-        part.write_bytes(save(weights, metadata={"format": "pt"}))  # save_file makes a file that only its owner reads
+    with replacing(folder / WEIGHTS, "--output") as temporary:
+        temporary.write_bytes(save(weights, metadata={"format": "pt"}))  # save_file's is private to its owner
     vocabulary.save(folder / VOCABULARY)
-    _ = captioner.encoder.cells  # measured here, which takes a second, so that ``describe`` knows them
-    config = describe(captioner, vocabulary, settings)
+    _ = captioner.encoder.cells  # measured here, which takes a second, so that ``checkpoint_entry`` knows them
+    config = checkpoint_entry(captioner, vocabulary, settings)
     del config["vocabulary"]
     without_folder = map_strings(lambda text: os.path.basename(text) if os.path.isabs(text) else text, config)
     write_json(folder / CONFIG, without_folder)

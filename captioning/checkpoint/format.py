@@ -27,7 +27,7 @@ CHECKPOINT_FORMAT = 1
 """Increased when older versions cannot read a checkpoint's ``["captioning"]`` entry any more."""
 
 
-def describe(captioner: Captioner, vocabulary: Vocabulary, settings: Mapping[str, Any]) -> dict[str, Any]:
+def checkpoint_entry(captioner: Captioner, vocabulary: Vocabulary, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a checkpoint's ``["captioning"]`` entry; ``settings`` are the full training configuration."""
     cells = captioner.encoder.known_cells
     return {
@@ -57,7 +57,7 @@ def rebuild(
     vocabulary = Vocabulary(content["vocabulary"], tokenizer_from(content["tokenizer"]))
     encoder: Encoder = Encoder.from_config(content["encoder"])
     encoder.preprocessing = Preprocessing(**content["preprocessing"])
-    decoder: Decoder = Decoder.from_config(filtered(content["decoder"], earlier_names.counts_batches))
+    decoder: Decoder = Decoder.from_config(without_arguments(content["decoder"], earlier_names.counts_batches))
     captioner = Captioner(encoder, decoder, vocabulary_size=len(vocabulary))
     prefix = "captioner."
     weights = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
@@ -70,19 +70,19 @@ def rebuild(
     return captioner, vocabulary
 
 
-def filtered(config: Any, is_left_out: Callable[[str, Any], bool]) -> Any:
-    """Return a model's description without the arguments for which ``is_left_out(name, value)`` is true."""
+def without_arguments(config: Any, drop: Callable[[str, Any], bool]) -> Any:
+    """Return a model's description without the arguments for which ``drop(name, value)`` is true."""
     if not isinstance(config, dict):
         return config
-    return {name: filtered(value, is_left_out) for name, value in config.items() if not is_left_out(name, value)}
+    return {name: without_arguments(value, drop) for name, value in config.items() if not drop(name, value)}
 
 
 def write_checkpoint(checkpoint: Mapping[str, Any], path: Path, option: str = "") -> None:
     """Write a checkpoint whole or not at all. Raises InputError, which names ``option``, if it cannot."""
     content = io.BytesIO()  # torch.save's own message about a full disk does not mention the disk
     torch.save(checkpoint, content)
-    with replacing(path, option) as part:
-        part.write_bytes(content.getbuffer())
+    with replacing(path, option) as temporary:
+        temporary.write_bytes(content.getbuffer())
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

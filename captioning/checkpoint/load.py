@@ -113,8 +113,8 @@ def check_tokenizer(checkpoint: Tokenizer, data: Tokenizer) -> None:
         raise InputError(f"data.vocabulary.tokenizer: {problem}")
 
 
-def check_vocabulary(whose: str, words: Sequence[str], vocabulary: Vocabulary, remedy: str = "") -> None:
-    """Raise InputError, with a message from ``whose`` to ``remedy``, if the data have other words than a checkpoint."""
+def check_vocabulary(subject: str, words: Sequence[str], vocabulary: Vocabulary, remedy: str = "") -> None:
+    """Raise InputError, "{subject} vocabulary .. {remedy}", if the data's words are not those of a checkpoint."""
     if tuple(words) != vocabulary.words:
         problem = f"vocabulary ({len(words)} words) is not the data's ({len(vocabulary.words)})"
-        raise InputError(f"{whose} {problem}; use the data settings the checkpoint was trained with{remedy}")
+        raise InputError(f"{subject} {problem}; use the data settings the checkpoint was trained with{remedy}")

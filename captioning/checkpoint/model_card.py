@@ -17,7 +17,7 @@ from captioning.vocabulary import Vocabulary
 UNTESTED = "It was not tested."
 
 
-def card(
+def model_card(
     captioner: Captioner,
     vocabulary: Vocabulary,
     settings: Mapping[str, Any],

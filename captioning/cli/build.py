@@ -28,29 +28,29 @@ def parse_training(parser: ArgumentParser, args: Sequence[str]) -> Namespace:
 
 
 def build(
-    kinds: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], options: Sequence[str] = ()
+    types: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], options: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the objects at the keys of ``kinds``, and their settings, nested as in a configuration.
+    """Return the objects at the keys of ``types``, and their settings, nested as in a configuration.
 
-    ``kinds`` are the objects' types by key, such as ``{"data.source": CaptionSource}``.
+    ``types`` are the objects' types by key, such as ``{"data.source": CaptionSource}``.
     A part whose type admits None may be missing. A later configuration wins over an earlier one, and options of the
     training command, ``["--data.source.root", "DIR"]``, win over all configurations.
     """
     restrict_imports()
     parser = ArgumentParser(prog="captioning fit", allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config", action=ActionConfigFile)
-    for key, kind in kinds.items():
-        parser.add_argument(f"--{key}", type=kind, required=type(None) not in get_args(kind))
+    for key, value_type in types.items():
+        parser.add_argument(f"--{key}", type=value_type, required=type(None) not in get_args(value_type))
     arguments = []
     for config in configs:
-        parts = {key: part for key in kinds if (part := _part(key, config)) is not None}
+        parts = {key: part for key in types if (part := _part(key, config)) is not None}
         arguments += ["--config", json.dumps(parts, default=str)]
     settings = parse_training(parser, [*arguments, *options])
     try:
         built = parser.instantiate(settings)
     except (TypeError, ValueError) as error:  # an argument that its class refuses
-        raise error if isinstance(error, InputError) else InputError(f"{', '.join(kinds)}: {error}") from error
-    return {key: built[key] for key in kinds}, settings.as_dict()
+        raise error if isinstance(error, InputError) else InputError(f"{', '.join(types)}: {error}") from error
+    return {key: built[key] for key in types}, settings.as_dict()
 
 
 def _part(key: str, config: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TextIO
 
 from captioning.cli import model_name, print_written
 from captioning.errors import InputError, printable
-from captioning.files import FIGURES, JSON_SUFFIXES, PAGE_SUFFIXES, check_output, replacing, write_text
+from captioning.files import FIGURE_SUFFIXES, JSON_SUFFIXES, PAGE_SUFFIXES, check_output, replacing, write_text
 from captioning.trace import ContextMode
 
 
@@ -116,9 +116,9 @@ def caption(
             if lines is not None:
                 print(json_text.dumps(content), file=lines, flush=True)
             if lines is not sys.stdout:
-                place = [] if single else [printable(result.path)]
+                path_column = [] if single else [printable(result.path)]
                 for text in [result.text, *(other.text for other in result.alternatives if samples is not None)]:
-                    print(*place, printable(text), sep="\t", flush=True)
+                    print(*path_column, printable(text), sep="\t", flush=True)
             if explorer is not None:
                 shown.append(result.explorer_image(title))
     if explorer is not None and shown:
@@ -148,13 +148,13 @@ def _json_lines(path: Path | None) -> Iterator[TextIO | None]:
     if path is None or str(path) == "-":
         yield sys.stdout if path else None
     else:
-        with replacing(path, "--json") as part, part.open("w", encoding="utf-8") as lines:
+        with replacing(path, "--json") as temporary, temporary.open("w", encoding="utf-8") as lines:
             try:
                 yield lines
             except BaseException:
                 if lines.tell():  # keep them in another file
                     lines.flush()
-                    kept = shutil.copyfile(part, path.with_suffix(f".partial{path.suffix}"))
+                    kept = shutil.copyfile(temporary, path.with_suffix(f".partial{path.suffix}"))
                     print(f"\nthe lines so far are in {kept}", file=sys.stderr)
                 raise
 
@@ -199,13 +199,13 @@ def _images_below(folder: str) -> list[str]:
 
 def _overlay_paths(target: Path, paths: Sequence[str], single: bool, inputs: Sequence[str]) -> dict[str, Path]:
     """Return each image's overlay: ``target``, or a file in the folder ``target``."""
-    is_figure = target.suffix.lower() in FIGURES
+    is_figure = target.suffix.lower() in FIGURE_SUFFIXES
     if (is_figure or target.is_file() or (single and target.suffix)) and not target.is_dir():
         if not single:
             raise InputError(f"--overlay {target}: there may be several images; give a folder")
         if not is_figure:
-            raise InputError(f"--overlay {target}: must end in {', '.join(FIGURES)}, or be a folder")
-        check_output(target, "--overlay", FIGURES, inputs)
+            raise InputError(f"--overlay {target}: must end in {', '.join(FIGURE_SUFFIXES)}, or be a folder")
+        check_output(target, "--overlay", FIGURE_SUFFIXES, inputs)
         return dict.fromkeys(paths, target)
     check_output(target, "--overlay", inputs=inputs)
     if target.resolve() in {Path(path).resolve().parent for path in paths}:

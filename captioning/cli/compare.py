@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from captioning.cli import IMPORTED, json_output, print_written
 from captioning.errors import InputError, check_choice, check_whole
-from captioning.files import FIGURES, JSON_SUFFIXES, PAGE_SUFFIXES, check_output, write_text
+from captioning.files import FIGURE_SUFFIXES, JSON_SUFFIXES, PAGE_SUFFIXES, check_output, write_text
 from captioning.provenance import provenance
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ def compare(
     """
     if missing := next((run for run in runs if not Path(run).is_dir()), None):
         raise InputError(f"{missing}: no such folder of a run")
-    outputs = ("--figure", figure, FIGURES), ("--output", output, PAGE_SUFFIXES), ("--json", json, JSON_SUFFIXES)
-    for option, path, suffixes in outputs:
+    files = ("--figure", figure, FIGURE_SUFFIXES), ("--output", output, PAGE_SUFFIXES), ("--json", json, JSON_SUFFIXES)
+    for option, path, suffixes in files:
         check_output(path, option, suffixes)
     check_whole(1, resamples=resamples)
     check_whole(0, seed=seed, images=images)
@@ -72,7 +72,7 @@ def compare(
         if len(chosen) < 2:
             raise InputError(f"give two or more different runs to compare, got {' '.join(map(str, runs))}")
         inputs = [path for run in chosen for pattern in INPUTS for path in run.folder.glob(pattern)]
-        for option, path, _ in outputs:
+        for option, path, _ in files:
             check_output(path, option, inputs=inputs)
         page = output or common_folder(chosen) / "comparison.html"
         if test:

@@ -37,15 +37,15 @@ def export(
     """
     check_output(output, "--output", inputs=[model])
     text = read_text(notes) if notes else ""
-    from captioning.checkpoint.model_card import UNTESTED, card
+    from captioning.checkpoint.model_card import UNTESTED, model_card
     from captioning.inference import load
 
     captioner = load(model)
     content = (captioner.model, captioner.vocabulary, captioner.settings, model_name(model))
-    page = card(*content, checkpoint=Path(model), license=license, notes=text)
-    if RunFolder.of(model) and UNTESTED in page:
+    card = model_card(*content, checkpoint=Path(model), license=license, notes=text)
+    if RunFolder.of(model) and UNTESTED in card:
         test = f"captioning test --ckpt_path {shlex.quote(model)}"
         print(f"captioning export: the card has no metrics; first {test}", file=sys.stderr)
-    captioner.export(output, page, dtype=dtype)
+    captioner.export(output, card, dtype=dtype)
     size = sum(file.stat().st_size for file in output.iterdir() if file.is_file()) / 1e6
     print(f"written to {output} ({size:.1f} MB): {', '.join(sorted(file.name for file in output.iterdir()))}")

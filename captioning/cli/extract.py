@@ -53,9 +53,9 @@ def extract(
     from captioning.inference import load
     from captioning.tokenizers import Tokenizer
 
-    kinds: dict[str, Any] = {"model.encoder": Encoder, "data.source": CaptionSource}
-    kinds |= {"data.vocabulary.tokenizer": Tokenizer | None, "data.limit_images": int | None}
-    built, _ = build(kinds, [read_config(path, "--config") for path in config], overrides)
+    types: dict[str, Any] = {"model.encoder": Encoder, "data.source": CaptionSource}
+    types |= {"data.vocabulary.tokenizer": Tokenizer | None, "data.limit_images": int | None}
+    built, _ = build(types, [read_config(path, "--config") for path in config], overrides)
     encoder, source = built["model.encoder"], built["data.source"]
     source.tokenizer = built["data.vocabulary.tokenizer"] or source.tokenizer  # leaves out images without words
     if init_from:

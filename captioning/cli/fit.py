@@ -143,8 +143,8 @@ class Fit(LightningCLI):
         self._add(ResumableStopping, "early_stopping", default=monitored | lenient)
         parser.link_arguments("runs", "trainer.logger.init_args.save_dir")  # which some loggers require
 
-    def _add(self, kind: type, part: str, **options: Any) -> None:
-        self.parser.add_class_arguments(kind, part, fail_untyped=False, instantiate=False, sub_configs=True, **options)
+    def _add(self, kind: type, key: str, **options: Any) -> None:
+        self.parser.add_class_arguments(kind, key, fail_untyped=False, instantiate=False, sub_configs=True, **options)
 
     def parse_arguments(self, parser: Any, args: Any) -> None:
         self.config = parse_training(parser, args)
@@ -168,7 +168,7 @@ class Fit(LightningCLI):
         trainer.precision = trainer.precision or best_precision(str(trainer.accelerator))
 
     def instantiate_classes(self) -> None:
-        self.stop = StopOnRequest()
+        self.stop_on_request = StopOnRequest()
         refusals = _library_errors_as_input_errors(ValueError, TypeError, ImportError)
         with contextlib.ExitStack() as stack, self._claiming(), refusals:
             # SIGTERM raises SystemExit, so that temporary files and the claimed folder are removed.
@@ -180,7 +180,7 @@ class Fit(LightningCLI):
             self.model = CaptioningModule(**self._instantiate("model"), initial_model=initial, settings=self.settings)
             if initial is None and self.config.ckpt_path is None:
                 self.model.encoder.load_published_weights()
-            self.best = BestCheckpoint(**vars(self.config.checkpoint))
+            self.best_checkpoint = BestCheckpoint(**vars(self.config.checkpoint))
             self.trainer: Any = self.instantiate_trainer()
 
     def _instantiate(self, section: str) -> dict[str, Any]:
@@ -212,11 +212,11 @@ class Fit(LightningCLI):
         options = self._instantiate("trainer") | kwargs
         chosen = options["callbacks"] or []
         chosen = [*chosen] if isinstance(chosen, list) else [chosen]
-        for default in (ValidationFigures(), Throughput(), LogLines(), self.stop):
+        for default in (ValidationFigures(), Throughput(), LogLines(), self.stop_on_request):
             if not any(isinstance(callback, type(default)) for callback in chosen):
                 chosen.append(default)
         last = callbacks.ModelCheckpoint(**vars(self.config.last))
-        chosen += [self.best, last, ResumableStopping(**vars(self.config.early_stopping))]
+        chosen += [self.best_checkpoint, last, ResumableStopping(**vars(self.config.early_stopping))]
         # If restoring a resumed run fails, its configuration stays as it was.
         chosen.append(callbacks.LambdaCallback(on_fit_start=self._write_config))
         options["plugins"] = options["plugins"] or [CheckpointFiles()]
@@ -235,7 +235,7 @@ class Fit(LightningCLI):
             except SIGTERMException:
                 if self.trainer.global_rank:  # the launcher would kill the first process while it saves
                     raise SystemExit(0) from None
-                code = 130 if self.stop.stop_signal == signal.SIGINT else 143
+                code = 130 if self.stop_on_request.stop_signal == signal.SIGINT else 143
             except SystemExit as ended:
                 # Lightning exits with code 1 after a Ctrl-C before the first step.
                 raise ended.__context__ if isinstance(ended.__context__, KeyboardInterrupt) else ended from None
@@ -266,11 +266,11 @@ class Fit(LightningCLI):
             "seed": seed,
             "provenance": provenance(command=shlex.join(sys.argv), seed=seed) | {"used": machine},
         }
-        best = (self.best.monitor, self.best.mode) if self.best.monitor else None
+        best = (self.best_checkpoint.monitor, self.best_checkpoint.mode) if self.best_checkpoint.monitor else None
         start_loggers(trainer.loggers, self.settings | labels, best=best)
 
     def _print_end(self) -> None:
-        best = self.best
+        best = self.best_checkpoint
         if best.best_model_score is not None:
             few = few_images_warning(len(self.datamodule.index("val"))) if "bleu" in str(best.monitor) else ""
             print(f"best checkpoint: {best.best_model_path} ({best.monitor} {float(best.best_model_score):.2f}{few})")

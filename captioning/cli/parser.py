@@ -48,7 +48,7 @@ class CommandParser(argparse.ArgumentParser):
         raise refusal(self.prog, message, self.format_help())
 
 
-def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
+def command_parser(command: Command, prog: str) -> argparse.ArgumentParser:
     """Return the parser of a command; ``prog`` is the start of its command line, such as "captioning caption".
 
     Arguments before ``*`` are positional, and ``*names`` takes one or more words. A ``bool`` is a flag, a ``bool`` that
@@ -64,28 +64,28 @@ def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
     texts: dict[str, Any] = {"description": documented.description, "epilog": epilog, "formatter_class": layout}
     parser = CommandParser(prog, **texts, allow_abbrev=False)
     parser.argument_default = argparse.SUPPRESS  # the function has the defaults
-    kinds, parameters = get_type_hints(command), inspect.signature(command).parameters
+    hints, parameters = get_type_hints(command), inspect.signature(command).parameters
     has_words = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values())
     usage = [prog]
     for argument in documented.params:
         name = argument.arg_name.lstrip("*")
-        kind, parameter = kinds[name], parameters[name]
+        hint, parameter = hints[name], parameters[name]
         options: dict[str, Any] = {"help": " ".join((argument.description or "").split())}
-        if type(None) in get_args(kind):
-            kind = get_args(kind)[0]
-        if get_origin(kind) is list:
-            (kind,) = get_args(kind)
+        if type(None) in get_args(hint):
+            hint = get_args(hint)[0]
+        if get_origin(hint) is list:
+            (hint,) = get_args(hint)
             # An option with several values would take the words after it.
             options |= {"action": "extend", "nargs": 1 if has_words else "+"}
-        if kind is bool and parameter.default is None:
+        if hint is bool and parameter.default is None:
             options |= {"type": _boolean, "metavar": "true|false"}
-        elif kind is bool:
+        elif hint is bool:
             options["action"] = "store_true"
-        elif get_origin(kind) is Literal:
-            options |= {"choices": get_args(kind), "type": type(get_args(kind)[0])}
+        elif get_origin(hint) is Literal:
+            options |= {"choices": get_args(hint), "type": type(get_args(hint)[0])}
         else:
-            options |= {"type": kind, "metavar": {int: "N", float: "X", Path: "PATH"}.get(kind, name.upper())}
-        if kind is not bool and parameter.default not in (None, parameter.empty):
+            options |= {"type": hint, "metavar": {int: "N", float: "X", Path: "PATH"}.get(hint, name.upper())}
+        if hint is not bool and parameter.default not in (None, parameter.empty):
             options["help"] += f" Default: {parameter.default}."
         if parameter.kind is parameter.KEYWORD_ONLY:
             name, options["required"] = f"--{name}", parameter.default is parameter.empty
@@ -113,7 +113,7 @@ def call(prog: str, command: Command | Mapping[str, Command], args: Sequence[str
     if isinstance(command, Mapping):
         _call_one_of(prog, command, args)
         return
-    parser = parser_of(command, prog)
+    parser = command_parser(command, prog)
     parameters = inspect.signature(command).parameters
     # argparse would take an --option=value with a space for a value.
     pairs = (word.split("=", 1) if word.startswith("--") and " " in word else [word] for word in args)

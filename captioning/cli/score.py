@@ -166,9 +166,9 @@ def _data_and_search(
     if not settings and not any(word.startswith("--data.source") for word in overrides):
         raise InputError(f"{model}: is in no run's folder; name a configuration with its data by --config")
     counts = {f"data.{name}": int | None for name in ("limit_images", "eval_batch_size", "num_workers")}
-    kinds = {"model.search": BeamOptions, "data.source": CaptionSource, "data.features": str | None, **counts}
-    defaults = {"model": {"search": vars(BeamOptions.of_settings(model_settings))}}
-    built, used = build(kinds, [defaults, *settings], overrides)
+    types = {"model.search": BeamOptions, "data.source": CaptionSource, "data.features": str | None, **counts}
+    defaults = {"model": {"search": vars(BeamOptions.from_settings(model_settings))}}
+    built, used = build(types, [defaults, *settings], overrides)
     search, batch_size = built.pop("model.search"), built.pop("data.eval_batch_size")
     data = {key.removeprefix("data."): value for key, value in built.items()}
     data["num_workers"] = worker_count(data["num_workers"], cached=data["features"] is not None)

@@ -69,7 +69,7 @@ class FolderSource(CaptionSource):
 
     def index(self, split: str) -> CaptionIndex:
         entries: dict[str, ImageEntry] = {}  # by normal path, because an image may have several spellings
-        listed: dict[str, str] = {}  # the name of each image in its file
+        listed_names: dict[str, str] = {}  # the name of each image in its file
         split_of: dict[str, str] = {}
         for file in self.files:
             if not file.is_file():
@@ -79,27 +79,27 @@ class FolderSource(CaptionSource):
             for line, name, row in self._named_rows(file):
                 image = os.path.normpath(name)
                 entries.setdefault(image, ImageEntry(len(entries), name, [])).captions.append(row.caption)
-                listed.setdefault(image, row.image)
-                if row.split and (above := split_of.setdefault(image, row.split)) != row.split:
-                    both = f"is in the {row.split} split here, in {above} above"
-                    raise InputError(f"{file}: line {line}: {row.image} {both}")
+                listed_names.setdefault(image, row.image)
+                if row.split and (earlier_split := split_of.setdefault(image, row.split)) != row.split:
+                    conflict = f"is in the {row.split} split here, in {earlier_split} above"
+                    raise InputError(f"{file}: line {line}: {row.image} {conflict}")
         if not entries:
             raise InputError(f"{self.files[0]}: holds no caption")
         folders = {image: image.split(os.sep)[0].lower() for image in entries}
         by_folder = {image: _SPLIT_OF[folder] for image, folder in folders.items() if folder in _SPLIT_OF}
         split_of = {image: name for image, name in by_folder.items() if name != "train"} | split_of
-        free = sorted(entries.keys() - split_of, key=lambda image: (_hash(image), image))
-        for image in free:
-            by_hash = hashed_split(listed[image])
+        unassigned = sorted(entries.keys() - split_of, key=lambda image: (_hash(image), image))
+        for image in unassigned:
+            by_hash = hashed_split(listed_names[image])
             split_of[image] = "train" if by_hash in by_folder.values() else by_hash
-        _fill_splits(split_of, free)
+        _fill_splits(split_of, unassigned)
         origin = self.root if self.files[1:] else self.files[0]
-        chosen = [entry for image, entry in entries.items() if split_of[image] == split]
-        if not chosen:
-            remedy = "add images, three or more are split automatically; or " if free and len(entries) < 3 else ""
+        split_entries = [entry for image, entry in entries.items() if split_of[image] == split]
+        if not split_entries:
+            remedy = "add images, three or more are split automatically; or " if unassigned and len(entries) < 3 else ""
             remedy += "write it in the split column of some"
             raise InputError(f"{origin}: none of {len(entries)} images is in the {split} split; {remedy}")
-        return CaptionIndex.build(self.root, chosen, self.tokenizer, origin=origin)
+        return CaptionIndex.build(self.root, split_entries, self.tokenizer, origin=origin)
 
     def _named_rows(self, captions: Path) -> Iterator[tuple[int, str, _Row]]:
         """Yield the line, the image's name below the root, and the caption of each row of a file."""
@@ -129,11 +129,11 @@ def hashed_split(image: str) -> str:
     return {0: "val", 1: "test"}.get(_hash(image) % 10, "train")
 
 
-def _fill_splits(split_of: dict[str, str], free: Sequence[str]) -> None:
-    """Move ``free`` images of the largest split into an empty split, as ``FolderSource`` says."""
+def _fill_splits(split_of: dict[str, str], unassigned: Sequence[str]) -> None:
+    """Move ``unassigned`` images of the largest split into an empty split, as ``FolderSource`` says."""
     for split in SPLITS if len(split_of) > 2 else ():
         if split not in split_of.values():
-            largest = max(([image for image in free if split_of[image] == other] for other in SPLITS), key=len)
+            largest = max(([image for image in unassigned if split_of[image] == other] for other in SPLITS), key=len)
             count = max(1, len(largest) * (8 if split == "train" else 1) // 10)
             split_of |= dict.fromkeys(largest[:count] if largest[1:] else (), split)
 

@@ -64,7 +64,7 @@ def beam_search(
     numbers = torch.arange(K, device=state[0].device)
 
     def choose(log_probs: Tensor, total: Tensor, open_count: Tensor, images: Tensor) -> Slots:
-        slots = _best(log_probs, total, K)
+        slots = _best_continuations(log_probs, total, K)
         return slots._replace(total=slots.total.masked_fill(numbers >= open_count, float("-inf")))
 
     limits: dict[str, Any] = {"max_length": max_length, "constraints": constraints}
@@ -72,7 +72,7 @@ def beam_search(
     return [sorted(image, key=lambda caption: (not caption.finished, -caption.log_prob)) for image in hypotheses]
 
 
-def _best(log_probs: Tensor, total: Tensor, K: int) -> Slots:
+def _best_continuations(log_probs: Tensor, total: Tensor, K: int) -> Slots:
     """Return the K best continuations of each image; ``log_probs`` (B, R, V) and ``total`` (B, R) as in ``Choose``."""
     # The image's best are among the best of each beam.
     word_log_prob, word = log_probs.topk(min(K, log_probs.shape[2]), dim=2)
@@ -122,7 +122,7 @@ def sample(
 
     def choose(log_probs: Tensor, total: Tensor, open_count: Tensor, images: Tensor) -> Slots:
         uniform = torch.rand(B, R, 1, dtype=torch.float64, device=device)[images]
-        word = sample_words(_likely(log_probs.flatten(0, 1) / temperature, top_k, top_p), uniform.flatten(0, 1))
+        word = sample_words(_restricted(log_probs.flatten(0, 1) / temperature, top_k, top_p), uniform.flatten(0, 1))
         word_log_prob = log_probs.gather(2, word.view(-1, R, 1)).squeeze(2)
         parent = torch.arange(R, device=device).expand_as(total)
         return Slots(total + word_log_prob, parent, word.view_as(total), word_log_prob)
@@ -131,7 +131,7 @@ def sample(
     return [hypothesis for image in images for hypothesis in image]
 
 
-def _likely(log_probs: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
+def _restricted(log_probs: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
     """Return log_probs (N, V) with -inf for the words outside ``top_k`` or ``top_p``."""
     if top_k is not None:
         smallest = log_probs.topk(min(top_k, log_probs.shape[-1]), dim=-1).values[:, -1:]

@@ -46,7 +46,7 @@ class BeamOptions:
         return Constraints(self.min_length, self.no_repeat_ngram or None, repeatable=repeatable)
 
     @classmethod
-    def of_settings(cls, settings: Mapping[str, Any]) -> Self:
+    def from_settings(cls, settings: Mapping[str, Any]) -> Self:
         """Return the search options that a training configuration gives, or else the defaults."""
         search = (settings.get("model") or {}).get("search") or {}
         names = {field.name for field in dataclasses.fields(BeamOptions)}

@@ -110,10 +110,10 @@ class ImageCaption(msgspec.Struct):
     caption: str
 
 
-def convert(path: Path, content: Any, kind: Any, expected: str) -> Any:
+def convert(path: Path, content: Any, content_type: Any, expected: str) -> Any:
     """Return the content of a JSON file as this type. Raises InputError, which names the expected content."""
     try:
-        return msgspec.convert(content, kind)
+        return msgspec.convert(content, content_type)
     except msgspec.ValidationError as error:
         raise InputError(f"{path}: expected {expected}: {error}") from error
 

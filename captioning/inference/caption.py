@@ -15,7 +15,7 @@ from PIL import Image
 
 from captioning.cells import CellGrid
 from captioning.errors import InputError, printable
-from captioning.files import FIGURES, check_output, replacing
+from captioning.files import FIGURE_SUFFIXES, check_output, replacing
 from captioning.trace import AttentionTrace
 from captioning.views.maps import Style
 from captioning.views.overlays import WHOLE, Box, ModelAttention, attention_figure
@@ -121,9 +121,9 @@ class Caption:
         """Write ``figure`` with these options to a .png, .pdf or .svg file. Raises InputError for another suffix."""
         from matplotlib import rc_context
 
-        check_output(path, suffixes=FIGURES)
-        with rc_context({"pdf.fonttype": 42}), replacing(Path(path)) as part:  # TrueType, not Type 3
-            self.figure(style, **options).savefig(part, format=Path(path).suffix[1:].lower())
+        check_output(path, suffixes=FIGURE_SUFFIXES)
+        with rc_context({"pdf.fonttype": 42}), replacing(Path(path)) as temporary:  # TrueType, not Type 3
+            self.figure(style, **options).savefig(temporary, format=Path(path).suffix[1:].lower())
 
     def explorer_run(self, run: str, **options: Any) -> dict[str, Any]:
         """Return this caption and its alternatives as the explorer shows them; see ``explorer.explorer_run``."""

@@ -67,7 +67,7 @@ class ImageCaptioner(Generic[Model]):
         self.model: Model = model.eval().requires_grad_(False)
         self.vocabulary = vocabulary
         self.settings = settings or {}
-        self.options = DecodingOptions.of_settings(self.settings)
+        self.options = DecodingOptions.from_settings(self.settings)
         self.members: Sequence[Any] = model.members if isinstance(model, Ensemble) else [model]
         if all(member.decoder.attention.context_mode == "sample" for member in self.members):
             self.options = dataclasses.replace(self.options, context_mode="sample")  # so that a seed has an effect

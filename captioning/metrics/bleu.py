@@ -27,7 +27,7 @@ class ReferenceNGrams:
 
     Attributes:
         counts: For each n, (references, K) float: how often each of K numbered n-grams occurs in each reference.
-        most: For each n, (images, K): the greatest count of each n-gram in one reference of each image.
+        max_counts: For each n, (images, K): the greatest count of each n-gram in one reference of each image.
         lengths: (references,) words of each reference.
         sizes: (images,) references of each image.
     """
@@ -42,13 +42,13 @@ class ReferenceNGrams:
         self._words = {word: n for n, word in enumerate(dict.fromkeys(chain.from_iterable(sentences)))}
         self._tables: list[Ints] = []  # for each n the sorted keys; an n-gram's number is its key's position
         self.counts = self.count(sentences)
-        self.most = [self._most(counts) for counts in self.counts]
+        self.max_counts = [self._max_counts(counts) for counts in self.counts]
 
-    def _most(self, counts: csr_array) -> csr_array:
-        most = counts[self._first]
+    def _max_counts(self, counts: csr_array) -> csr_array:
+        max_counts = counts[self._first]
         for number in range(1, self.sizes.max(initial=0)):
-            most = most.maximum(counts[self._first + np.minimum(number, self.sizes - 1)])
-        return most
+            max_counts = max_counts.maximum(counts[self._first + np.minimum(number, self.sizes - 1)])
+        return max_counts
 
     def count(self, sentences: Sequence[Words]) -> list[csr_array]:
         """Return for n = 1..4 the counts of each n-gram in each sentence, (sentences, K or more).
@@ -115,8 +115,8 @@ def bleu_counts(
     numbers, hypothesis, reference = index.pairs(hypotheses, images)
     counts = np.zeros((len(hypotheses), 2 * ORDERS + 2))
     lengths = np.array([len(words) for words in hypotheses], dtype=np.int64)
-    for n, (hypothesis_counts, most) in enumerate(zip(index.count(hypotheses), index.most, strict=True)):
-        counts[:, n] = hypothesis_counts[:, : most.shape[1]].minimum(most[numbers]).sum(axis=1)
+    for n, (hypothesis_counts, max_counts) in enumerate(zip(index.count(hypotheses), index.max_counts, strict=True)):
+        counts[:, n] = hypothesis_counts[:, : max_counts.shape[1]].minimum(max_counts[numbers]).sum(axis=1)
         counts[:, ORDERS + n] = np.maximum(lengths - n, 0)
     closest = np.lexsort((index.lengths[reference], abs(index.lengths[reference] - lengths[hypothesis]), hypothesis))
     counts[:, -2] = lengths

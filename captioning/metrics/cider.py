@@ -26,7 +26,7 @@ class CiderD:
         self.ngrams = ReferenceNGrams(references)
         self._log_documents = float(np.log(max(len(references), 1)))
         # For each n: (K,) inverse document frequencies, (references, K).
-        self._weights = [self._log_documents - np.log((most > 0).sum(axis=0)) for most in self.ngrams.most]
+        self._weights = [self._log_documents - np.log((counts > 0).sum(axis=0)) for counts in self.ngrams.max_counts]
         self._values = [(n * weights).tocsr() for n, weights in zip(self.ngrams.counts, self._weights, strict=True)]
 
     def values(self, hypotheses: Sequence[Words], images: Sequence[int] | None = None) -> Floats:

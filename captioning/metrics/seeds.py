@@ -42,7 +42,7 @@ def seed_differences(
     """
     before, after = (np.asarray(counts, dtype=np.float64) for counts in (first, second))
     change = SeedDifferences(before, after, statistic, paired=paired)
-    columns = (column.tolist() for column in (change.values, change.half_width(SIGNIFICANCE_LEVEL), change.p_values()))
+    columns = (x.tolist() for x in (change.differences, change.half_width(SIGNIFICANCE_LEVEL), change.p_values()))
     return [
         Difference(Interval(value, value - width, value + width), p_value, p_value)
         for value, width, p_value in zip(*columns, strict=True)
@@ -53,8 +53,8 @@ class SeedDifferences:
     """The differences of ``seed_differences`` and their variances.
 
     Attributes:
-        values: (S,) the differences.
-        over_images: (S,) variances of the differences over images alone, of these very runs.
+        differences: (S,).
+        image_variances: (S,) variances of the differences over images alone, of these very runs.
     """
 
     def __init__(self, first: Floats, second: Floats, statistic: Statistic, *, paired: bool) -> None:
@@ -62,31 +62,31 @@ class SeedDifferences:
             raise ValueError(f"each variant needs two seeds or more, got {len(first)} and {len(second)}")
         (before, changes_before), (after, changes_after) = _jackknife(first, statistic), _jackknife(second, statistic)
         image_changes = changes_after.mean(axis=0) - changes_before.mean(axis=0)  # (images, S)
-        self.values = after.mean(axis=0) - before.mean(axis=0)
-        self.over_images = np.square(image_changes).sum(axis=0)
+        self.differences = after.mean(axis=0) - before.mean(axis=0)
+        self.image_variances = np.square(image_changes).sum(axis=0)
         sources = [(before, changes_before), (after, changes_after)]
         if paired:
             sources = [(after - before, changes_after - changes_before)]
         run_variance = sum(changes.var(axis=0, ddof=1).sum(axis=0) / len(changes) for _, changes in sources)
         over_seeds = [values.var(axis=0, ddof=1) / len(values) for values, _ in sources]
-        freedom = [*(len(values) - 1 for values, _ in sources), max(1, len(image_changes) - 1)]
+        degrees_of_freedom = [*(len(values) - 1 for values, _ in sources), max(1, len(image_changes) - 1)]
         # The seeds of each variant or of the pairs first, the images last: (sources, S) and (sources, 1).
-        self._variances = np.stack([*over_seeds, np.maximum(0, self.over_images - run_variance)])
-        self._freedom = np.array(freedom, dtype=np.float64)[:, None]
+        self._variances = np.stack([*over_seeds, np.maximum(0, self.image_variances - run_variance)])
+        self._degrees_of_freedom = np.array(degrees_of_freedom, dtype=np.float64)[:, None]
 
     def half_width(self, level: float | Floats) -> Floats:
         """Return half-widths (S,) of intervals that miss the truth with probability ``level``, one number or (S,)."""
-        critical = -stdtrit(self._freedom, np.asarray(level) / 2)  # (sources, S), or (sources, 1)
+        critical = -stdtrit(self._degrees_of_freedom, np.asarray(level) / 2)  # (sources, S), or (sources, 1)
         deviation = np.sqrt(self._variances.sum(axis=0))
         weighted = ratio((critical * self._variances).sum(axis=0), deviation)
-        return np.maximum(weighted, critical[-1] * np.sqrt(self.over_images))
+        return np.maximum(weighted, critical[-1] * np.sqrt(self.image_variances))
 
     def p_values(self) -> Floats:
         """Return the levels (S,) at which the intervals end at zero, by bisection of their logarithm."""
-        low, high = np.full(self.values.shape, np.log(1e-12)), np.zeros(self.values.shape)
+        low, high = np.full(self.differences.shape, np.log(1e-12)), np.zeros(self.differences.shape)
         for _ in range(50):
             middle = (low + high) / 2
-            inside = np.abs(self.values) <= np.maximum(1e-9, self.half_width(np.exp(middle)))  # less is rounding
+            inside = np.abs(self.differences) <= np.maximum(1e-9, self.half_width(np.exp(middle)))  # less is rounding
             low, high = np.where(inside, middle, low), np.where(inside, high, middle)
         return np.exp(high)
 

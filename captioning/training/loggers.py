@@ -109,8 +109,8 @@ def write_figures(folder: Path, suffix: str, evaluator: Evaluator) -> dict[str, 
         attention = ModelAttention(hypothesis.trace, encoder.cells, encoder.preprocessing.view_box(photo.size))
         figure = attention_figure(photo, image.words, {"": attention}, text=image.text)
         path = folder / "figures" / f"{image.image_id}_{suffix}.png"
-        with replacing(path) as part:
-            figure.savefig(part, dpi=80, format="png", pil_kwargs={"compress_level": 1})  # in half the time
+        with replacing(path) as temporary:
+            figure.savefig(temporary, dpi=80, format="png", pil_kwargs={"compress_level": 1})  # in half the time
         captions[str(path)] = image.text
     return captions
 

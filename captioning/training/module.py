@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from captioning.attention import Attention
-from captioning.checkpoint.format import describe
+from captioning.checkpoint.format import checkpoint_entry
 from captioning.checkpoint.load import SavedModel, check_tokenizer, check_vocabulary
 from captioning.component import check_shape
 from captioning.data.batch import CaptionBatch
@@ -100,7 +100,7 @@ class CaptioningModule(pl.LightningModule):
         """Build and return the captioner for a vocabulary, with the weights of ``initial_model``."""
         self.captioner = Captioner(*self._parts, vocabulary_size=len(vocabulary))
         self.captioner.freeze_statistics = bool(self.settings.get("init_from"))  # also if resumed
-        describe(self.captioner, vocabulary, self.settings)  # refuses a part that no checkpoint can hold
+        checkpoint_entry(self.captioner, vocabulary, self.settings)  # refuses a part that no checkpoint can hold
         self.captioner.train()  # Lightning leaves the modes as they are
         if self.initial_model is not None:
             self.initial_model.load_into(self.captioner, vocabulary)
@@ -129,10 +129,10 @@ class CaptioningModule(pl.LightningModule):
     def on_train_batch_start(self, batch: CaptionBatch, batch_idx: int) -> None:
         """Seed each of several processes by its rank and batch, so that a resumed run draws the same numbers."""
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
-            self._random_state_at_step = self._random_numbers()
+            self._random_state_at_step = self._generator_state()
         if self.trainer.world_size > 1:
-            place = (self.data.seed, self.trainer.global_rank, self.trainer.fit_loop.total_batch_idx)
-            stream = np.random.SeedSequence(place)
+            seeds = (self.data.seed, self.trainer.global_rank, self.trainer.fit_loop.total_batch_idx)
+            stream = np.random.SeedSequence(seeds)
             torch.manual_seed(int(stream.generate_state(1, np.uint64)[0]))
 
     def training_step(self, batch: CaptionBatch, batch_idx: int) -> Tensor:
@@ -252,14 +252,14 @@ class CaptioningModule(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the description of the captioner, and the random state and position for a resumed run."""
-        checkpoint["captioning"] = describe(self.captioner, self.data.vocabulary, self.settings)
+        checkpoint["captioning"] = checkpoint_entry(self.captioner, self.data.vocabulary, self.settings)
         checkpoint["unfinished"] = resume.unfinished_batches(self.trainer)
         checkpoint["processes"] = self.trainer.world_size
         # A resumed run that stops before its first batch saves the loaded state.
-        state = self._random_state_at_step if checkpoint["unfinished"] else self._random_numbers()
+        state = self._random_state_at_step if checkpoint["unfinished"] else self._generator_state()
         checkpoint["random_state"] = self._random_state or state
 
-    def _random_numbers(self) -> dict[str, Tensor]:
+    def _generator_state(self) -> dict[str, Tensor]:
         state = {"cpu": torch.get_rng_state()}
         return state | ({"cuda": torch.cuda.get_rng_state(self.device)} if self.device.type == "cuda" else {})
 

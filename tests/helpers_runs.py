@@ -150,7 +150,7 @@ def make_captions(images: int = 20, skill: float = 0.7, *, seed: int = 0, first:
         skill: the probability that a word is that of the first reference, and that a noun is a hit.
     """
     draw = random.Random(seed)
-    found = {}
+    captions = {}
     for image in range(first, first + images):
         people = random.Random(image)
         references = [[people.choice(SAID) for _ in range(7)] for _ in range(2)]
@@ -160,8 +160,8 @@ def make_captions(images: int = 20, skill: float = 0.7, *, seed: int = 0, first:
             for _ in range(image % 3)
         ]
         texts = [" ".join(words) for words in references]
-        found[image] = captioned_image(image, " ".join(caption), texts, hits=nouns if hits else [])
-    return found
+        captions[image] = captioned_image(image, " ".join(caption), texts, hits=nouns if hits else [])
+    return captions
 
 
 def captioned_image(image_id: int, caption: str, references: list[str], **fields) -> CaptionedImage:

@@ -168,9 +168,9 @@ from captioning.kernels.attention import additive_logits, plain_additive_logits
 
 torch.set_num_threads(2)
 assert additive_cpu.usable(torch.zeros(1))
-gradients, given = [], (torch.randn(8, 5, 6), torch.randn(8, 2, 6), torch.randn(6))
+gradients, tensors = [], (torch.randn(8, 5, 6), torch.randn(8, 2, 6), torch.randn(6))
 for score in (additive_logits, plain_additive_logits):
-    inputs = [x.clone().requires_grad_() for x in given]
+    inputs = [x.clone().requires_grad_() for x in tensors]
     score(*inputs).sum().backward()
     gradients.append([x.grad for x in inputs])
 torch.testing.assert_close(*gradients)

@@ -105,8 +105,8 @@ def test_captions_are_paired_with_the_references_of_their_image(folder, capsys):
     options = "--references", "refs.json", "--json", "-"
     Path("said.json").write_text('[{"image_id": 9, "caption": "Two red cats."}, {"image_id": 8, "caption": "a bird"}]')
     command("evaluate", "--captions", "said.json", *options)
-    found = json.loads(capsys.readouterr().out)
-    assert found["images"] == 2 and found["values"]["ROUGE-L"]["value"] > 50
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["images"] == 2 and printed["values"]["ROUGE-L"]["value"] > 50
     Path("more.json").write_text(json.dumps([{"image_id": image_id, "caption": "a"} for image_id in (7, 5, 6)]))
     problem = "more.json: 2 of 3 images have no references, among them image_id 5"
     assert problem in refused(capsys, "evaluate", "--captions", "more.json", *options)

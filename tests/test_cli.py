@@ -464,8 +464,8 @@ def test_a_run_in_wandb_is_named_as_the_user_says_and_not_as_the_run_whose_confi
         arguments = Fit(["--config", *words, "--name", "tiny"]).config.trainer.logger[0]["init_args"]
         return arguments["name"], arguments["id"]
 
-    given = ["--trainer.logger.name", "mine", "--trainer.logger.init_args.id=x1"]
-    assert name_and_id("tiny.yaml", "--trainer.logger", "WandbLogger", *given) == ("mine", "x1")
+    options = ["--trainer.logger.name", "mine", "--trainer.logger.init_args.id=x1"]
+    assert name_and_id("tiny.yaml", "--trainer.logger", "WandbLogger", *options) == ("mine", "x1")
     config = tiny_config(workdir / "shapes")
     config["trainer"]["logger"] = [{"class_path": "WandbLogger", "init_args": {"name": "other", "id": "x0"}}]
     Path("other.yaml").write_text(yaml.safe_dump(config))  # as fit leaves it in a run's folder
@@ -500,13 +500,13 @@ def test_the_screen_of_a_run_has_no_line_in_vain_and_each_epochs_line_its_own_me
     options = ["--trainer.enable_progress_bar", "true", "--trainer.logger", "WandbLogger", "--trainer.max_epochs", "2"]
     command("fit", "--config", "tiny.yaml", *options)
     out, err = capsys.readouterr()
-    said = out + err
+    output = out + err
     for words in ("already configured", "TPU", "to estimate", "Tip"):
-        assert words not in said
-    assert re.search(r"^decoder: AttentionDecoder, ([\d,]+) parameters, \1 of them trained$", said, re.MULTILINE)
+        assert words not in output
+    assert re.search(r"^decoder: AttentionDecoder, ([\d,]+) parameters, \1 of them trained$", output, re.MULTILINE)
     with next(Path("runs/tiny").rglob("metrics.csv")).open() as file:
         logged = [f"val/nll {float(row['val/nll']):.2f} " for row in csv.DictReader(file) if row["val/nll"]]
-    lines = re.findall(r"^epoch (.), step .+: train/loss .+ (val/nll \S+ )val/bleu4", said, re.MULTILINE)
+    lines = re.findall(r"^epoch (.), step .+: train/loss .+ (val/nll \S+ )val/bleu4", output, re.MULTILINE)
     assert lines == [("1", logged[0]), ("2", logged[1])]
 
 
@@ -526,8 +526,8 @@ def test_any_form_of_a_model_is_scored_alike_and_data_are_read_from_its_run_or_a
         }
     assert {path: path.read_bytes() for path in Path("exported").iterdir()} == files
     written = captions_of("runs/tiny")  # which names each image's file
-    found = [caption.text for caption in load("exported")([entry["file"] for entry in written], beam_size=1)]
-    assert found == [entry["caption"] for entry in written]
+    texts = [caption.text for caption in load("exported")([entry["file"] for entry in written], beam_size=1)]
+    assert texts == [entry["caption"] for entry in written]
     references = json.loads(Path(shapes_folder(), "annotations/captions_test.json").read_text())["annotations"]
     of_second = [entry["caption"] for entry in references if entry["image_id"] == written[1]["image_id"]]
     assert written[1]["references"] == of_second

@@ -34,8 +34,8 @@ def explored_by(folders, edit=lambda runs, models: None, seed: int = 0) -> tuple
 
 
 def explored_images(page: str) -> list[dict]:
-    found = re.search(r'class="explorer-data">(.*?)</script>', page, flags=re.S)
-    return json.loads(found[1])["images"] if found else []
+    match = re.search(r'class="explorer-data">(.*?)</script>', page, flags=re.S)
+    return json.loads(match[1])["images"] if match else []
 
 
 def edit_images(folders, edit) -> None:

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def cells(comparison: Comparison, title: str, row: str) -> list[TableCell]:
     (table,) = [table for table in comparison.tables if table.title.startswith(title)]
-    return next(found.cells for found in table.rows if found.name == row)
+    return next(line.cells for line in table.rows if line.name == row)
 
 
 def numbers(cell: TableCell) -> list[float]:
@@ -89,16 +89,16 @@ def test_a_difference_is_clear_where_interval_and_test_agree(low, corrected, exp
 
 def test_p_values_are_corrected_for_all_tests_of_a_table():
     runs = [run_of(name, make_captions(30, 0.5 + i / 10, seed=i)) for i, name in enumerate("abc")]
-    found = compare_runs(runs, resamples=400)
+    comparison = compare_runs(runs, resamples=400)
     metrics = ("bleu1", "bleu2", "bleu3", "bleu4", "rouge_l", "cider_d")
     for measures in (metrics, ("pointing_accuracy", "attention_correctness")):
-        tests = [found.tests[name][measure] for name in "bc" for measure in measures]
+        tests = [comparison.tests[name][measure] for name in "bc" for measure in measures]
         p_values, corrected = zip(*((test.p_value, test.corrected_p_value) for test in tests), strict=True)
         assert [*corrected] == [test.corrected_p_value for test in holm(tests)]
         assert len({*p_values}) > 1 and all(new >= old for old, new in zip(p_values, corrected, strict=True))
-    shown = cells(found, "Captions", "BLEU-1")[2].change
-    assert f"p = {found.tests['c']['bleu1'].corrected_p_value:.3f}" in shown
-    assert all("(Holm)" in table.note for table in found.tables[:2]) and found.notices == []
+    shown = cells(comparison, "Captions", "BLEU-1")[2].change
+    assert f"p = {comparison.tests['c']['bleu1'].corrected_p_value:.3f}" in shown
+    assert all("(Holm)" in table.note for table in comparison.tables[:2]) and comparison.notices == []
     (notice,) = compare_runs([run_of(name, make_captions(8, hits=False)) for name in "ab"], resamples=79).notices
     assert notice.startswith("Captions of 8 images: 79 resamples are too few for 6 tests;")
     assert notice.endswith("Take at least 120.")
@@ -106,20 +106,20 @@ def test_p_values_are_corrected_for_all_tests_of_a_table():
 
 def test_runs_on_different_images_are_compared_on_the_common_ones_and_say_so():
     long, short = make_captions(30, 0.6), make_captions(12, 0.8, first=120)
-    found = compare_runs([run_of("a", long), run_of("b", short)], resamples=50)
-    assert found.image_count == 10
-    assert "(a 30, b 12); compared on the 10 in common" in found.notices[0]
+    comparison = compare_runs([run_of("a", long), run_of("b", short)], resamples=50)
+    assert comparison.image_count == 10
+    assert "(a 30, b 12); compared on the 10 in common" in comparison.notices[0]
     common = [long[i] for i in range(120, 130)]
-    assert cells(found, "Captions of 10 images", "BLEU-2")[0].value == pytest.approx(metrics_of(common)["bleu2"])
+    assert cells(comparison, "Captions of 10 images", "BLEU-2")[0].value == pytest.approx(metrics_of(common)["bleu2"])
     nouns = sum(len(image.hits) for image in common)
-    assert f"{nouns} nouns" in cells(found, "Grounding", "Pointing accuracy")[0].detail
+    assert f"{nouns} nouns" in cells(comparison, "Grounding", "Pointing accuracy")[0].detail
 
 
 def test_references_that_differ_between_the_runs_are_mentioned():
     other = make_captions(8)
     other[103] = dataclasses.replace(other[103], references=[other[103].references[0], "a dog 's tail"])
-    found = compare_runs([run_of("a", make_captions(8)), run_of("b", other)], resamples=50)
-    assert found.image_count == 8 and found.notices[0].startswith("The references of 1 common images differ")
+    comparison = compare_runs([run_of("a", make_captions(8)), run_of("b", other)], resamples=50)
+    assert comparison.image_count == 8 and comparison.notices[0].startswith("The references of 1 common images differ")
 
 
 @pytest.mark.parametrize("other_data_set", [False, True])
@@ -127,10 +127,15 @@ def test_runs_without_a_common_image_are_scored_but_not_tested(other_data_set):
     other = make_captions(9, first=500)
     if other_data_set:  # other images under the same numbers
         other = {i: dataclasses.replace(image, references=["nothing alike"]) for i, image in make_captions(9).items()}
-    found = compare_runs([run_of("a", make_captions(8)), run_of("b", other)], resamples=50)
-    assert found.image_count == 0 and found.tests == {} and found.verdicts == {} and found.disagreements == []
-    assert "no image in common (a 8, b 9)" in found.notices[0]
-    shown = cells(found, "Captions of each run's own images", "BLEU-1")
+    comparison = compare_runs([run_of("a", make_captions(8)), run_of("b", other)], resamples=50)
+    assert (
+        comparison.image_count == 0
+        and comparison.tests == {}
+        and comparison.verdicts == {}
+        and comparison.disagreements == []
+    )
+    assert "no image in common (a 8, b 9)" in comparison.notices[0]
+    shown = cells(comparison, "Captions of each run's own images", "BLEU-1")
     assert all(cell.value is not None and not cell.change for cell in shown)
 
 
@@ -138,9 +143,9 @@ def test_runs_without_a_common_image_are_scored_but_not_tested(other_data_set):
 def test_a_run_on_other_data_is_set_aside_with_a_line_and_the_others_are_tested(place):
     runs = [run_of("a", make_captions(8)), run_of("b", make_captions(8, 0.9, seed=1))]
     runs.insert(place, run_of("elsewhere", make_captions(9, first=500)))
-    found = compare_runs(runs, resamples=50)
-    assert (found.runs, found.image_count, list(found.tests)) == (["a", "b"], 8, ["b"])
-    assert found.notices[0] == "elsewhere was tested on other data than a, and is left out of this comparison."
+    comparison = compare_runs(runs, resamples=50)
+    assert (comparison.runs, comparison.image_count, list(comparison.tests)) == (["a", "b"], 8, ["b"])
+    assert comparison.notices[0] == "elsewhere was tested on other data than a, and is left out of this comparison."
 
 
 def test_hard_attention_that_drew_nothing_in_training_is_named_above_the_tables_and_beside_the_run():
@@ -151,20 +156,20 @@ def test_hard_attention_that_drew_nothing_in_training_is_named_above_the_tables_
     curves = {name: {"train/sample_probability": curve} for name, curve in logged.items()}
     curves["between"]["train/reward"] = [(99, -3.0)]  # it drew between two logged batches
     runs = [run_of(name, make_captions(8), settings=settings, curves=curves[name]) for name in logged]
-    found = compare_runs(runs, resamples=240)
-    assert [notice.partition(" (")[0] for notice in found.notices] == ["short drew no location in training"]
-    details = [cell.detail for cell in cells(found, "Speed", "Attention")]
+    comparison = compare_runs(runs, resamples=240)
+    assert [notice.partition(" (")[0] for notice in comparison.notices] == ["short drew no location in training"]
+    details = [cell.detail for cell in cells(comparison, "Speed", "Attention")]
     assert [detail.partition(", ")[2] for detail in details] == ["drew no location in training", "", ""]
 
 
 def test_a_run_without_captions_is_named_with_the_command_that_makes_them():
     untested = run_of("b", checkpoint=Path("my b/checkpoints/best.ckpt"))
     tested = [run_of("a", make_captions(8)), run_of("c", make_captions(8, 0.9, seed=1))]
-    found = compare_runs([tested[0], untested, tested[1], run_of("d")], resamples=20)
-    assert "to make them: captioning test --ckpt_path 'my b/checkpoints/best.ckpt'" in found.notices[0]
-    assert "d has no captions" in found.notices[1] and "no checkpoint to make them with" in found.notices[1]
-    assert [bool(cell.text) for cell in cells(found, "Captions", "BLEU-1")] == [True, False, True, False]
-    assert list(found.tests) == ["c"]
+    comparison = compare_runs([tested[0], untested, tested[1], run_of("d")], resamples=20)
+    assert "to make them: captioning test --ckpt_path 'my b/checkpoints/best.ckpt'" in comparison.notices[0]
+    assert "d has no captions" in comparison.notices[1] and "no checkpoint to make them with" in comparison.notices[1]
+    assert [bool(cell.text) for cell in cells(comparison, "Captions", "BLEU-1")] == [True, False, True, False]
+    assert list(comparison.tests) == ["c"]
     nothing = compare_runs([run_of("a"), run_of("b")], resamples=20)
     assert [table.note for table in nothing.tables] == ["The settings of a, b are not known."]
     first_untested = compare_runs([untested, *tested], resamples=20)
@@ -174,9 +179,9 @@ def test_a_run_without_captions_is_named_with_the_command_that_makes_them():
 def test_grounding_is_over_nouns_with_what_knows_nothing_of_the_caption_beneath(pair):
     soft, hard = make_captions(40, 0.5), make_captions(40, 0.8, seed=1)
     judged = [hit for image in hard.values() for hit in image.hits]
-    found = cells(pair, "Grounding", "Pointing accuracy")[1]
-    assert found.value == pytest.approx(100 * np.mean([hit.hit for hit in judged]))
-    assert found.detail.endswith(f"{len(judged)} nouns") and "p " in found.change
+    cell = cells(pair, "Grounding", "Pointing accuracy")[1]
+    assert cell.value == pytest.approx(100 * np.mean([hit.hit for hit in judged]))
+    assert cell.detail.endswith(f"{len(judged)} nouns") and "p " in cell.change
     assert [cell.text for cell in cells(pair, "Grounding", "Pointing, by chance")] == ["25.0", "25.0"]
     assert [cell.text for cell in cells(pair, "Grounding", "Pointing, always the center")] == ["50.0", "50.0"]
     correctness = cells(pair, "Grounding", "Attention correctness")
@@ -193,9 +198,9 @@ def test_the_curves_that_matter_come_first_and_controls_are_left_out():
         "soft", curves={"val/bleu4": [(10, 5.0)], "val/nll": [(10, 3.0)], "val_controls/length_ratio": [(1, 1.0)]}
     )
     hard = run_of("hard", curves={"train/loss": [(1, 2.0)], "val/nll": [(10, 2.5), (30, 2.5)]})
-    found = compare_runs([soft, hard], resamples=20)
-    assert list(found.curves) == ["val/bleu4", "val/nll", "train/loss"]
-    assert list(found.curves["val/nll"]) == ["soft", "hard"]
+    comparison = compare_runs([soft, hard], resamples=20)
+    assert list(comparison.curves) == ["val/bleu4", "val/nll", "train/loss"]
+    assert list(comparison.curves["val/nll"]) == ["soft", "hard"]
 
 
 def test_speed_size_and_decoding_stand_side_by_side():
@@ -212,7 +217,7 @@ def test_speed_size_and_decoding_stand_side_by_side():
         contexts={"expected": {"bleu4": 12.345}},
         parameters={"decoder": 1234567, "encoder": 89},
     )
-    found = compare_runs([run_of("soft"), hard], resamples=20)
+    comparison = compare_runs([run_of("soft"), hard], resamples=20)
     for row, text in {
         "Training, captions per second": "1,500",  # the median
         "Parameters, decoder": "1,234,567",
@@ -220,9 +225,9 @@ def test_speed_size_and_decoding_stand_side_by_side():
         "Context in the test": "argmax",
         "BLEU-4, expected context": "12.35",
     }.items():
-        soft, cell = cells(found, "Speed", row)
+        soft, cell = cells(comparison, "Speed", row)
         assert (soft.text, cell.text) == ("", text)
-    assert cells(found, "Speed", "Attention")[1].detail == "HardAttention, DotScore, SummedOutput"
+    assert cells(comparison, "Speed", "Attention")[1].detail == "HardAttention, DotScore, SummedOutput"
     own = {"class_path": "x.D", "init_args": {"attention": {"class_path": "mine.WideAttention"}}}
     again = compare_runs([run_of("a", settings={"model": {"decoder": own}}), hard], resamples=9)
     assert cells(again, "Speed", "Attention")[0].text == "wide"
@@ -244,9 +249,9 @@ def test_the_images_where_sentences_metrics_differ_most_come_first():
     soft = {i: captioned_image(i, "a red dog sits on the mat", references) for i in (3, 5, 8, 9)}
     told = {3: "a red dog sits on a mat", 5: "two green cats", 8: "a red dog sits on the mat", 9: "the dog sits"}
     hard = {i: captioned_image(i, text, references) for i, text in told.items()}
-    found = compare_runs([run_of("soft", soft), run_of("hard", hard)], resamples=20)
-    assert [item.image_id for item in found.disagreements] == [5, 9, 3]  # 8: both say the same
-    first = found.disagreements[0]
+    comparison = compare_runs([run_of("soft", soft), run_of("hard", hard)], resamples=20)
+    assert [item.image_id for item in comparison.disagreements] == [5, 9, 3]  # 8: both say the same
+    first = comparison.disagreements[0]
     assert first.captions == {"soft": references[0], "hard": "two green cats"} and first.references == references
     assert first.scores["soft"] == pytest.approx(100) and first.scores["hard"] == 0
     assert len(compare_runs([run_of("soft", soft), run_of("hard", hard)], resamples=20, images=2).disagreements) == 2
@@ -311,8 +316,8 @@ def test_text_stands_out_from_its_background_as_wcag_2_asks(style):
         linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in channels]
         return float(np.dot([0.2126, 0.7152, 0.0722], linear))
 
-    found = re.findall(r"--(paper|ground|ink|muted): #(\w+)", (ROOT / "captioning" / style).read_text())
-    for scheme in (dict(found[:4]), dict(found[4:])):  # light and dark
+    colors = re.findall(r"--(paper|ground|ink|muted): #(\w+)", (ROOT / "captioning" / style).read_text())
+    for scheme in (dict(colors[:4]), dict(colors[4:])):  # light and dark
         for text, behind in itertools.product(("ink", "muted"), ("paper", "ground")):
             dark, light = sorted(luminance(scheme[name]) for name in (text, behind))
             assert (light + 0.05) / (dark + 0.05) >= 4.5

@@ -125,9 +125,9 @@ def passes(step: nn.Module, batch: CaptionBatch, samples: int) -> dict[str, Tens
             loss, terms = step(batch)
             loss.backward()
     module = step.module if isinstance(step, DistributedDataParallel) else step
-    found = {f"gradient of {name}": p.grad for name, p in module.named_parameters() if p.grad is not None}
-    found |= {f"buffer {name}": value for name, value in module.named_buffers()}
-    return found | {f"term {name}": value for name, value in terms.items()}
+    tensors = {f"gradient of {name}": p.grad for name, p in module.named_parameters() if p.grad is not None}
+    tensors |= {f"buffer {name}": value for name, value in module.named_buffers()}
+    return tensors | {f"term {name}": value for name, value in terms.items()}
 
 
 def work(rank: int, world_size: int, folder: str) -> None:
@@ -137,12 +137,12 @@ def work(rank: int, world_size: int, folder: str) -> None:
     results = {}
     for name, case in CASES.items():
         step = DistributedDataParallel(Step(case))
-        found = passes(step, batch_of(rank, world_size), step.module.objective.samples)
-        for key, value in found.items():
+        tensors = passes(step, batch_of(rank, world_size), step.module.objective.samples)
+        for key, value in tensors.items():
             if key.startswith("term"):
                 torch.distributed.all_reduce(value)
-                found[key] = value / world_size
-        results[name] = found
+                tensors[key] = value / world_size
+        results[name] = tensors
     torch.save(results, f"{folder}/rank{rank}.pt")
     torch.distributed.destroy_process_group()
 
@@ -157,8 +157,8 @@ def test_gradients_terms_and_buffers_are_those_of_the_large_batch(tmp_path: Path
         step = Step(case)
         whole = passes(step, batch_of(), step.objective.samples)
         scale = max(float(value.abs().max()) for key, value in whole.items() if key.startswith("gradient"))
-        for found in (rank[name] for rank in ranks):
-            assert found.keys() == whole.keys()
+        for tensors in (rank[name] for rank in ranks):
+            assert tensors.keys() == whole.keys()
             for key, value in whole.items():
                 tolerance = 1e-6 * (scale if key.startswith("gradient") else 1)
-                assert torch.allclose(found[key], value, rtol=0, atol=tolerance, equal_nan=True), (name, key)
+                assert torch.allclose(tensors[key], value, rtol=0, atol=tolerance, equal_nan=True), (name, key)

@@ -109,9 +109,9 @@ def test_teacher_forcing_equals_step_by_step():
     output = decoder(captions, lengths, memory)
     state = decoder.init_state(memory)
     for t in range(5):
-        logits, state, looked = decoder.step(captions[:, t], state, memory)
+        logits, state, trace = decoder.step(captions[:, t], state, memory)
         torch.testing.assert_close(logits, output.logits.view(B, T, V)[:, t])
-        torch.testing.assert_close(looked.alphas, output.trace.alphas[:, t])
+        torch.testing.assert_close(trace.alphas, output.trace.alphas[:, t])
 
 
 def test_padding_changes_neither_logits_nor_alphas():
@@ -151,10 +151,10 @@ def test_rows_of_one_image_share_its_memory(attention):
     annotations = torch.randn(B, L, D)
     tokens = torch.randint(4, V, (B * 3,))
     state = (torch.randn(B * 3, H), torch.randn(B * 3, H))
-    shared, _, looked = decoder.step(tokens, state, decoder.encode(annotations))
-    copied, _, looked_copied = decoder.step(tokens, state, decoder.encode(annotations.repeat_interleave(3, 0)))
+    shared, _, trace = decoder.step(tokens, state, decoder.encode(annotations))
+    copied, _, copied_trace = decoder.step(tokens, state, decoder.encode(annotations.repeat_interleave(3, 0)))
     torch.testing.assert_close(shared, copied)
-    torch.testing.assert_close(looked.alphas, looked_copied.alphas)
+    torch.testing.assert_close(trace.alphas, copied_trace.alphas)
 
 
 def test_standardizing_gives_channels_of_mean_zero_and_variance_one_and_leaves_masked_locations_out():

@@ -26,15 +26,15 @@ def _double():
     ids=["linear", "image_product"],
 )
 def test_a_collected_factor_of_a_recurrence_gets_the_gradient_of_all_steps(product, start, factor):
-    given = torch.randn(start, requires_grad=True), torch.randn(factor, requires_grad=True)
+    inputs = torch.randn(start, requires_grad=True), torch.randn(factor, requires_grad=True)
 
     def last(x, factor):
         for _ in range(T):
             x = torch.tanh(product(x, factor))
         return x.sum()
 
-    plain = torch.autograd.grad(last(*given), given)
-    torch.testing.assert_close(torch.autograd.grad(last(given[0], deferred(given[1])), given), plain)
+    plain = torch.autograd.grad(last(*inputs), inputs)
+    torch.testing.assert_close(torch.autograd.grad(last(inputs[0], deferred(inputs[1])), inputs), plain)
 
 
 def test_ordinary_uses_of_a_deferred_tensor_count_too():

@@ -62,8 +62,8 @@ def test_hard_attention_draws_in_the_last_third_of_the_demo_as_in_its_config(tmp
     assert attention["init_args"]["ramp"][0] == pytest.approx(2 / 3, abs=1e-3)
     assert not any("ramp" in word for words in fits.values() for word in words)
     for words in fits.values():
-        given = dict(word.removeprefix("--trainer.").split("=") for word in words if word.startswith("--trainer."))
-        assert int(given["max_epochs"]) % int(given["check_val_every_n_epoch"]) == 0  # the last epoch is validated
+        options = dict(word.removeprefix("--trainer.").split("=") for word in words if word.startswith("--trainer."))
+        assert int(options["max_epochs"]) % int(options["check_val_every_n_epoch"]) == 0  # the last epoch is validated
 
 
 def test_a_demo_that_goes_on_trains_as_it_began(tmp_path, monkeypatch, capsys):
@@ -101,9 +101,9 @@ def test_the_demo_ends_with_the_comparison_of_its_runs_and_says_where_it_is(test
 
 def test_a_failure_has_its_reason_in_one_line_and_leaves_the_others_alone(capsys):
     commands = Commands(2, "usage")
-    found = commands.side_by_side(lambda words: commands.run(words[0], words) and words, [["--help"], ["fti"]])
-    assert found[0] == ["--help"] and isinstance(found[1], InputError)
-    assert re.fullmatch(r"fti failed: .*fti: no such command; did you mean fit\?.*", str(found[1]))
+    results = commands.side_by_side(lambda words: commands.run(words[0], words) and words, [["--help"], ["fti"]])
+    assert results[0] == ["--help"] and isinstance(results[1], InputError)
+    assert re.fullmatch(r"fti failed: .*fti: no such command; did you mean fit\?.*", str(results[1]))
     lines = capsys.readouterr().out.splitlines()
     assert "--help  $ captioning --help" in lines and any(line.startswith("--help  usage: ") for line in lines)
 

@@ -54,10 +54,10 @@ class Split:
 
     def evaluator(self, *batches: CaptionBatch, **options) -> Evaluator:
         search = BeamOptions(beam_size=2, max_length=9)
-        found = Evaluator(self.captioner, self.vocabulary, self.index, self.regions, search=search, **options)
+        evaluator = Evaluator(self.captioner, self.vocabulary, self.index, self.regions, search=search, **options)
         for batch in batches:
-            found.update(batch)
-        return found
+            evaluator.update(batch)
+        return evaluator
 
 
 @pytest.fixture(scope="module")
@@ -101,12 +101,12 @@ def test_without_references_there_are_captions_and_no_metrics(split):
 
 def test_a_model_is_evaluated_on_a_data_set_in_one_call(split, source):
     search = BeamOptions(beam_size=2, max_length=9)
-    found = evaluate(split.captioner, split.vocabulary, source, search, split="val", batch_size=2)
+    result = evaluate(split.captioner, split.vocabulary, source, search, split="val", batch_size=2)
     by_hand = split.evaluator(split.batch(0, 1), split.batch(2, 3), split.batch(4))
-    assert found.records == by_hand.records and found.finish() == by_hand.finish()
-    assert set(found.finish()) <= set(METRICS)
+    assert result.records == by_hand.records and result.finish() == by_hand.finish()
+    assert set(result.finish()) <= set(METRICS)
     first = evaluate(split.captioner, split.vocabulary, source, search, split="val", limit_images=2)
-    assert first.records == found.records[:2]
+    assert first.records == result.records[:2]
 
 
 def test_no_word_sequence_of_a_length_stands_twice_in_evaluated_captions(split, source):
@@ -123,14 +123,14 @@ def test_an_ensemble_of_other_views_loads_its_images_itself(split, source):
     other = Captioner(ConvEncoder((8, 12), (4, 2), image_size=32), decoder, vocabulary_size=len(split.vocabulary))
     search = BeamOptions(beam_size=2, max_length=9)
     members = [split.captioner, other.eval()]
-    found = evaluate(Ensemble(members), split.vocabulary, source, search, split="val", batch_size=2)
+    result = evaluate(Ensemble(members), split.vocabulary, source, search, split="val", batch_size=2)
 
     def load(rows, preprocessing):
         return torch.stack([preprocessing(split.index.image(row, preprocessing)) for row in rows.tolist()])
 
     split.captioner = Ensemble(members, load_images=load).eval()
     by_hand = split.evaluator(split.batch(0, 1), split.batch(2, 3), split.batch(4))
-    assert found.records == by_hand.records and found.finish() == by_hand.finish()
+    assert result.records == by_hand.records and result.finish() == by_hand.finish()
 
 
 def test_the_example_of_evaluate_runs(tmp_path, monkeypatch):
@@ -152,15 +152,15 @@ def test_the_evidence_is_judged_beside_the_alphas(source, tmp_path, output):
         for by_evidence, weights in ((False, trace.alphas), (True, trace.evidence)):
             regions = named_regions(words, split.regions.objects(image_index))
             judged[by_evidence] += noun_hits(words, weights[number].numpy(), regions, split.captioner.encoder.cells)
-    looked, came_from = (
+    by_alphas, by_posterior = (
         grounding_metrics([CaptionedImage(image_id=0, caption="", references=[], hits=judged[key])])
         for key in (False, True)
     )
     by_evidence = {"pointing_accuracy": "pointing_evidence", "attention_correctness": "correctness_evidence"}
     for measure, of_evidence in by_evidence.items():
-        assert scores[f"reference_{measure}"] == pytest.approx(looked[measure])
-        assert scores[f"reference_{of_evidence}"] == pytest.approx(came_from[measure])
-    assert looked["attention_correctness"] != pytest.approx(came_from["attention_correctness"], rel=1e-3)
+        assert scores[f"reference_{measure}"] == pytest.approx(by_alphas[measure])
+        assert scores[f"reference_{of_evidence}"] == pytest.approx(by_posterior[measure])
+    assert by_alphas["attention_correctness"] != pytest.approx(by_posterior["attention_correctness"], rel=1e-3)
     assert [len(image.evidence_hits) for image in images] == [len(image.hits) for image in images]
     write_evaluation(tmp_path, "test", scores, images, search={})
     assert read_captions(tmp_path / "test_captions.json") == {image.image_id: image for image in images}

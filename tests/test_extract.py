@@ -41,8 +41,8 @@ def extracted(*options: object) -> dict[str, int]:
 def test_features_of_the_configured_splits_are_written_and_the_next_command_is_said(capsys):
     checkpoint = save_checkpoint(Path("tuned.ckpt"), with_encoder=TorchvisionEncoder(**ENCODER))
     assert extracted("--flipped", "--init_from", checkpoint) == {"train": 4, "val": 2, "train_flipped": 4}
-    said = "add to the training command:  --data.features out --data.augmentation.flip 0.5 --init_from tuned.ckpt"
-    assert said in capsys.readouterr().out
+    advice = "add to the training command:  --data.features out --data.augmentation.flip 0.5 --init_from tuned.ckpt"
+    assert advice in capsys.readouterr().out
     other = save_checkpoint(Path("other.ckpt"))
     line = refused(capsys, "extract", *OPTIONS, "--output", "new", "--init_from", other)
     assert "other.ckpt: its encoder is not the config's" in line

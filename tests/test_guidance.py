@@ -75,8 +75,7 @@ def test_captions_of_a_search_have_the_evidence_of_teacher_forcing():
     with torch.inference_mode():
         memory = captioner.encode_batch(batch)
         hypotheses = [[best] for best, *_ in captioner.search(memory, BeamOptions(beam_size=2, max_length=4))]
-        found = captioner.with_evidence(memory, hypotheses)
-        for image, (hypothesis,) in enumerate(found):
+        for image, (hypothesis,) in enumerate(captioner.with_evidence(memory, hypotheses)):
             one = memory.select_images(torch.tensor([image]))
             (forced,) = captioner.score_captions(one, [hypothesis.ids])
             torch.testing.assert_close(hypothesis.trace.evidence, forced.trace.evidence.float())

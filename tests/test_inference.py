@@ -54,11 +54,11 @@ def test_load_caption_and_figure_take_three_lines(checkpoint, images, tmp_path):
 )
 def test_forced_decoding_is_the_recurrence_fed_the_given_words(tmp_path, images, attention, output):
     captioner = load(save_checkpoint(tmp_path / "x.ckpt", attention=attention, output=output))
-    given = [["a", "cat", "sits"], ["two", "mats"], [], ["red", "dogs"], ["a"]]  # "dogs" is not in the vocabulary
+    word_lists = [["a", "cat", "sits"], ["two", "mats"], [], ["red", "dogs"], ["a"]]  # "dogs" is not in the vocabulary
     context_mode = "argmax" if attention is HardAttention else None
-    captions = captioner.score_captions(images, given, context_mode=context_mode)
-    assert [caption.words for caption in captions] == given
-    for path, words, caption in zip(images, given, captions, strict=True):
+    captions = captioner.score_captions(images, word_lists, context_mode=context_mode)
+    assert [caption.words for caption in captions] == word_lists
+    for path, words, caption in zip(images, word_lists, captions, strict=True):
         model, preprocessing = captioner.model, captioner.encoder.preprocessing
         memory = model.encode(preprocessing(load_image(path, minimum_side=preprocessing.resize)).unsqueeze(0))
         state, token = model.decoder.init_state(memory), START

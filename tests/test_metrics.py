@@ -161,12 +161,12 @@ def test_missing_references_are_refused():
 
 def test_the_metrics_of_a_corpus_are_those_of_their_functions():
     hypotheses, references = make_corpus(8)
-    found = caption_metrics(hypotheses, references, java=False)
-    assert found == corpus_bleu(hypotheses, references) | {
+    values = caption_metrics(hypotheses, references, java=False)
+    assert values == corpus_bleu(hypotheses, references) | {
         "rouge_l": pytest.approx(100 * rouge_l(hypotheses, references).mean()),
         "cider_d": pytest.approx(100 * cider_d(hypotheses, references).mean()),
     }
-    assert found.keys() | {name for family in metrics.FAMILIES for name in family.names} <= METRICS.keys()
+    assert values.keys() | {name for family in metrics.FAMILIES for name in family.names} <= METRICS.keys()
 
 
 def test_metrics_of_fewer_than_100_images_are_said_to_say_little():
@@ -182,10 +182,10 @@ def test_every_family_gives_intervals_and_paired_tests():
         metrics.family_counts(better, references, java=False),
         strict=True,
     ):
-        found = intervals(counts, family.values, resamples=200)
-        assert found[0] == pytest.approx(family.values(counts.sum(axis=0)))
-        assert found.shape == (3, len(family.names))
-        assert (found[1] < found[0]).all() and (found[0] < found[2]).all()
+        bounds = intervals(counts, family.values, resamples=200)
+        assert bounds[0] == pytest.approx(family.values(counts.sum(axis=0)))
+        assert bounds.shape == (3, len(family.names))
+        assert (bounds[1] < bounds[0]).all() and (bounds[0] < bounds[2]).all()
         tests = differences(counts, other, family.values, resamples=200)
         assert len(tests) == len(family.names) and all(test.interval.value > 0 and test.clear for test in tests)
         assert family.image_values(counts).shape == (len(hypotheses), len(family.names))

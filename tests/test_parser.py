@@ -22,10 +22,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 FUNCTIONS = {}
 for name in OTHER_COMMANDS:
-    found = getattr(importlib.import_module(f"captioning.cli.{name}"), name)
-    FUNCTIONS |= (
-        {f"{name} {word}": each for word, each in found.items()} if isinstance(found, Mapping) else {name: found}
-    )
+    command = getattr(importlib.import_module(f"captioning.cli.{name}"), name)
+    commands = command if isinstance(command, Mapping) else {"": command}
+    FUNCTIONS |= {f"{name} {word}".strip(): function for word, function in commands.items()}
 
 
 def toast(
@@ -53,15 +52,15 @@ def toast(
     Examples:
         captioning toast rye
     """
-    given.append((breads, topping, side, plate, slices, burnt, overrides))
+    calls.append((breads, topping, side, plate, slices, burnt, overrides))
 
 
-given: list[tuple] = []
+calls: list[tuple] = []
 
 
 def parsed(words: str) -> tuple:
     call("captioning toast", toast, words.split())
-    return given.pop()
+    return calls.pop()
 
 
 def test_words_flags_repeated_options_and_defaults_reach_the_function():
@@ -111,15 +110,15 @@ def test_without_words_a_list_takes_several_values():
         Args:
             number: A number.
         """
-        given.append(number)
+        calls.append(number)
 
     call("captioning add", add, "--number 1 2 --number 3".split())
-    assert given.pop() == [1, 2, 3]
+    assert calls.pop() == [1, 2, 3]
 
 
 def test_one_of_several_commands_is_chosen_by_its_word(capsys):
     call("captioning kitchen", {"toast": toast}, ["toast", "rye", "--topping", "1"])
-    assert given.pop()[0] == ("rye",)
+    assert calls.pop()[0] == ("rye",)
     call("captioning kitchen", {"toast": toast}, [])
     assert "toast  Toast bread." in capsys.readouterr().out
     with pytest.raises(InputError, match="captioning kitchen toats: no such command; did you mean toast"):
@@ -148,7 +147,7 @@ class Recorder:
     options = DecodingOptions(beam_size=3, no_repeat_content=True)
 
     def stream(self, paths, options, **_):
-        given.append(options)
+        calls.append(options)
         return iter(())
 
 
@@ -156,14 +155,14 @@ def test_options_of_the_search_replace_those_of_the_training_and_can_turn_one_of
     monkeypatch.setattr("captioning.inference.load", lambda *_: Recorder())
     image = save_image(tmp_path / "a.png")
     call("captioning caption", caption, [str(image)])
-    assert given.pop() == Recorder.options
+    assert calls.pop() == Recorder.options
     words = "--no_repeat_content false --max_length 7 --min_length 0".split()
     call("captioning caption", caption, [str(image), *words])
-    assert given.pop() == dataclasses.replace(Recorder.options, no_repeat_content=False, max_length=7, min_length=0)
+    assert calls.pop() == dataclasses.replace(Recorder.options, no_repeat_content=False, max_length=7, min_length=0)
     with pytest.raises(InputError, match="argument --no_repeat_content: must be true or false, got 'no'"):
         call("captioning caption", caption, [str(image), "--no_repeat_content", "no"])
     caption(str(image), no_repeat_content=True, sample=True)
-    assert given.pop() == dataclasses.replace(Recorder.options, method="sample")
+    assert calls.pop() == dataclasses.replace(Recorder.options, method="sample")
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

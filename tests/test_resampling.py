@@ -47,8 +47,8 @@ def bleu4(counts):
 def test_the_bootstrap_interval_is_sacrebleus():
     bleu = pytest.importorskip("sacrebleu").metrics.BLEU(tokenize="none", smooth_method="none", force=True)
     references, system, _ = corpus()
-    said, *streams = ([" ".join(words) for words in of] for of in (system, *zip(*references, strict=True)))
-    theirs = bleu.corpus_score(said, streams, n_bootstrap=1000)
+    hypotheses, *streams = ([" ".join(words) for words in texts] for texts in (system, *zip(*references, strict=True)))
+    theirs = bleu.corpus_score(hypotheses, streams, n_bootstrap=1000)
     mean, half = theirs._mean, theirs._ci
     value, low, high = intervals(bleu_counts(system, references), bleu4, resamples=1000)
     assert value == pytest.approx(theirs.score, abs=1e-9)

@@ -37,10 +37,10 @@ def touch(path: str) -> str:
 
 
 def test_a_run_has_the_name_of_its_first_configuration_and_planning_writes_nothing(tmp_path, monkeypatch):
-    found = plan()
-    assert (found.folder.path, found.taken_folder) == (Path("runs/soft"), None)
-    assert found.claims_folder and found.settings["ckpt_path"] is None
-    assert found.settings["checkpoint.dirpath"] == found.settings["last.dirpath"] == "runs/soft/checkpoints"
+    run_plan = plan()
+    assert (run_plan.folder.path, run_plan.taken_folder) == (Path("runs/soft"), None)
+    assert run_plan.claims_folder and run_plan.settings["ckpt_path"] is None
+    assert run_plan.settings["checkpoint.dirpath"] == run_plan.settings["last.dirpath"] == "runs/soft/checkpoints"
     assert plan(name="").folder.path == Path("runs/soft")  # an unset variable of a shell
     assert plan(name="mine", runs="elsewhere").folder.path == Path("elsewhere/mine")
     monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
@@ -52,9 +52,9 @@ def test_a_taken_name_gets_the_first_free_number(tmp_path):
     touch("runs/soft/config.yaml")
     touch("runs/soft-2/checkpoints/last.ckpt")
     Path("runs/soft-3").symlink_to("nowhere")
-    found = plan()
-    assert found.folder.path == Path("runs/soft-4") and found.taken_folder.path == Path("runs/soft")
-    assert found.settings["name"] == "soft-4" and found.settings["trainer.default_root_dir"] == "runs/soft-4"
+    run_plan = plan()
+    assert run_plan.folder.path == Path("runs/soft-4") and run_plan.taken_folder.path == Path("runs/soft")
+    assert run_plan.settings["name"] == "soft-4" and run_plan.settings["trainer.default_root_dir"] == "runs/soft-4"
     second = plan(folder="runs/soft")  # another process of the run
     assert second.folder.path == Path("runs/soft") and not second.claims_folder
 
@@ -62,8 +62,9 @@ def test_a_taken_name_gets_the_first_free_number(tmp_path):
 @pytest.mark.parametrize(("checkpoint", "file"), [("last", "last"), ("best", "best"), (None, "last")])
 def test_a_resumed_run_keeps_its_folder(checkpoint, file):
     path = touch(f"runs/soft/checkpoints/{file}.ckpt")
-    found = plan(ckpt_path=checkpoint or path)
-    assert found.folder.path == Path("runs/soft") and not found.claims_folder and found.settings["ckpt_path"] == path
+    resumed = plan(ckpt_path=checkpoint or path)
+    assert resumed.folder.path == Path("runs/soft") and not resumed.claims_folder
+    assert resumed.settings["ckpt_path"] == path
     assert plan(ckpt_path=path, name="new").folder.path == Path("runs/new")
 
 

@@ -113,8 +113,8 @@ def test_several_models_are_tested_as_an_ensemble(workdir, capsys):
     assert "1 images; 2 models; beam 1" in capsys.readouterr().out
     (caption,) = json.loads(read("scored/test_captions.json"))
     (image,) = sorted(Path("shapes").rglob("val*/*.png"))[:1]
-    found = load([CHECKPOINT, OTHER]).caption(image, beam_size=1)
-    assert caption["caption"] == found.text
+    expected = load([CHECKPOINT, OTHER]).caption(image, beam_size=1)
+    assert caption["caption"] == expected.text
     assert json.loads(read("scored/test_metrics.json"))["search"]["members"] == {OTHER: checksum(OTHER)}
     alone = [measured("--ckpt_path", checkpoint)["nll"] for checkpoint in (CHECKPOINT, OTHER)]
     assert both["nll"] < sum(alone) / 2  # Jensen: the mean of probabilities beats the mean of logarithms

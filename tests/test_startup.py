@@ -17,7 +17,7 @@ def program(words: list[str], heavy: set[str]) -> str:
     """A program that runs a command line and fails if a heavy module is imported then."""
     return (
         f"import sys; sys.argv = ['captioning', *{words!r}]\nfrom captioning.__main__ import main\n"
-        f"try:\n    main()\nfinally:\n    found = {heavy!r} & set(sys.modules)\n    assert not found, found\n"
+        f"try:\n    main()\nfinally:\n    loaded = {heavy!r} & set(sys.modules)\n    assert not loaded, loaded\n"
     )
 
 

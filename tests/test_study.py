@@ -94,12 +94,12 @@ def table(page: str, corner: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_every_shipped_study_is_read_and_its_table_in_the_page_of_results_has_every_variant(path):
-    found = read_study(path)
-    assert found.name == path.stem and found.references
-    assert len(found.seeds) >= 3 or "One seed each" in path.read_text(encoding="utf-8")
+    study = read_study(path)
+    assert study.name == path.stem and study.references
+    assert len(study.seeds) >= 3 or "One seed each" in path.read_text(encoding="utf-8")
     page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
-    block = page.partition(f"<!-- study {found.name} -->")[2].partition("<!-- end -->")[0]
-    assert not block or [found.label(name) for name in found.variants if found.label(name) not in block] == []
+    block = page.partition(f"<!-- study {study.name} -->")[2].partition("<!-- end -->")[0]
+    assert not block or [study.label(name) for name in study.variants if study.label(name) not in block] == []
 
 
 @pytest.mark.parametrize(

@@ -61,12 +61,12 @@ def fast(Q, C, W, log_w):
     return summed_log_probs(Q, C, W, log_w, INDEX)
 
 
-def with_gradients(function, given):
+def with_gradients(function, tensors):
     """Return the log-probabilities, and the gradients of a sum of them with a weight for every word."""
-    given = [x.detach().clone().requires_grad_() for x in given]
-    value = function(*given)
+    tensors = [x.detach().clone().requires_grad_() for x in tensors]
+    value = function(*tensors)
     (value.flatten() @ torch.linspace(1, 2, value.numel(), dtype=value.dtype)).backward()
-    return [value.detach(), *(x.grad for x in given)]
+    return [value.detach(), *(x.grad for x in tensors)]
 
 
 def test_the_sum_runs_over_the_support_alone_and_is_exact(chunks):
@@ -100,8 +100,8 @@ def test_gradients_equal_finite_differences(chunks):
         assert torch.autograd.gradcheck(log_probs, [x.requires_grad_() for x in inputs()])
 
 
-def assert_near(given, expected, absent, tolerance):
-    for a, b in zip(given, expected, strict=True):
+def assert_near(tensors, expected, absent, tolerance):
+    for a, b in zip(tensors, expected, strict=True):
         b = b.masked_fill(absent, 0) if b.shape == absent.shape else b  # the reference has 0 times infinity there
         assert torch.isfinite(a).all()
         assert (a.double() - b).norm() <= tolerance * b.norm()
@@ -126,14 +126,14 @@ def test_masked_locations_receive_exactly_no_gradient(log_probs, chunks):
 
 
 def test_products_have_the_type_of_autocast():
-    given = inputs(torch.float32)
+    tensors = inputs(torch.float32)
 
-    def autocast(*given):
+    def autocast(*tensors):
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            return fast(*given)
+            return fast(*tensors)
 
-    cast = with_gradients(autocast, given)
-    explicit = with_gradients(lambda Q, C, W, log_w: fast(Q, C.bfloat16(), W.bfloat16(), log_w), given)
+    cast = with_gradients(autocast, tensors)
+    explicit = with_gradients(lambda Q, C, W, log_w: fast(Q, C.bfloat16(), W.bfloat16(), log_w), tensors)
     assert all(torch.equal(a, b) and a.dtype == torch.float32 for a, b in zip(cast, explicit, strict=True))
 
 

@@ -185,10 +185,10 @@ def test_search_steps_equal_teacher_forcing():
         output = captioner.teacher_force(batch, memory)
         logits = torch.zeros(*output.mask.shape, V)
         logits[output.mask] = output.logits
-        for given in (memory, decoder.prepare_search(memory)):
-            state = decoder.init_state(given)
+        for prepared in (memory, decoder.prepare_search(memory)):
+            state = decoder.init_state(prepared)
             for t in range(output.mask.shape[1]):
-                step, state, _ = decoder.step(batch.captions[:, t], state, given)
+                step, state, _ = decoder.step(batch.captions[:, t], state, prepared)
                 exists = output.mask[:, t]
                 torch.testing.assert_close(step[exists], logits[:, t][exists], atol=1e-5, rtol=1e-4)
 

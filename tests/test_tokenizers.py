@@ -132,8 +132,8 @@ def test_chinese_from_photos_to_scores(trained, monkeypatch):
     assert caption.text in results.values() and not any(" " in text for text in results.values())
     metrics = json.loads(Path("runs/tiny/test_metrics.json").read_text())
     assert metrics["search"]["tokenizer"] == "Characters"
-    said = [Characters().tokenize(results[i]) for i in sorted(results)]
-    expected = caption_metrics(said, [[list(text.rstrip("。"))] for text in CHINESE], java=False)
+    captions = [Characters().tokenize(results[i]) for i in sorted(results)]
+    expected = caption_metrics(captions, [[list(text.rstrip("。"))] for text in CHINESE], java=False)
     for name in ("bleu1", "bleu4", "rouge_l", "cider_d"):
         assert metrics[f"test/{name}"] == pytest.approx(expected[name])
     written = json.loads(Path("runs/tiny/test_captions.json").read_text())

@@ -77,15 +77,15 @@ def test_checkpoint_of_another_vocabulary_is_refused(shapes, tmp_path):
     ],
 )
 def test_a_schedule_knows_the_steps_of_the_run(shapes, tmp_path, options, steps):
-    given = []
+    totals = []
 
     def schedule(optimizer, total):
-        given.append(total)
+        totals.append(total)
         return WarmupCosine(optimizer, total, 2)
 
     trainer = make_trainer(tmp_path, limit_val_batches=0, **options)
     trainer.fit(make_module(scheduler=schedule), make_data(shapes))
-    assert given == [steps] == [trainer.global_step]
+    assert totals == [steps] == [trainer.global_step]
 
 
 def test_a_schedule_needs_an_end(shapes, tmp_path):

@@ -96,8 +96,8 @@ def test_own_photos(workplace, capsys):
     photos(workplace / "photos", shown.splitlines()[0].split(","))
     commands = follow("own_photos")
     assert len(commands) == 7
-    said = capsys.readouterr().out
-    assert "test/bleu4" in said or "bleu4" in said
+    output = capsys.readouterr().out
+    assert "test/bleu4" in output or "bleu4" in output
     for name in ("looked.png", "cat.png", "looked.html", "photos/features/train.npy"):
         assert (workplace / name).stat().st_size > 1000
     for name in ("my_photos", "my_photos_cached"):
@@ -120,8 +120,8 @@ def test_soft_against_hard(workplace, monkeypatch, capsys):
     monkeypatch.delenv("WANDB_DATA_DIR", raising=False)
 
     assert len(follow("soft_against_hard")) == 5
-    said = capsys.readouterr().out
-    assert "Variants over seeds" in said and "2 seeds" in said
+    output = capsys.readouterr().out
+    assert "Variants over seeds" in output and "2 seeds" in output
     folder = workplace / "runs" / "soft_hard"
     assert (folder / "comparison.html").is_file()
     with pytest.raises(SystemExit):

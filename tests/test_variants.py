@@ -139,9 +139,9 @@ def test_mean_and_deviation_are_over_the_seeds_of_every_metric(study):
 
 def test_variants_are_tested_over_seeds_and_images_and_their_seeds_are_not_tested_by_themselves(study):
     expected = seed_differences(np.stack(words(SOFT)), np.stack(words(HARD)), bleu_from_counts)
-    found = study.variant_tests["study_hard"]
-    assert [found[f"bleu{n}"].interval for n in range(1, 5)] == [test.interval for test in expected]
-    assert list(found.values()) == holm(list(found.values()))
+    tests = study.variant_tests["study_hard"]
+    assert [tests[f"bleu{n}"].interval for n in range(1, 5)] == [test.interval for test in expected]
+    assert list(tests.values()) == holm(list(tests.values()))
     assert study.tests == {} and list(study.verdicts) == ["study_hard"]
     verdict = study.verdicts["study_hard"]
     means = [variant.mean("bleu4") for variant in study.variants[::-1]]
@@ -159,18 +159,18 @@ def test_the_runs_of_a_variant_stand_together(study):
 
 
 def test_two_seeds_of_one_variant_are_never_a_clear_difference():
-    found = compare_runs([run("a_1", 1, skill=0.3), run("a_2", 2, skill=0.9)], resamples=50)
-    assert found.tests == found.verdicts == found.variant_tests == {}
-    assert [cell.change for table in found.tables for row in table.rows for cell in row.cells if cell.change] == []
-    assert found.variants[0].deviation("bleu4") > 5
+    comparison = compare_runs([run("a_1", 1, skill=0.3), run("a_2", 2, skill=0.9)], resamples=50)
+    assert comparison.tests == comparison.verdicts == comparison.variant_tests == {}
+    assert [cell.change for table in comparison.tables for row in table.rows for cell in row.cells if cell.change] == []
+    assert comparison.variants[0].deviation("bleu4") > 5
 
 
 def test_a_variant_of_one_seed_is_compared_over_images_alone_and_that_is_said():
     alone = run("other", 1, skill=0.8, rate=0.5)
-    found = compare_runs([SOFT[0], SOFT[1], alone], resamples=200)
-    assert list(found.tests) == ["other"] and found.variant_tests == {}
-    assert "One seed each: other. Differences from them are not tested over seeds." in found.notices
-    assert found.variants[1].deviation("bleu4") is None
+    comparison = compare_runs([SOFT[0], SOFT[1], alone], resamples=200)
+    assert list(comparison.tests) == ["other"] and comparison.variant_tests == {}
+    assert "One seed each: other. Differences from them are not tested over seeds." in comparison.notices
+    assert comparison.variants[1].deviation("bleu4") is None
 
 
 def test_the_variants_stand_in_terminal_page_and_numbers(study, capsys):

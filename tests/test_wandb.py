@@ -62,21 +62,21 @@ def runs(tmp_path_factory) -> Iterator[dict[str, Run]]:
             "tested": ["test", "--ckpt_path", "runs/tiny/checkpoints/best.ckpt"],
             "again": ["fit", "--config", "runs/tiny/config.yaml", "--name", "again"],
         }
-        found: dict[str, Run] = {}
+        runs: dict[str, Run] = {}
         for name, words in steps.items():
             command(*words)
             wandb.finish()
-            seen = {run.folder for run in found.values()}
+            seen = {run.folder for run in runs.values()}
             (new,) = [
                 path.resolve() for path in folder.glob("runs/*/wandb/offline-run-*") if path.resolve() not in seen
             ]
-            found[name] = Run(new)
+            runs[name] = Run(new)
         command("test", "--ckpt_path", "runs/tiny/checkpoints/best.ckpt", "--no_logger")
         assert len(list(folder.glob("runs/*/wandb/offline-run-*"))) == 4
         moved = folder.rename(folder.with_name("another machine")).resolve()  # from which it is uploaded
-        for run in found.values():
+        for run in runs.values():
             run.folder = moved / run.folder.relative_to(folder.resolve())
-        yield found
+        yield runs
 
 
 def test_the_name_is_that_of_the_config_and_runs_are_grouped_by_attention(runs):

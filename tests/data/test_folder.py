@@ -144,14 +144,14 @@ def test_files_are_read_as_they_are_published_beside_their_images_and_what_is_wr
 ):
     warn_once.cache_clear()
     image = next(f"{i}.jpg" for i in range(100) if hashed_split(f"{i}.jpg") == "train")
-    text, said = PUBLISHED[name]
+    text, messages = PUBLISHED[name]
     (tmp_path / name).write_text(text.replace("{}", image))
     (tmp_path / folder).mkdir(exist_ok=True)
     Image.new("RGB", (8, 8)).save(tmp_path / folder / image)
     index = FolderSource(str(tmp_path)).index("train")
     index.check_images()
     assert len(index) == 1 and index.references(0) == ["a dog", "one dog"]
-    assert [re.split(": |, ", record.getMessage())[1] for record in caplog.records] == said
+    assert [re.split(": |, ", record.getMessage())[1] for record in caplog.records] == messages
 
 
 def test_an_image_that_its_archive_lacks_is_read_where_a_user_has_it(tmp_path):

@@ -38,8 +38,7 @@ class Vocabulary:
         self.tokenizer = tokenizer
         self._by_id = SPECIALS + self.words
         self._ids = {word: i for i, word in enumerate(self._by_id)}
-        if len(self._ids) != len(self):
-            twice = [word for word, n in Counter(self._by_id).items() if n > 1]
+        if twice := [word for word, n in Counter(self._by_id).items() if n > 1]:
             raise InputError(f"words must be distinct and not special tokens, got {twice[:3]} twice")
 
     @classmethod

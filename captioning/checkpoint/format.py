@@ -42,15 +42,14 @@ def checkpoint_entry(captioner: Captioner, vocabulary: Vocabulary, settings: Map
     }
 
 
-def rebuild(
-    content: Mapping[str, Any], weights: Mapping[str, Any], device: torch.device
-) -> tuple[Captioner, Vocabulary]:
-    """Return the captioner, on a device, and the vocabulary of a checkpoint's "captioning" and "state_dict" entries.
+def rebuild(checkpoint: Mapping[str, Any], device: torch.device) -> tuple[Captioner, Vocabulary]:
+    """Return the captioner and the vocabulary of a checkpoint from ``read_checkpoint`` or ``read_export``.
 
     Only known classes are constructed, and no file that the description names is read or written. Raises InputError if
     the format is a newer version's, a class is unknown, or the weights are not finite, and any other exception if the
     content is damaged.
     """
+    content, state = checkpoint["captioning"], checkpoint["state_dict"]
     if content["format"] > CHECKPOINT_FORMAT:
         formats = f"{content['format']}, this version reads up to {CHECKPOINT_FORMAT}"
         raise InputError(f"has checkpoint format {formats}; update captioning")
@@ -60,12 +59,12 @@ def rebuild(
     decoder: Decoder = Decoder.from_config(without_arguments(content["decoder"], earlier_names.counts_batches))
     captioner = Captioner(encoder, decoder, vocabulary_size=len(vocabulary))
     prefix = "captioner."
-    weights = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+    weights = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     captioner.load_state_dict(weights)
     if not all(bool(tensor.isfinite().all()) for tensor in weights.values()):
         raise InputError("its weights are not finite: training had diverged; use an earlier checkpoint")
     captioner.to(device)
-    if cells := content.get("cells"):  # after the move: the encoder forgets its cells when its weights change
+    if cells := content.get("cells"):  # after the move: cells belong to weights at one address
         captioner.encoder.cells = CellGrid(**{name: tuple(pair) for name, pair in cells.items()})
     return captioner, vocabulary
 

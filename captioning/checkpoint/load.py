@@ -68,7 +68,7 @@ def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.de
     checkpoint = {} if is_export(source) else read_checkpoint(source)
     try:
         checkpoint = checkpoint or read_export(source)
-        captioner, vocabulary = rebuild(checkpoint["captioning"], checkpoint["state_dict"], target)
+        captioner, vocabulary = rebuild(checkpoint, target)
         settings = dict(checkpoint["captioning"]["settings"] or {})
     except InputError as error:
         raise InputError(f"{path}: {error}") from error

@@ -78,9 +78,7 @@ def rewind(checkpoint: dict[str, Any]) -> None:
 
 
 def check_settings(checkpoint: Mapping[str, Any], settings: Mapping[str, Any], batch_settings: Sequence[str]) -> None:
-    """Print the settings that differ from the checkpoint's. Settings of the batches may differ only between two epochs.
-
-    ``settings`` have the number of ``processes``; ``batch_settings`` are those that decide the order of batches.
+    """Print the settings that differ from the checkpoint's. ``batch_settings`` may differ only between two epochs.
 
     Raises:
         InputError: Training cannot go on from the checkpoint's state with a setting.

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import logging
 import math
 import os
 import re
@@ -300,6 +301,12 @@ def test_the_best_by_another_metric_than_bleu_is_said_without_a_word_on_bleu(wor
 def test_a_fast_dev_run_trains_one_batch_and_keeps_no_checkpoint(workdir, capsys):
     command("fit", "--config", "tiny.yaml", "--trainer.fast_dev_run", "true")
     assert "epoch 1, step 1" in capsys.readouterr().out and not list(Path("runs").rglob("*.ckpt"))
+
+
+def test_a_profiler_reports_where_the_time_goes(workdir, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("pytorch_lightning"), "propagate", True)
+    command("fit", "--config", "tiny.yaml", "--trainer.profiler", "simple")
+    assert "train_dataloader_next" in caplog.text
 
 
 def test_a_checkpoint_is_written_beside_the_one_that_it_replaces(workdir, monkeypatch):

@@ -94,6 +94,7 @@ def _quieten() -> None:
         warnings.filterwarnings("ignore", message=message)
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # type: ignore[assignment,misc]
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)  # ``LogLines`` prints instead
+    logging.getLogger("pytorch_lightning.profilers").setLevel(logging.INFO)  # the report of a profiler
 
 
 class Fit(LightningCLI):

@@ -48,7 +48,7 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
 
     _init_args: dict[str, Any]
     _unnamed_args: tuple[Any, ...] = ()
-    is_built = False  # whether a captioner has built it, and has it
+    is_built = False  # a captioner has built it; it belongs to no other
 
     def __init__(self) -> None:  # nn.Module's takes anything
         super().__init__()
@@ -81,7 +81,7 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
         """
         component_class = known_class(config["class_path"], cls)
         accepted = inspect.signature(component_class.__init__).parameters  # a file may name a removed option, unset
-        # A class of the user's may have an earlier name of ours.
+        # A user's class may call an argument by one of our earlier names.
         names = earlier_names.MODEL | {name: name for name in accepted}
         named = ((names.get(name) or name, value) for name, value in config["init_args"].items())
         init_args = {name: _revive(value) for name, value in named if name in accepted or value is not None}

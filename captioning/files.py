@@ -18,7 +18,7 @@ JSON_SUFFIXES = (".json", ".jsonl")
 def replacing(path: Path, option: str = "") -> Iterator[Path]:
     """Yield a temporary path beside ``path``; rename it to ``path`` when the block ends without an error.
 
-    Makes missing folders, and replaces a link's target. Raises InputError, which names ``option``, if it cannot write.
+    Makes missing folders, and replaces the target of a link. Raises InputError, with ``option``, if it cannot write.
     """
     path = path.expanduser()
     path = path.resolve() if path.is_symlink() else path

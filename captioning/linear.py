@@ -57,7 +57,7 @@ def _weight_gradient(weight: Tensor, uses: list[Use]) -> Tensor:
 def _is_few(x: Tensor, weight: Tensor) -> bool:
     """Return whether x has so few rows, such as the beams of an image, that a CPU computes (W x^T)^T faster.
 
-    In the recurrence of training, ``_product`` runs without autograd, and captions that end leave few rows.
+    Also in training: ``deferred_product`` runs without autograd, and few rows remain when most captions have ended.
     """
     return (
         not torch.is_grad_enabled()

@@ -61,8 +61,8 @@ class Whitespace(Tokenizer):
 class Characters(Tokenizer):
     """Splits Chinese and Japanese into characters; letters of alphabets and digits stay together.
 
-    Wide and narrow forms become one (NFKC), capitals become lower case, and punctuation is dropped. Scripts with
-    combining marks lose them.
+    Wide and narrow forms become one (NFKC), capitals become lower case, and punctuation is dropped. Combining
+    marks, such as the vowel signs of Devanagari, are lost.
     """
 
     description = "characters, words of alphabets kept together (NFKC), lower case, without punctuation"

@@ -13,7 +13,7 @@ ContextMode = Literal["expected", "argmax", "sample"]  # see ``Attention.context
 CONTEXT_MODES: tuple[ContextMode, ...] = get_args(ContextMode)
 
 NO_LOCATION = -1
-"""The location where the context is an expectation over locations."""
+"""Stands in ``locations`` where the context is an expectation over locations."""
 
 R = TypeVar("R", bound=tuple)
 

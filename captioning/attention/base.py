@@ -90,7 +90,7 @@ class Attention(Component):
     def deterministic(self) -> bool:
         """Whether all samples of a caption get equal contexts in this training batch: nothing is drawn or dropped.
 
-        False in evaluation, which decodes a caption once, and with a class of the user's, which may act at random.
+        False in evaluation, where a caption has one sample, and with a user's class, which may draw random numbers.
         """
         ours = all(type(part).__module__.startswith(("captioning.", "torch.")) for part in self.modules())
         drops = any(isinstance(part, nn.Dropout) and part.p for part in self.modules())
@@ -164,4 +164,4 @@ class Attention(Component):
 
     @abstractmethod
     def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
-        """Form contexts from alphas and log_alphas (B, R, L): 0 and -inf where masked and outside the support."""
+        """Return the contexts of alphas and log_alphas (B, R, L), 0 and -inf where masked and outside the support."""

@@ -110,7 +110,7 @@ class StochasticAttention(Attention):
 
     @abstractmethod
     def train_select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
-        """Return what ``select`` returns, in training."""
+        """Return the contexts of a training batch, as ``select`` does."""
 
     def select_mixed(
         self, alphas: Tensor, log_alphas: Tensor, locations: Tensor, memory: Memory, relaxed: Tensor | None = None
@@ -160,7 +160,7 @@ class GumbelAttention(StochasticAttention):
 
     Args:
         score: Gives the logits, whose softmax are the alphas.
-        temperature: Temperature at the beginning of training; by its end it has fallen to half along an exponential.
+        temperature: Temperature at the beginning of training. It decays exponentially to half of this value at the end.
         sample_probability, ramp, per_batch, dropout, context_mode: As in ``StochasticAttention``, but all contexts are
             drawn by default.
     """

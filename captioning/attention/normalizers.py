@@ -69,7 +69,7 @@ class SparseNormalizer(Normalizer):
     def thresholds(ranked: Tensor, k: Tensor) -> Tensor:
         """Return tau (.., L) for each k (L,) = 1 .. L, as if the support were the k largest entries of (a - 1) e.
 
-        ``ranked`` has these entries in descending order. The support has the size k of the last tau below entry k.
+        ``ranked`` has these entries in descending order. The support has k entries: the last k with tau below entry k.
         """
 
 

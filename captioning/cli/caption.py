@@ -210,5 +210,5 @@ def _overlay_paths(target: Path, paths: Sequence[str], single: bool, inputs: Seq
     check_output(target, "--overlay", inputs=inputs)
     if target.resolve() in {Path(path).resolve().parent for path in paths}:
         raise InputError(f"--overlay {target}: has images of this command; give another folder")
-    unique = dict.fromkeys(paths)  # whose images may have the same name in two folders
+    unique = dict.fromkeys(paths)  # numbered, because images in two folders may have one name
     return {path: target / f"{number:03d}_{Path(path).stem[:50]}.png" for number, path in enumerate(unique, 1)}

@@ -39,7 +39,7 @@ from captioning.training.loggers import finish_loggers, is_wandb_sweep, start_lo
 from captioning.training.plan import monitor_mode, plan_run
 
 _FOLDER_VARIABLE = "CAPTIONING_RUN_FOLDER"  # environment variable with the run's folder, for the other processes
-_LIBRARIES = ("pytorch_lightning", "lightning_fabric", "wandb", "yaml")  # what they refuse is one line
+_LIBRARIES = ("pytorch_lightning", "lightning_fabric", "wandb", "yaml")  # errors of their own checks become one line
 
 
 def fit(args: list[str]) -> Fit:
@@ -218,7 +218,7 @@ class Fit(LightningCLI):
                 chosen.append(default)
         last = callbacks.ModelCheckpoint(**vars(self.config.last))
         chosen += [self.best_checkpoint, last, ResumableStopping(**vars(self.config.early_stopping))]
-        # If restoring a resumed run fails, its configuration stays as it was.
+        # on_fit_start comes after the weights are restored, so a resume that fails there leaves config.yaml as it was.
         chosen.append(callbacks.LambdaCallback(on_fit_start=self._write_config))
         options["plugins"] = options["plugins"] or [CheckpointFiles()]
         return pl.Trainer(**options | {"callbacks": chosen})

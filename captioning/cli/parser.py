@@ -18,7 +18,7 @@ from captioning.errors import InputError, did_you_mean
 Command = Callable[..., Any]
 
 OVERRIDES = "overrides"
-"""The argument of a command that receives the options of `captioning fit`, which the command itself does not have."""
+"""Name of the argument that receives the options of `captioning fit` that the command does not define."""
 
 
 def refusal(prog: str, message: str, help_text: str) -> InputError:

@@ -23,7 +23,7 @@ _NAMES = dict.fromkeys(("file_name", "filename", "image_name"), "image") | {"tex
 
 _CAPTION_FILES = ("captions.jsonl", "captions.csv", "captions.txt")
 _FOREIGN_FILES = ("metadata.jsonl", "metadata.csv", "flickr8k.token.txt", "results_20130124.token", "results.csv")
-"""Names of files that need not be given; another data set's file is read only where none of ours exists."""
+"""Files that are read without the option ``captions``; another data set's only if none of ours exists."""
 
 _SPLIT_OF = {split: split for split in SPLITS} | {"valid": "val", "validation": "val", "dev": "val"}
 """Splits by name of a folder, or in the column."""
@@ -42,8 +42,8 @@ class FolderSource(CaptionSource):
 
     Without a ``split`` column, an image in a folder ``train``, ``validation`` (or ``val``) or ``test`` belongs to that
     split. A hash of the image's name draws the splits without a folder: one image in ten for validation, one for the
-    test. So new images leave the others in their splits. A split that would be empty, as in a small set, takes a tenth
-    of the images of the largest split (the training split takes eight tenths), at least one, from three images on.
+    test. New images do not move the others. With three images or more, an empty split takes a tenth of the images that
+    were drawn for the largest split (the training split takes eight tenths), at least one.
 
     Also read: Hugging Face's ``metadata.jsonl`` or ``.csv`` with ``file_name`` and ``text``; ``Flickr8k.token.txt`` and
     Flickr30k's ``results.csv`` or ``.token``, whose images may lie in a folder beside the file. Known errors in the
@@ -193,7 +193,7 @@ def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
 
 
 def _converted(row: dict[str, Any]) -> _Row:
-    """Return a row, whose columns may have other data sets' names, and its split a folder's. Raises MsgspecError."""
+    """Return a row with our names of columns and splits, such as val for ``dev``. Raises MsgspecError."""
     row = {name: value for name, value in row.items() if value is not None}  # a line may end early
     for other, name in _NAMES.items():
         if other in row:

@@ -230,7 +230,7 @@ def load_images(index: CaptionIndex, rows: Tensor, preprocessing: Preprocessing)
 
 
 def worker_count(number: int | None, *, cached: bool) -> int:
-    """Return the number of processes; None is one per processor, at most 8, or for features none on a CPU, else two."""
+    """Return ``number``, or by default a process per processor, at most 8; for cached features 2 with a GPU, else 0."""
     if number is not None:
         check_whole(0, 1024, num_workers=number)
         return number

@@ -60,8 +60,8 @@ def object_cells(objects: Sequence[GroundedObject], cells: CellGrid) -> list[Obj
 def named_regions(words: Sequence[str], objects: Sequence[ObjectCells]) -> list[Region]:
     """Return the regions of the objects that a caption names, in caption order.
 
-    If several objects have the name, the region is that of the objects whose attributes share most words with the noun
-    phrase. A noun whose objects are out of view has no region.
+    If several objects have the name, those whose attributes share most words with the noun phrase give the region. A
+    noun whose objects are out of view has no region.
     """
     regions: list[Region] = []
     elsewhere, longest = long_names()

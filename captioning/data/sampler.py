@@ -105,7 +105,7 @@ def image_batches(image_count: int, batch_size: int, *, rank: int = 0, world_siz
     """Return this rank's part of the image batches that one process would evaluate.
 
     Ranks wait for each other, so every rank has the same number of batches; a rank with fewer repeats the last batch of
-    all. The caller counts each image once, by its row.
+    the split. The caller counts each image once, by its row.
     """
     batches = [list(range(first, min(first + batch_size, image_count))) for first in range(0, image_count, batch_size)]
     per_rank = -(-len(batches) // world_size)

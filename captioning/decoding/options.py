@@ -55,7 +55,7 @@ class BeamOptions:
 
 @dataclass(frozen=True)
 class DecodingOptions(BeamOptions):
-    """How captions are decoded; ``captioning.decoding`` explains the search.
+    """How captions are decoded; see ``beam_search``, ``sample`` and ``Constraints``.
 
     Raises InputError if an option is out of its range, or temperature, top_k, top_p, seed or samples has no effect.
 

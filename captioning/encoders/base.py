@@ -23,7 +23,7 @@ from captioning.errors import InputError, one_line
 
 _IMAGES_IN_CACHE = 4  # the maps of more images exceed a CPU's cache and are read from memory at every layer
 
-_PROBES, _PROBES_OF_FROZEN = 64, 32  # probes of cells; frozen networks are large, so get fewer
+_PROBES, _PROBES_OF_FROZEN = 64, 32  # probes that measure cells; frozen networks are large, so they get fewer
 _PROBES_AT_A_TIME = 8
 _NEARLY_EVEN = 1 / 16  # strides; a measured offset this close to the even one counts as even
 
@@ -44,9 +44,9 @@ class Encoder(Component):
     Args:
         network: The network. Its parameters must be registered in the order in which they are applied.
         preprocessing: The input size and normalization that the network expects.
-        weights: The state dict that ``load_published_weights`` loads, of the network or of the part that is used: a
-            function that returns it, or a ``.safetensors``, ``.pth``, ``.pt`` or ``.bin`` file, where it may be the
-            value of ``state_dict`` or ``model``.
+        weights: Weights for ``load_published_weights``: a function that returns a state dict, or a file that holds one
+            (.safetensors, .pth, .pt, .bin), perhaps under the key ``state_dict`` or ``model``. It may be of the whole
+            network or of the part that is used.
         trainable_from: Name of the first stage that is fine-tuned; None freezes everything.
         learning_rate: Learning rate of the fine-tuned part; None uses the decoder's.
 

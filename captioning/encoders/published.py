@@ -45,8 +45,8 @@ class TorchvisionEncoder(PublishedEncoder):
         node: A node of ``torchvision.models.feature_extraction.get_graph_node_names``, such as ``layer4``.
         weights: A member of the network's weights enum, such as "DEFAULT", which is downloaded once and verified; the
             path of a ``.pth`` or ``.safetensors`` file with the state dict of the whole network or of the used part; or
-            None for random weights. A path contains a dot or a slash. With a file, images are prepared
-            as for the published weights of the same file name, or else as for the default weights.
+            None for random weights. A path contains a dot or a slash. With a file, images are prepared as for the
+            published weights of the same file name, or else as for the default weights.
         image_size: Side of the square input in pixels; None takes the published one.
         crop: True crops the published fraction of the image; False squashes the whole image into the square.
         mean: Mean of RGB in 0 .. 1; None takes the published one.

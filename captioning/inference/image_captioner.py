@@ -70,7 +70,7 @@ class ImageCaptioner(Generic[Model]):
         self.options = DecodingOptions.from_settings(self.settings)
         self.members: Sequence[Any] = model.members if isinstance(model, Ensemble) else [model]
         if all(member.decoder.attention.context_mode == "sample" for member in self.members):
-            self.options = dataclasses.replace(self.options, context_mode="sample")  # so that a seed has an effect
+            self.options = dataclasses.replace(self.options, context_mode="sample")  # a seed is refused without it
 
     @property
     def encoder(self) -> Encoder:
@@ -182,7 +182,7 @@ class ImageCaptioner(Generic[Model]):
         return results
 
     def with_members(self, caption: Caption, names: Sequence[str]) -> Caption:
-        """Return the caption with a figure row for each named member of the ensemble; of one model, unchanged."""
+        """Return the caption with a figure row for each named member of the ensemble; a single model's is unchanged."""
         members = [ImageCaptioner(model, self.vocabulary, self.settings) for model in self.members]
         named = dict(zip(names, members, strict=True))
         return caption if len(members) == 1 else same_words(named, caption.path or caption.photo().image, caption.words)

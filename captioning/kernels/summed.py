@@ -28,7 +28,7 @@ from torch.autograd.function import once_differentiable
 from captioning.precision import to_autocast
 
 SMALLEST = 1e-15
-"""Smaller totals are replaced by this value; the plain formula computes such steps."""
+"""Lower bound of a total, so that numbers stay finite. The plain formula computes the steps below it."""
 
 CPU_CHUNK_BYTES, GPU_CHUNK_BYTES = 8 << 20, 256 << 20  # of G; a CPU's cache keeps this much between operations
 

@@ -30,12 +30,12 @@ class Ensemble(CaptionModel):
     """Captioners whose word distributions are averaged at every step of a search.
 
     Members may differ in attention, output and encoder, but share one vocabulary. The trace is the mean over the
-    members that look at the same cells of the same view as the first; it has no evidence.
+    members whose view and cells are those of the first member. It has no evidence.
 
     Args:
         members: The captioners. The first member's encoder determines views and batches.
-        load_images: Loads the images (B, 3, height, width) of rows (B,) of the evaluated split. ``encode_batch`` needs
-            it if the encoders differ.
+        load_images: Takes row numbers (B,) of the evaluated split and a preprocessing, and returns images (B, 3,
+            height, width). ``encode_batch`` needs it if the encoders differ.
     """
 
     def __init__(

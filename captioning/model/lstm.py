@@ -118,7 +118,7 @@ class AttentionDecoder(Decoder):
         return (h, c, *self.attention.init_state(memory))
 
     def _word_terms(self, embedded: Tensor) -> Tensor:
-        """Return what the previous word adds to i, f, o and g (.., 4H) and, if asked for, to the query (.., H)."""
+        """Return the previous word's summands of the gates (.., 4H) and, with ``word_to_query``, the query (.., H)."""
         gates = self.word_to_gates(embedded)
         return gates if self.word_to_query is None else torch.cat([gates, self.word_to_query(embedded)], dim=-1)
 

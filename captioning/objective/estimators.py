@@ -114,7 +114,7 @@ class MovingAverage(Estimator):
         check_range(0, 0.999999, decay=decay)
         check_range(-math.inf, initial=initial)
         if to_go and not per_step:
-            raise InputError("per_step: false needs to_go: false; one number does not follow returns that shrink")
+            raise InputError("per_step: false needs to_go: false: one average cannot follow shrinking returns to go")
         self.decay = decay
         self.per_step = per_step
         self.to_go = to_go

@@ -99,7 +99,7 @@ class SelfCriticalTraining(Objective):
             self.likelihood.prepare(index, vocabulary, search)
 
     def forward(self, captioner: Captioner, batch: CaptionBatch) -> Loss:
-        """Return the objective of the batch's images; its captions are read by the likelihood alone.
+        """Return the objective of the batch's images. Only ``likelihood`` reads the batch's captions.
 
         Logged values are means over the captions of all processes: reward, baseline, the standard deviation of their
         difference, words per caption, and minus the reward as "loss". Only the gradient of the loss has a meaning;

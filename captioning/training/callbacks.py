@@ -85,7 +85,7 @@ class BestCheckpoint(callbacks.ModelCheckpoint):
     @property
     def state_key(self) -> str:
         key = super().state_key
-        # Lightning's own key, as in checkpoints of 0.2. Without a monitor, `last` has that key.
+        # Checkpoints of 0.2 have Lightning's own key. Without a monitor it would equal the key of `last`.
         return key.replace("Best", "Model", 1) if self.monitor else key
 
     def check_monitor_top_k(self, trainer: pl.Trainer, current: torch.Tensor | None = None) -> bool:

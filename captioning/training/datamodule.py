@@ -165,7 +165,7 @@ class CaptionDataModule(pl.LightningDataModule):
     def train_dataloader(self) -> DataLoader[CaptionBatch]:
         random_crop, flip = self.augmentation.random_crop, self.augmentation.flip
         if random_crop and self.features is not None:
-            raise InputError("data.augmentation.random_crop: cached features are of one fixed view; unset one")
+            raise InputError("data.augmentation.random_crop: cached features have one view; unset it or data.features")
         if random_crop and self.encoder.preprocessing.crop is None:
             raise InputError("data.augmentation.random_crop: this encoder sees the whole image; leave it out")
         options: dict[str, Any] = {"seed": self.seed, "augmentation": self.augmentation}

@@ -77,7 +77,7 @@ class CaptioningModule(pl.LightningModule):
         self._stops_after_step = False  # the optimizer step in progress
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for copies of the module, without objects that refer to the command line's parser."""
+        """Leave out what refers to the command line's parser and cannot be copied; ``EMAWeightAveraging`` copies."""
         return super().__getstate__() | {"optimizer": None, "scheduler": None, "initial_model": None}
 
     @property
@@ -190,9 +190,7 @@ class CaptioningModule(pl.LightningModule):
         if trainer.max_epochs is not None and trainer.max_epochs >= 0:
             limits.append((trainer.max_epochs * epoch_steps, trainer.max_epochs * batches))
         if not limits:
-            raise InputError(
-                "the schedule of the learning rate or of attention needs --trainer.max_epochs or max_steps"
-            )
+            raise InputError("the schedule of the learning rate or attention needs --trainer.max_epochs or max_steps")
         return min(limits)
 
     def _epoch_batches(self) -> int:

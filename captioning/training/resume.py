@@ -61,9 +61,7 @@ def rewind(checkpoint: dict[str, Any]) -> None:
         InputError: The checkpoint has no position, because it was made to be used and not to be resumed.
     """
     if "loops" not in checkpoint or "random_state" not in checkpoint:
-        raise InputError(
-            "--ckpt_path: the checkpoint holds the model alone; training cannot go on from it, see --init_from"
-        )
+        raise InputError("--ckpt_path: the checkpoint holds the model alone; training cannot resume; see --init_from")
     loop = checkpoint["loops"]["fit_loop"]
     batches = loop["epoch_loop.batch_progress"]
     unfinished = checkpoint.get("unfinished", 0)

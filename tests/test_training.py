@@ -90,7 +90,7 @@ def test_a_schedule_knows_the_steps_of_the_run(shapes, tmp_path, options, steps)
 
 def test_a_schedule_needs_an_end(shapes, tmp_path):
     module = make_module(scheduler=lambda optimizer, steps: WarmupCosine(optimizer, steps, 2))
-    with pytest.raises(InputError, match=r"rate or of attention needs --trainer\.max_epochs or max_steps"):
+    with pytest.raises(InputError, match=r"rate or attention needs --trainer\.max_epochs or max_steps"):
         make_trainer(tmp_path, max_epochs=-1).fit(module, make_data(shapes))
 
 
@@ -212,7 +212,7 @@ def test_a_ramp_moves_with_every_batch_of_a_training_also_resumed_and_a_run_with
 
 def test_a_ramp_needs_the_length_of_training(shapes, tmp_path):
     module = make_module(HardAttention(AdditiveScore(10), ramp=(0.5, 1)))
-    with pytest.raises(InputError, match=r"rate or of attention needs --trainer\.max_epochs or max_steps"):
+    with pytest.raises(InputError, match=r"rate or attention needs --trainer\.max_epochs or max_steps"):
         make_trainer(tmp_path, max_epochs=-1).fit(module, make_data(shapes))
 
 

@@ -17,7 +17,8 @@ OPTIONS_OF_TEST |= {"logger": "no_logger", "bound_samples": "bound_draws", "ense
 OPTIONS_OF_TEST |= {"precision": "precision"}
 """Options of `captioning test` by the last part of their name, such as ``--data.test_split``; read by ``cli.score``."""
 
-SUGGESTIONS = {"inference": "context_mode", "CaptionSamples": "ValidationFigures"}
+SUGGESTIONS = {"inference": "context_mode", "normaliser": "normalizer", "CaptionSamples": "ValidationFigures"}
+SUGGESTIONS |= dict.fromkeys(("per_word", "all_captions"), "ArcticMovingAverage")
 """Names that an error suggests in place of unknown ones; read by ``errors``."""
 
 

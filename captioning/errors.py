@@ -90,9 +90,11 @@ def did_you_mean(word: str, words: Collection[str]) -> str:
     names: dict[str, str] = {}
     for name in sorted(words, key=lambda name: (name.count("."), name)):
         names.setdefault(name.rpartition(".")[2].lstrip("-"), name)
-    key, also_called = word.rpartition(".")[2].lstrip("-"), _ALSO_CALLED | earlier_names.SUGGESTIONS
-    matches = difflib.get_close_matches(word, words, 1, 0.95) if "." in word else []  # a letter of a section
-    matches += [names[last] for last in (also_called.get(key, key), key) if last in names]
+    parts, earlier = word.lstrip("-").split("."), earlier_names.SUGGESTIONS
+    key = parts[-1]
+    matches = [names.get(earlier[part], earlier[part]) for part in parts if part in earlier]
+    matches += difflib.get_close_matches(word, words, 1, 0.95) if "." in word else []  # a letter of a section
+    matches += [names[last] for last in (_ALSO_CALLED.get(key, key), key) if last in names]
     matches += difflib.get_close_matches(word, words, 1, 0.8)
     matches += [names[last] for last in names if key and last.startswith(key)]
     matches += [names[last] for last in difflib.get_close_matches(key, names, 1)]

@@ -34,6 +34,8 @@ def workdir(tmp_path_factory) -> Iterator[Path]:
     (folder / "limit.yaml").write_text("data: {limit_imagess: 5}\n")
     (folder / "stoping.yaml").write_text("early_stoping: {monitor: val/bleu4}\n")
     (folder / "argument.yaml").write_text("model: {encoder: {class_path: ConvEncoder, init_args: {chanels: [4]}}}\n")
+    earlier = "{class_path: SoftAttention, init_args: {normaliser: {class_path: Sparsemax}}}"
+    (folder / "earlier.yaml").write_text(f"model: {{decoder: {{init_args: {{attention: {earlier}}}}}}}\n")
     (folder / "notes.txt").write_text("not a model\n")
     (folder / "latin.md").write_bytes(b"# Caf\xe9\n")
     (folder / "exported").mkdir()
@@ -93,6 +95,9 @@ MISTAKES = {
     FIT + "--model.decoder.attention SoftAtention": "SoftAtention; did you mean SoftAttention?",
     FIT + "--model.encoder captioning.encoders.ConvEncodr": "no attribute 'ConvEncodr'; did you mean ConvEncoder?",
     FIT + "--model.decoder.attention.dropuot 0.1": "Option 'dropuot' is not accepted",
+    FIT + "--config earlier.yaml": "is not accepted; did you mean normalizer?",
+    FIT + "--model.decoder.attention.normaliser Sparsemax": "is not accepted; did you mean normalizer?",
+    FIT + "--model.decoder.attention HardAttention --model.decoder.attention.inference argmax": "mean context_mode?",
     FIT + "--model.encoder nowhere.Mine": "Importing 'nowhere.Mine' is not allowed",
     "fit --config tiny.yaml --data.source CocoSource": "shapes/annotations/captions_train2017.json: ",
     FIT + "--data.batch_size 0": "batch_size must be at least 1, got 0",

@@ -56,7 +56,7 @@ def test_forced_decoding_is_the_recurrence_fed_the_given_words(tmp_path, images,
     captioner = load(save_checkpoint(tmp_path / "x.ckpt", attention=attention, output=output))
     word_lists = [["a", "cat", "sits"], ["two", "mats"], [], ["red", "dogs"], ["a"]]  # "dogs" is not in the vocabulary
     context_mode = "argmax" if attention is HardAttention else None
-    captions = captioner.score_captions(images, word_lists, context_mode=context_mode)
+    captions = captioner.score_captions(iter(images), word_lists, context_mode=context_mode)
     assert [caption.words for caption in captions] == word_lists
     for path, words, caption in zip(images, word_lists, captions, strict=True):
         model, preprocessing = captioner.model, captioner.encoder.preprocessing

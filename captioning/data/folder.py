@@ -198,6 +198,8 @@ def _converted(row: dict[str, Any]) -> _Row:
     for other, name in _NAMES.items():
         if other in row:
             row.setdefault(name, row.pop(other))
+    if isinstance(image := row.get("image"), str):
+        row["image"] = image.replace("\\", "/")  # as written on Windows
     if split := row.pop("split", None):
         row["split"] = _SPLIT_OF.get(str(split).lower(), split)
     return msgspec.convert(row, _Row)

@@ -67,7 +67,9 @@ def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Im
 def rgb(image: Image.Image) -> Image.Image:
     """Return an image in 8-bit RGB, upright by its EXIF mark, transparency on white. Raises ValueError for floats."""
     if image.mode.startswith("I"):  # 16-bit grayscale; Pillow's own conversion clips everything above 255 to white
-        gray = np.clip(np.asarray(image, dtype=np.int64), 0, 65535) // 257
+        pixels = np.asarray(image, dtype=np.int64)
+        is_8_bit = image.mode == "I" and pixels.max() <= 255  # as of ``convert("I")`` or an array of int32
+        gray = np.clip(pixels, 0, 65535) // (1 if is_8_bit else 257)
         converted = Image.fromarray(gray.astype(np.uint8)).convert("RGB")
     elif image.mode == "F":
         raise ValueError("floating point pixels have no defined white; save it with 8 bits")

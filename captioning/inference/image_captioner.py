@@ -154,7 +154,7 @@ class ImageCaptioner(Generic[Model]):
 
     def score_captions(
         self,
-        images: Sequence[ImageSource],
+        images: Iterable[ImageSource],
         captions: Sequence[Sequence[str]],
         *,
         context_mode: ContextMode | None = None,
@@ -170,6 +170,7 @@ class ImageCaptioner(Generic[Model]):
         """
         options = dataclasses.replace(self.options, context_mode=context_mode or self.options.context_mode, seed=seed)
         check_several(images)
+        images = [*images]
         if len(images) != len(captions) or any(isinstance(caption, str) for caption in captions):
             raise InputError(f"captions: give a list of words for each of {len(images)} images, got {captions!r:.80}")
         results: list[Caption] = []

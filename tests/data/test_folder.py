@@ -103,6 +103,7 @@ def test_the_file_of_captions_is_found_by_its_usual_name_and_has_a_known_ending(
         ("captions.csv", "caption;image\nA cat, asleep.;a/1.jpg\nThe cat sleeps;a/1.jpg\n"),
         ("captions.txt", 'image\tcaption\na/1.jpg\t"A cat\t asleep."\na/1.jpg\tThe cat sleeps\n'),
         ("captions.txt", 'image,caption\na/1.jpg,"A cat, asleep ."\na/1.jpg,The cat sleeps\n'),
+        ("captions.csv", "image,caption\na\\1.jpg,A cat; asleep.\na\\1.jpg,The cat sleeps\n"),  # written on Windows
         ("captions.csv", 'Filename;Caption;Split\na/1.jpg;"A cat, asleep.";\na/1.jpg;The cat sleeps;\n'),
         (
             "metadata.jsonl",

@@ -133,6 +133,12 @@ def test_a_photograph_of_any_mode_is_turned_upright_once(tmp_path, mode, orienta
     np.testing.assert_allclose(np.asarray(turned, dtype=int), np.asarray(expected, dtype=int), atol=2)
 
 
+def test_integers_of_32_bits_are_taken_for_8_bits_if_none_needs_more():
+    gray = np.arange(35, dtype=np.int32).reshape(5, 7) * 7
+    for factor in (1, 257):
+        assert np.array_equal(np.asarray(rgb(Image.fromarray(gray * factor)))[:, :, 0], gray)
+
+
 @pytest.mark.parametrize("exif", [b"Exif\0\0MM\0*\xff\xff\xff\xff", b"nonsense"])
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
 def test_a_damaged_exif_header_costs_the_orientation_alone(tmp_path, exif, suffix):

@@ -41,14 +41,10 @@ def plain_summed_log_probs(Q: Tensor, G: Tensor, log_w: Tensor) -> Tensor:
         G: (.., L, V), the summand of each location.
         log_w: (.., L + 1), log of the weights, component 0 first; -inf leaves a component out.
     """
-    return torch.logsumexp(_joint_log_probs(Q, G, log_w), -2)
-
-
-def _joint_log_probs(Q: Tensor, G: Tensor, log_w: Tensor) -> Tensor:
-    """Return the joint log p of the component and the word, (.., L + 1, V)."""
     precise = _precise(Q)
     Q, G, log_w = Q.to(precise).unsqueeze(-2), G.to(precise), log_w.to(precise).unsqueeze(-1)
-    return log_w + torch.cat([torch.log_softmax(Q, -1), torch.log_softmax(Q + G, -1)], -2)
+    joint = log_w + torch.cat([torch.log_softmax(Q, -1), torch.log_softmax(Q + G, -1)], -2)  # (.., L + 1, V)
+    return torch.logsumexp(joint, -2)
 
 
 def summed_log_probs(Q: Tensor, C: Tensor, W: Tensor, log_w: Tensor, image_index: Tensor) -> Tensor:
@@ -63,7 +59,7 @@ def summed_log_probs(Q: Tensor, C: Tensor, W: Tensor, log_w: Tensor, image_index
         log_w: (M, L + 1), log of the weights, component 0 first; -inf leaves a component out.
         image_index: (M,) int64, ascending: an image's steps are adjacent.
     """
-    C, log_w, _ = _on_support(C, log_w, image_index)
+    C, log_w = _on_support(C, log_w, image_index)
     padded, flat = _by_image(image_index, len(C))
     Q, log_w = padded(Q), padded(log_w)
     C, W = _as_autocast(C, W)
@@ -72,49 +68,34 @@ def summed_log_probs(Q: Tensor, C: Tensor, W: Tensor, log_w: Tensor, image_index
         return flat(_in_logarithms(log_p, unreliable, Q, C, W, log_w))
 
 
-@torch.no_grad()
-def summed_posterior(Q: Tensor, C: Tensor, W: Tensor, log_w: Tensor, image_index: Tensor, targets: Tensor) -> Tensor:
-    """Return p(z_t = i | y_t) = w_ti p(y_t | i) / p(y_t), (M, L + 1), component 0 first; 0 where the weight is 0.
+def summed_posterior(
+    Q: Tensor, C: Tensor, W: Tensor, log_w: Tensor, image_index: Tensor, targets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return ``summed_log_probs``, and p(z_t = i | y_t) = w_ti p(y_t | i) / p(y_t), (M, L + 1), component 0 first.
 
-    The words y_t are targets (M,) int64, the other arguments as in ``summed_log_probs``. Only Z is computed, not P.
+    The words y_t are targets (M,) int64. The posterior is the derivative of log p(y_t) with respect to log w_ti.
     """
-    components = log_w.shape
-    C, log_w, columns = _on_support(C, log_w, image_index)
-    padded, flat = _by_image(image_index, len(C))
-    C, W = _as_autocast(C, W)
-    Q, log_w, targets = padded(Q), padded(log_w), padded(targets)
-    with torch.autocast(C.device.type, enabled=False):
-        joint, lost = [], []
-        for chunk in _chunks(C, W):
-            exp_G = _exponentials(C[chunk], W)
-            *_, w_per_Z, lost_in_chunk = _weigh(Q[chunk], exp_G, log_w[chunk])
-            at_targets = exp_G.gather(2, targets[chunk].unsqueeze(1).expand(-1, exp_G.shape[1], -1)).mT  # (b, T, L)
-            joint.append(w_per_Z * torch.nn.functional.pad(at_targets, (1, 0), value=1.0))  # (b, T, L + 1)
-            lost.append(lost_in_chunk)
-        posterior = torch.cat(joint)
-        total = posterior.sum(-1)
-        for b, t in ((total < SMALLEST) | torch.cat(lost)).nonzero().tolist():
-            log_joint = _joint_log_probs(Q[b, t], C[b] @ W.t(), log_w[b, t])  # (L + 1, V)
-            posterior[b, t], total[b, t] = torch.softmax(log_joint[:, targets[b, t]], 0), 1
-    posterior = flat(posterior / total.unsqueeze(-1))
-    return posterior.new_zeros(components).scatter(1, columns, posterior)
+    with torch.inference_mode(False), torch.enable_grad():
+        Q, C, W, log_w, targets = (x.detach().clone() for x in (Q, C, W, log_w, targets))  # from inference mode
+        log_p = summed_log_probs(Q, C, W, log_w.requires_grad_(), image_index)
+        (posterior,) = torch.autograd.grad(log_p.gather(1, targets.unsqueeze(1)).sum(), log_w)
+    return log_p.detach(), posterior
 
 
-def _on_support(C: Tensor, log_w: Tensor, image_index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _on_support(C: Tensor, log_w: Tensor, image_index: Tensor) -> tuple[Tensor, Tensor]:
     """Leave out locations whose weight is 0 at every step of their image: exact (Correia et al. 2020).
 
-    Returns C (B, K, r), log_w (M, K + 1), and the kept columns (M, K + 1) of ``log_w``. K is the batch's largest
-    support.
+    Returns C (B, K, r) and log_w (M, K + 1). K is the batch's largest support.
     """
     (B, L, _), weighted = C.shape, log_w[:, 1:] != -math.inf
     times_weighted = torch.zeros(B, L, dtype=torch.int32, device=C.device).index_add_(0, image_index, weighted.int())
     K = max(1, int((times_weighted > 0).sum(dim=1).max()))
     if K == L:
-        return C, log_w, torch.arange(L + 1, device=C.device).expand_as(log_w)
+        return C, log_w
     locations = times_weighted.argsort(dim=1, descending=True)[:, :K]
     rows = locations + L * torch.arange(B, device=C.device).unsqueeze(1)
     columns = torch.nn.functional.pad(locations + 1, (1, 0))[image_index]
-    return C.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, (B, K)), log_w.gather(1, columns), columns
+    return C.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, (B, K)), log_w.gather(1, columns)
 
 
 @torch.no_grad()
@@ -175,23 +156,6 @@ def _precise(*tensors: Tensor) -> torch.dtype:
     return functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32)
 
 
-def _weigh(Q: Tensor, exp_G: Tensor, log_w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return log softmax(Q), exp(Q), Z and w / Z of a few images, and where a summand may be lost to underflow.
-
-    Args:
-        Q: (b, T, V), like log softmax(Q). exp(Q) has the type of exp(G); all else is at least float32.
-        exp_G: (b, L, V).
-        log_w: (b, T, L + 1), like Z and w / Z. Component 0 is first; its Z is 1.
-    """
-    log_Q = torch.log_softmax(Q, -1, dtype=_precise(Q, exp_G, log_w))
-    exp_Q = log_Q.exp().to(exp_G.dtype)
-    Z = torch.nn.functional.pad(torch.bmm(exp_Q, exp_G.mT).to(log_Q.dtype), (1, 0), value=1.0)
-    w_per_Z = (log_w - Z.clamp(min=SMALLEST).log()).exp()
-    lost = ((Z < SMALLEST) & (w_per_Z > 0)).any(-1)  # (b, T) bool
-    # The plain formula computes steps with a clamped Z; the numbers here must still be finite.
-    return log_Q, exp_Q, Z.clamp_(min=SMALLEST), w_per_Z, lost
-
-
 def _sum_locations(
     Q: Tensor, C: Tensor, W: Tensor, log_w: Tensor, exp_G: Tensor | None = None
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -205,12 +169,16 @@ def _sum_locations(
     unreliable, factors = torch.empty(Q.shape[:2], dtype=torch.bool, device=Q.device), list[Tensor]()
     for chunk in _chunks(C, W):
         G = _exponentials(C[chunk], W) if exp_G is None else exp_G[chunk]
-        log_Q, exp_Q, Z, w_per_Z, lost = _weigh(Q[chunk], G, log_w[chunk])
+        log_Q = torch.log_softmax(Q[chunk], -1, dtype=log_p.dtype)
+        exp_Q = log_Q.exp().to(G.dtype)  # (b, T, V)
+        Z = torch.nn.functional.pad(torch.bmm(exp_Q, G.mT).to(log_p.dtype), (1, 0), value=1.0)  # component 0 has Z = 1
+        w_per_Z = (log_w[chunk] - Z.clamp(min=SMALLEST).log()).exp()
+        lost = ((Z < SMALLEST) & (w_per_Z > 0)).any(-1)  # (b, T)
         location_sum = torch.bmm(w_per_Z[..., 1:].to(G.dtype), G)  # (b, T, V)
         total = location_sum.to(log_p.dtype) + w_per_Z[..., :1]
         unreliable[chunk] = (total.amin(-1) < SMALLEST) | lost
         torch.add(log_Q, total.clamp_(min=SMALLEST).log_(), out=log_p[chunk])
-        factors += (exp_Q, G, Z, w_per_Z, location_sum)
+        factors += (exp_Q, G, Z.clamp_(min=SMALLEST), w_per_Z, location_sum)  # finite also where they are not used
     return log_p, unreliable, factors
 
 
@@ -232,7 +200,7 @@ class _Summed(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         """With g the gradient of log p and U = g / total, the gradient of log w_i is r_i = (w / Z)_i U exp(G_i)^T.
 
         log Z_i has the gradient -r_i. With c = r / Z
@@ -247,6 +215,9 @@ class _Summed(torch.autograd.Function):
             quotients = g / (location_sum.to(g.dtype) + w_per_Z[..., :1]).clamp_(min=SMALLEST)
             U = quotients.to(G.dtype)
             r = w_per_Z * torch.cat([quotients.sum(-1, keepdim=True), torch.bmm(U, G.mT)], -1)
+            dlog_w.append(r.to(ctx.types[1]))
+            if not any(ctx.needs_input_grad[:3]):  # for the posterior
+                continue
             c = r / Z
             minus_c = -c[..., 1:].to(G.dtype)
             dQ.append((torch.bmm(minus_c, G) - c[..., :1]).mul_(exp_Q).add_(g).to(ctx.types[0]))
@@ -254,5 +225,5 @@ class _Summed(torch.autograd.Function):
             dG = torch.bmm(left.mT, right).mul_(G).flatten(0, 1)
             dC.append((dG @ W).unflatten(0, G.shape[:2]))
             dW += dG.t() @ C[chunk].flatten(0, 1)
-            dlog_w.append(r.to(ctx.types[1]))
-        return torch.cat(dQ), torch.cat(dC), dW.to(W.dtype), torch.cat(dlog_w)
+        others = (torch.cat(dQ), torch.cat(dC), dW.to(W.dtype)) if dQ else (None, None, None)
+        return *others, torch.cat(dlog_w)

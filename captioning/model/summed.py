@@ -52,10 +52,12 @@ class SummedOutput(Output):
         Q = self.L_o(self._hidden(embedded, steps))  # (M, V)
         C, W = self._factors(memory)  # (B, L, E), (V, E)
         log_w = self._log_weights(steps)  # (M, L + 1)
-        log_probs = summed_log_probs(Q, C, W, log_w, image_index)  # (M, V)
         if self.training:
-            return log_probs, None
-        posterior = summed_posterior(Q, C, W, log_w, image_index, targets)[:, 1:]  # (M, L)
+            return summed_log_probs(Q, C, W, log_w, image_index), None  # (M, V)
+        log_probs, posterior = summed_posterior(Q, C, W, log_w, image_index, targets)
+        if Q.requires_grad:  # the posterior's log p has no gradient
+            log_probs = summed_log_probs(Q, C, W, log_w, image_index)
+        posterior = posterior[:, 1:]  # (M, L)
         p_looks, tiny = posterior.sum(1, keepdim=True), torch.finfo(posterior.dtype).tiny  # (M, 1), p(the step looks)
         return log_probs, torch.where(p_looks > tiny, posterior / p_looks.clamp(min=tiny), steps.alphas)
 

@@ -10,8 +10,7 @@ captions of
 with any b that does not depend on w.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -110,8 +109,9 @@ class SelfCriticalTraining(Objective):
         try:
             memory = captioner.encode_batch(batch)
             captions, rewards, baseline = self.sample(captioner, memory, batch.index_rows.tolist())  # N, (N,), (N,)
-            with _dropout(captioner.decoder) if self.dropout else nullcontext():
-                log_probs, output = self.log_probs(captioner, batch, memory, captions)  # (N,)
+            if self.dropout:
+                _train_dropout(captioner.decoder)
+            log_probs, output = self.log_probs(captioner, batch, memory, captions)  # (N,)
         finally:
             captioner.train(training)
         advantages, all_captions = rewards - baseline, torch.ones_like(rewards, dtype=torch.bool)  # (N,)
@@ -161,18 +161,13 @@ class SelfCriticalTraining(Objective):
         return step_log_probs(logits, output.targets, output.mask).sum(dim=1), output
 
 
-@contextmanager
-def _dropout(decoder: Decoder) -> Iterator[None]:
+def _train_dropout(decoder: Decoder) -> None:
     """Drop units of the decoder; statistics, attention and everything computed once per image stay in eval mode."""
     decoder.train()
     for attention in decoder.attentions():
         attention.eval()
     if decoder.feature_norm is not None:
         decoder.feature_norm.eval()
-    try:
-        yield
-    finally:
-        decoder.eval()
 
 
 def _sampleable_logits(output: DecoderOutput, min_length: int) -> Tensor:

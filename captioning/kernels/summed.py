@@ -16,7 +16,6 @@ Letters: B images; M steps, of the images ``image_index`` (M,); L locations, and
 weight, such as those outside the support of sparse alphas, are left out.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from captioning.precision import to_autocast
+from captioning.precision import at_least_float32, to_autocast
 
 SMALLEST = 1e-15
 """Lower bound of a total, so that numbers stay finite. The plain formula computes the steps below it."""
@@ -41,10 +40,9 @@ def plain_summed_log_probs(Q: Tensor, G: Tensor, log_w: Tensor) -> Tensor:
         G: (.., L, V), the summand of each location.
         log_w: (.., L + 1), log of the weights, component 0 first; -inf leaves a component out.
     """
-    precise = _precise(Q)
-    Q, G, log_w = Q.to(precise).unsqueeze(-2), G.to(precise), log_w.to(precise).unsqueeze(-1)
-    joint = log_w + torch.cat([torch.log_softmax(Q, -1), torch.log_softmax(Q + G, -1)], -2)  # (.., L + 1, V)
-    return torch.logsumexp(joint, -2)
+    Q = at_least_float32(Q).unsqueeze(-2)
+    log_p = torch.cat([torch.log_softmax(Q, -1), torch.log_softmax(Q + G, -1)], -2)  # (.., L + 1, V), of a component
+    return torch.logsumexp(log_w.unsqueeze(-1) + log_p, -2)
 
 
 def summed_log_probs(Q: Tensor, C: Tensor, W: Tensor, log_w: Tensor, image_index: Tensor) -> Tensor:
@@ -103,7 +101,7 @@ def location_exponentials(C: Tensor, W: Tensor) -> Tensor:
     """Return exp(G) divided by its sum over the words, (B, L, V), which all steps of a search share."""
     C, W = _as_autocast(C, W)
     with torch.autocast(C.device.type, enabled=False):
-        return torch.cat([_exponentials(C[chunk], W) for chunk in _chunks(C, W)])
+        return torch.cat([torch.softmax(C[chunk] @ W.t(), -1) for chunk in _chunks(C, W)])
 
 
 @torch.no_grad()
@@ -146,16 +144,6 @@ def _chunks(C: Tensor, W: Tensor) -> list[slice]:
     return [slice(start, start + count) for start in range(0, len(C), count)]
 
 
-def _exponentials(C: Tensor, W: Tensor) -> Tensor:
-    """Return exp(G) divided by its sum over the words, (b, L, V), for C (b, L, r)."""
-    return torch.softmax(C @ W.t(), -1)
-
-
-def _precise(*tensors: Tensor) -> torch.dtype:
-    """Return the widest of the tensors' types and float32."""
-    return functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32)
-
-
 def _sum_locations(
     Q: Tensor, C: Tensor, W: Tensor, log_w: Tensor, exp_G: Tensor | None = None
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -165,10 +153,10 @@ def _sum_locations(
         log p (B, T, V); where a summand may be lost to underflow, (B, T) bool; and the factors of the gradient, five
         for every chunk of images: exp(Q), exp(G), Z, w / Z, and the sum over locations of (w / Z)_i exp(G_i).
     """
-    log_p = torch.empty(Q.shape, dtype=_precise(Q, C, log_w), device=Q.device)
+    log_p = torch.empty(Q.shape, dtype=at_least_float32(Q).dtype, device=Q.device)
     unreliable, factors = torch.empty(Q.shape[:2], dtype=torch.bool, device=Q.device), list[Tensor]()
     for chunk in _chunks(C, W):
-        G = _exponentials(C[chunk], W) if exp_G is None else exp_G[chunk]
+        G = torch.softmax(C[chunk] @ W.t(), -1) if exp_G is None else exp_G[chunk]  # exp(G), (b, L, V)
         log_Q = torch.log_softmax(Q[chunk], -1, dtype=log_p.dtype)
         exp_Q = log_Q.exp().to(G.dtype)  # (b, T, V)
         Z = torch.nn.functional.pad(torch.bmm(exp_Q, G.mT).to(log_p.dtype), (1, 0), value=1.0)  # component 0 has Z = 1

@@ -34,7 +34,7 @@ def evaluate(
     check_output(json, "--json", JSON_SUFFIXES, [captions, references])
     from captioning.evaluation.caption_files import read_references, read_results
     from captioning.metrics.resampling import RESAMPLES, intervals
-    from captioning.metrics.table import UNIT, family_counts, few_images_warning
+    from captioning.metrics.table import TITLES, UNIT, family_counts, few_images_warning
     from captioning.vocabulary import tokenizer_from
 
     with json_output(json) as numbers:
@@ -50,8 +50,8 @@ def evaluate(
         print(f"{'':12}{'score':>8}  {'95 % interval':>18}")
         values: dict[str, Any] = {}
         for family, counts in family_counts(hypotheses, image_references, java=splitter.english):
-            for title, (value, low, high) in zip(family.titles, intervals(counts, family.values).T, strict=True):
-                print(f"{title:12}{value:8.2f}  {f'{low:.2f} to {high:.2f}':>18}")
-                values[title] = {"value": float(value), "interval": [float(low), float(high)]}
+            for name, (value, low, high) in zip(family.names, intervals(counts, family.values).T, strict=True):
+                print(f"{TITLES[name]:12}{value:8.2f}  {f'{low:.2f} to {high:.2f}':>18}")
+                values[TITLES[name]] = {"value": float(value), "interval": [float(low), float(high)]}
         numbers |= {"values": values, "unit": UNIT, "images": images, "tokens": splitter.description}
         print(f"{UNIT}. Intervals: bootstrap over images, {RESAMPLES} resamples.\nTokens: {splitter.description}.")

@@ -98,10 +98,6 @@ class Family:
     """Maps (images, C) to metrics of images, (images, S). Their mean is not the corpus' BLEU or METEOR."""
     java: bool = False
 
-    @property
-    def titles(self) -> list[str]:
-        return [TITLES[name] for name in self.names]
-
 
 def _mean_over_images(name: str, of_images: Callable[[Sequence[Words], Sequence[Sequence[Words]]], Floats]) -> Family:
     """Return the family of a metric whose corpus value is the mean over images. Its counts are the value and 1."""
@@ -147,7 +143,7 @@ def family_counts(
             try:
                 yield family, family.counts(hypotheses, references)
             except JavaError as error:
-                warn_once(f"no {family.titles[0]}: {error}")
+                warn_once(f"no {TITLES[family.names[0]]}: {error}")
 
 
 def caption_metrics(

@@ -81,13 +81,10 @@ class StochasticAttention(Attention):
         return {"sample_probability": self.current_sample_probability}
 
     def closing_note(self) -> str:
-        last = self.progress
-        reached = not self.ramp or (last is not None and (last > self.ramp[0] or self.may_draw))
-        if self.sample_probability > 0 and reached:
+        last, ramp = self.progress or 0.0, self.ramp
+        if self.sample_probability > 0 and (not ramp or last > ramp[0] or last >= ramp[1]):
             return ""
-        where = (
-            f": the last batch was at {last or 0:.0%} of training, the ramp is {list(self.ramp)}" if self.ramp else ""
-        )
+        where = f": the last batch was at {last:.0%} of training, the ramp is {list(ramp)}" if ramp else ""
         return f"{type(self).__name__} has drawn no location with sample_probability {self.sample_probability}{where}"
 
     def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:

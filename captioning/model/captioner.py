@@ -159,12 +159,9 @@ class Captioner(CaptionModel):
     ) -> Memory:
         """Return the decoder's memory of images (B, 3, height, width) or of their annotations (B, L, D).
 
-        Raises ValueError if neither is given, InputError if annotations have another size than the encoder's.
+        Raises InputError if annotations have another size than the encoder's.
         """
-        if annotations is None:
-            if images is None:
-                raise ValueError("a batch needs images or annotations, it has neither")
-            annotations = self.encoder(images)  # (B, L, D)
+        annotations = self.encoder(images) if annotations is None else annotations  # (B, L, D)
         D = self.encoder.annotation_dim
         check_shape(self.encoder, "annotations (B, L, D)", annotations, *annotations.shape[:2], D)
         return self.decoder.encode(annotations, mask)

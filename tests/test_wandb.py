@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -72,6 +73,9 @@ def runs(tmp_path_factory) -> Iterator[dict[str, Run]]:
             ]
             runs[name] = Run(new)
         command("test", "--ckpt_path", "runs/tiny/checkpoints/best.ckpt", "--no_logger")
+        shutil.copytree("runs/tiny", "copy", ignore=shutil.ignore_patterns("wandb"))
+        command("test", "--ckpt_path", "copy/checkpoints/best.ckpt")
+        assert len(list(folder.glob("copy/wandb/offline-run-*"))) == 1
         assert len(list(folder.glob("runs/*/wandb/offline-run-*"))) == 4
         moved = folder.rename(folder.with_name("another machine")).resolve()  # from which it is uploaded
         for run in runs.values():

@@ -133,7 +133,7 @@ def log_test(run: RunFolder, metrics: Mapping[str, float], evaluator: Evaluator)
     captions = write_figures(run.path, "test", evaluator)
     for entry in read_config(run.config).get("trainer", {}).get("logger") or []:
         if entry["class_path"].endswith("WandbLogger"):
-            logger = WandbLogger(**entry["init_args"])
+            logger = WandbLogger(**entry["init_args"] | {"save_dir": str(run.path)})  # the run may have moved
             start_loggers([logger], {})
             logger.log_metrics({log_key("test", name): value for name, value in metrics.items()})
             log_figures([logger], "test", captions)

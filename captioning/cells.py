@@ -50,9 +50,9 @@ class CellGrid:
         return bool((np.abs(np.subtract(self.offset, other.offset)) <= np.divide(self.stride, 4)).all())
 
     def coverage(self, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return the exact fraction of each cell's area in view that a mask of the view covers, ``grid_size``.
+        """Return the fraction of each cell, (height, width) of the grid, that a mask of the view covers.
 
-        A pixel on an edge between cells is divided between them. The fraction of a cell out of view is 0.
+        Only a cell's area inside the view counts; a cell outside has 0. A pixel on an edge is divided between cells.
         """
         (vertical, heights), (horizontal, widths) = _overlaps(self)
         area = np.outer(heights, widths)

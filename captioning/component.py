@@ -1,7 +1,7 @@
 """Modules that record their constructor arguments, so that a checkpoint can rebuild them from plain data.
 
 A component's constructor takes hyper-parameters and other components. Sizes that another component determines (the
-encoder's D, the vocabulary's V) are not among them: ``build`` takes those when the model is assembled.
+encoder's D, the vocabulary's V) are arguments of ``build``, which the captioner calls.
 """
 
 import contextlib

@@ -9,9 +9,9 @@ from captioning.errors import printable
 
 
 class Progress(tqdm):
-    """A tqdm bar. ``update(n)`` counts n of ``total`` units, after those that were ``done`` before.
+    """A tqdm bar over ``total`` units, of which ``done`` are finished at the start. ``update(n)`` adds n units.
 
-    A loop over the bar yields what is in ``over`` and counts each item. The unit "B", bytes, is shown as kB, MB ..
+    Iterating yields the items of ``over``, one unit each. The unit "B", bytes, is shown as kB, MB ..
     """
 
     monitor_interval = 0  # start no thread: data loaders fork processes

@@ -124,8 +124,8 @@ def command_line(args: Sequence[str] | None) -> list[str]:
 def flatten(settings: Mapping[str, Any], without: Iterable[str] = ()) -> dict[str, Any]:
     """Return settings by dotted key, {"model.decoder.dropout": 0.5}, without those in or beneath ``without``.
 
-    A class of this package, PyTorch or Lightning has its short name, a class of the user its full name. Items of a list
-    of classes are keyed by their class, and the second of one class by its name and -2.
+    Classes of this package, PyTorch and Lightning appear by their short name, other classes by their full path. Items
+    of a list are keyed by class; if a class occurs again, its key ends in -2, -3 ..
     """
     left_out = tuple(f"{key}." for key in without)
     return {key: value for key, value in _flatten("", settings) if not f"{key}.".startswith(left_out)}

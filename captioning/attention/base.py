@@ -20,7 +20,7 @@ from captioning.trace import NO_LOCATION, AttentionTrace, State, map_fields
 
 
 class AttentionOutput(NamedTuple):
-    """The output of attention, (N, ..) for N rows, or of a selection, (B, R, ..) for R rows per image.
+    """What attention returns for N rows, (N, ..). ``select`` returns the same record for R rows per image, (B, R, ..).
 
     Attributes:
         context: (.., D), the paper's z-hat.

@@ -67,9 +67,9 @@ class SparseNormalizer(Normalizer):
     @staticmethod
     @abstractmethod
     def thresholds(ranked: Tensor, k: Tensor) -> Tensor:
-        """Return tau (.., L) for each k (L,) = 1 .. L, as if the support were the k largest entries of (a - 1) e.
+        """Return, for every k (L,) = 1 .. L, the threshold tau (.., L) if the support were the k largest logits.
 
-        ``ranked`` has these entries in descending order. The support has k entries: the last k with tau below entry k.
+        ``ranked`` holds (a - 1) e in descending order. The true support is of the largest k with tau below entry k.
         """
 
 

@@ -61,7 +61,7 @@ def score(
         bound_draws: Draws per caption that estimate the bounds of stochastic attention; 0 for none.
         device: auto, cpu, cuda or cuda:N.
         precision: Precision of the model; by default the fastest of this machine.
-        seed_everything: Seed of what is drawn; by default the configuration's.
+        seed_everything: Seed of drawn locations, also of the bounds; by default the configuration's.
         no_logger: Do not log a test to the wandb run of the training, and draw no figures of it.
 
     Examples:
@@ -132,7 +132,7 @@ def _refuse_old_names(task: str, overridden: Sequence[str]) -> None:
 def _names_of_data(
     files: Sequence[Path], settings: Sequence[Mapping[str, Any]], data_settings: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield a name for a configuration that is not the run's, and one for options of the source that are in none."""
+    """Yield the name of the last --config file, and "data_" with the source's values that differ from every file's."""
     for file in files[-1:]:
         yield file.absolute().parent.name if file.name == "config.yaml" else file.stem
     sources = [{"source": (content.get("data") or {}).get("source")} for content in settings]

@@ -128,7 +128,7 @@ def _cell(family: CountedFamily, key: Key, metrics: dict[Key, Interval], tests: 
 
 
 def measure_variants(variants: Sequence[Variant], families: Sequence[CountedFamily], *, with_tests: bool) -> Measured:
-    """Return the means and deviations of variants ``with_metrics``, and tests over images and seeds ``with_tests``."""
+    """Return the mean and standard deviation of each metric over seeds, and, if ``with_tests``, the tests."""
     families = [family for family in families if not family.baseline]
     tests = _variant_tests(variants, families) if with_tests else {}
     titles = {key: TITLES[key] for family in families for key in family.names}

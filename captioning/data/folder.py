@@ -42,8 +42,8 @@ class FolderSource(CaptionSource):
 
     Without a ``split`` column, an image in a folder ``train``, ``validation`` (or ``val``) or ``test`` belongs to that
     split. A hash of the image's name draws the splits without a folder: one image in ten for validation, one for the
-    test. New images do not move the others. With three images or more, an empty split takes a tenth of the images that
-    were drawn for the largest split (the training split takes eight tenths), at least one.
+    test. New images do not move the others. If a split is empty and there are three images or more, it gets a tenth
+    of the images that the hash drew for the largest split, at least one. An empty training split gets eight tenths.
 
     Also read: Hugging Face's ``metadata.jsonl`` or ``.csv`` with ``file_name`` and ``text``; ``Flickr8k.token.txt`` and
     Flickr30k's ``results.csv`` or ``.token``, whose images may lie in a folder beside the file. Known errors in the

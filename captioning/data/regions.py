@@ -103,7 +103,7 @@ class RegionsInView:
     def __post_init__(self) -> None:
         self._object_lookup = self.source.objects(self.split)
         self._phrase_lookup = self.source.phrases(self.split)
-        keep = functools.lru_cache(2 * len(self.index))  # an image is mirrored or not; values of old cells are dropped
+        keep = functools.lru_cache(2 * len(self.index))  # plain and mirrored; entries of earlier cells fall out
         self._objects, self._phrases = keep(self._objects_in), keep(self._phrases_in)
 
     def __reduce__(self) -> tuple[Any, ...]:  # a process that loads images may be sent a copy

@@ -46,8 +46,8 @@ class Evaluator:
     figure_hypotheses: dict[int, Hypothesis] = field(default_factory=dict)  # of those images; keys as in ``images``
     images: dict[int, CaptionedImage] = field(default_factory=dict)  # keys are rows of the split
     sums: dict[int, dict[str, float]] = field(default_factory=dict)
-    """Sums of each batch, by the row of its first image: log-probabilities of its references in nats, and their number
-    of "words". ``finish`` adds them in the order of the split, so that any number of processes gives the same
+    """For each batch, by the row of its first image: the number of the references' "words", and the sums of their "nll"
+    and bounds in nats. ``finish`` adds them in the order of the split, so that any number of processes gives the same
     last digits. If two processes evaluate the same batch, its sums count once, because its row is one key."""
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class Evaluator:
         return [self.images[row] for row in sorted(self.images)]
 
     def finish(self, *, java: bool = False) -> dict[str, float]:
-        """Return ``caption_metrics``, log-probabilities of the references in nats per word, and ``grounding_metrics``.
+        """Return ``caption_metrics``, the NLL and bounds of the references in nats per word, and ``grounding_metrics``.
 
         Without images or references, {}. ``java`` computes METEOR, which knows only English, where it is available.
         """
@@ -111,7 +111,7 @@ class Evaluator:
                 self.figure_hypotheses[row] = best
 
     def _reference_hits(self, batch: CaptionBatch, memory: Any) -> list[dict[str, list[NounHit]]]:
-        """Teacher-force the references, and return the hits of attention at their phrases for each image."""
+        """Teacher-force the references, store their ``sums``, and return each image's hits at their phrases."""
         with self.captioner.in_context_mode("expected"):
             output = self.captioner.teacher_force(batch, memory)
         nll = float(step_nll(output.logits, output.targets).sum())

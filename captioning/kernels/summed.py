@@ -150,8 +150,8 @@ def _sum_locations(
     """Sum over locations at steps Q (B, T, V), with exp(G) (B, L, V), by default of C and W.
 
     Returns:
-        log p (B, T, V); where a summand may be lost to underflow, (B, T) bool; and the factors of the gradient, five
-        for every chunk of images: exp(Q), exp(G), Z, w / Z, and the sum over locations of (w / Z)_i exp(G_i).
+        log p (B, T, V); where a summand may be lost to underflow, (B, T) bool; and, for each chunk of b images,
+        five factors of the gradient: exp(Q), exp(G), Z and w / Z (b, T, L + 1), sum_i (w / Z)_i exp(G_i) (b, T, V).
     """
     log_p = torch.empty(Q.shape, dtype=at_least_float32(Q).dtype, device=Q.device)
     unreliable, factors = torch.empty(Q.shape[:2], dtype=torch.bool, device=Q.device), list[Tensor]()

@@ -6,10 +6,11 @@ readers nested in methods: Hillis 2014, Statistics in Medicine 33):
 
     Var(mean_2 - mean_1) = S_1^2 / m_1 + S_2^2 / m_2 + max(0, J - E_1 / m_1 - E_2 / m_2).
 
-S_g^2 is the variance of the metric over the m_g seeds of variant g. J is the variance over images of the difference
-between these very runs. E_g is the variance over images that no other run of variant g shares. The last term is the
-effect of a variant on single images, the same with every seed. J and E_g come from the jackknife, which leaves out one
-image at a time, so that any metric of summed counts has them, corpus BLEU included.
+S_g^2 is the variance of the metric over the m_g seeds of variant g. J is the variance of the difference that comes from
+the images, for these very runs. E_g is the part of it by which one run of variant g differs from the others on single
+images. S_g^2 counts this part already, so it is taken off. The last term is the effect of a variant on single images,
+the same with every seed. J and E_g come from the jackknife, which leaves out one image at a time, so that any metric of
+summed counts has them, corpus BLEU included.
 
 Each source of variance has its own degrees of freedom, hence its own critical value of Student's t. The difference has
 the mean of these values, weighted by the sources' fractions of the variance (Cochran 1964, Biometrics 20). With one

@@ -101,7 +101,7 @@ class CaptionModel(nn.Module, metaclass=ABCMeta):
 
     @torch.inference_mode()
     def search(self, memory: Any, options: BeamOptions, vocabulary: Vocabulary | None = None) -> list[list[Hypothesis]]:
-        """Return the captions of every image in ``memory``, searched in float32; see ``decoding.decode``."""
+        """Return the captions of every image in ``memory``, in the order of ``decoding.decode``."""
         with self.using(options):
             return decode(self.step_function(memory), self.init_state(memory), options, vocabulary)
 

@@ -71,9 +71,9 @@ class Output(Component):
             targets: (M,) int64, the true words.
 
         Returns:
-            The logits (M, V), log-probabilities if the output sums over locations; and the posterior (M, L): given the
-            word, and given that the step looks at the image, the probability of each location. Its rows sum to 1. None
-            in training, and for outputs that do not sum over locations.
+            The logits (M, V), log-probabilities if the output sums over locations; and the posterior (M, L), which is
+            p(location | word, the step looks at the image), each row summing to 1. The posterior is None in training,
+            and for outputs that do not sum over locations.
         """
 
     def location_logits(self, words: Tensor, memory: Memory) -> Tensor:

@@ -1,9 +1,8 @@
 """Self-critical sequence training (Rennie et al. 2017): a second stage that raises a metric of its own captions.
 
 The objective is E_w[r(w)], the expected reward of a caption w ~ p(w | a). Captions are sampled word by word from the
-model in evaluation: without dropout, with fixed statistics, the contexts of ``Attention.context_mode`` and the search's
-limits of length. Words may repeat even if the search forbids it. The gradient (REINFORCE) is the mean over sampled
-captions of
+model in eval mode: no dropout, fixed statistics, contexts by ``Attention.context_mode``. Of the search, ``min_length``
+and ``max_length`` hold; its rules on repeated words do not. The gradient (REINFORCE) is the mean over captions of
 
     (r(w) - b) * d log p(w | a)
 

@@ -114,7 +114,7 @@ class BestCheckpoint(callbacks.ModelCheckpoint):
 
 
 class CheckpointFiles(TorchCheckpointIO):
-    """Replaces a checkpoint whole. Lightning copies it from the folder of temporary files, perhaps of another disk."""
+    """Writes a checkpoint beside its final place and renames it. Lightning may copy it from another disk, in pieces."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         write_checkpoint(checkpoint, Path(path))

@@ -77,7 +77,7 @@ class CaptioningModule(pl.LightningModule):
         self._stops_after_step = False  # the optimizer step in progress
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what refers to the command line's parser and cannot be copied; ``EMAWeightAveraging`` copies."""
+        """Return the state without objects that refer to the parser, which ``EMAWeightAveraging`` could not copy."""
         return super().__getstate__() | {"optimizer": None, "scheduler": None, "initial_model": None}
 
     @property

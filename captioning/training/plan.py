@@ -20,7 +20,7 @@ class RunPlan:
 
     folder: RunFolder  # RUNS/NAME, or the first free one of RUNS/NAME-2, RUNS/NAME-3 ..
     taken_folder: RunFolder | None  # RUNS/NAME, if another run has it
-    claims_folder: bool  # False for a resumed run, and where another process of the run has claimed the folder
+    claims_folder: bool  # whether this process must claim it: not if resumed there, nor if another process did
     settings: dict[str, Any]  # to be set in the configuration, by dotted key: paths, modes of monitors, loggers
 
 
@@ -29,7 +29,7 @@ def plan_run(config: Mapping[str, Any], sources: Sequence[Mapping[str, Any]], fo
 
     Args:
         config: The full configuration of `captioning fit`.
-        sources: The settings of each file, then of the command line, whose values are unparsed words (``--name=soft``).
+        sources: The settings of each file, and last those of the command line, whose values are not parsed.
         folder: The run's folder, if another process of the run has chosen it.
 
     Raises:

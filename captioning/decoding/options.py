@@ -36,15 +36,6 @@ class BeamOptions:
         check_whole(0, no_repeat_ngram=self.no_repeat_ngram)
         check_range(-10, 10, length_normalization=self.length_normalization)
 
-    def constraints(self, vocabulary: Vocabulary | None) -> Constraints:
-        """Return the constraints on captions. Raises InputError if they need the vocabulary or a word that it lacks."""
-        repeatable = None
-        if self.no_repeat_content:
-            if vocabulary is None:
-                raise InputError("no_repeat_content needs the model's vocabulary")
-            repeatable = tuple(vocabulary.encode(word for word in FUNCTION_WORDS if word in vocabulary))
-        return Constraints(self.min_length, self.no_repeat_ngram or None, repeatable=repeatable)
-
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Self:
         """Return the search options that a training configuration gives, or else the defaults."""
@@ -100,14 +91,17 @@ class DecodingOptions(BeamOptions):
             raise InputError(f"samples={self.samples}: greedy decoding has one caption; use beam or sample")
 
     def constraints(self, vocabulary: Vocabulary | None) -> Constraints:
-        constraints = super().constraints(vocabulary)
-        if not self.prefix:
+        """Return the constraints on captions. Raises InputError if they need the vocabulary or a word that it lacks."""
+        constraints = Constraints(self.min_length, self.no_repeat_ngram or None)
+        if not (self.prefix or self.no_repeat_content):
             return constraints
         if vocabulary is None:
-            raise InputError("prefix needs the model's vocabulary")
-        words = vocabulary.tokenizer.tokenize(self.prefix)
+            raise InputError(f"{'prefix' if self.prefix else 'no_repeat_content'} needs the model's vocabulary")
+        words = vocabulary.tokenizer.tokenize(self.prefix or "")
         if unknown := next((word for word in words if word not in vocabulary), None):
             raise InputError(
                 f"prefix {self.prefix!r}: the model does not know {unknown!r}; it knows {len(vocabulary.words):,} words"
             )
-        return dataclasses.replace(constraints, prefix=tuple(vocabulary.encode(words)))
+        known = (word for word in FUNCTION_WORDS if word in vocabulary)
+        repeatable = tuple(vocabulary.encode(known)) if self.no_repeat_content else None
+        return dataclasses.replace(constraints, prefix=tuple(vocabulary.encode(words)), repeatable=repeatable)

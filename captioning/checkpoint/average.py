@@ -36,13 +36,9 @@ def average_checkpoints(paths: Sequence[Path], fractions: Sequence[float] | None
     fractions = [fraction / math.fsum(fractions) for fraction in fractions]
     models, checkpoint = [read_model(path) for path in paths], read_checkpoint(paths[-1])
     last = models[-1]
-    buffers, shared = dict(last.captioner.named_buffers()), _identity(last)
+    shared = _identity(last)
     for model in models:
-        differing = [name for name, value in _identity(model).items() if value != shared[name]]
-        for name, buffer in () if differing else model.captioner.named_buffers():
-            if buffer.is_floating_point() and not torch.equal(buffer, buffers[name]):
-                differing.append(name)
-        if differing:
+        if differing := [name for name, value in _identity(model).items() if value != shared.get(name)]:
             raise InputError(f"{model.path}: its {differing[0]} is not that of {last.path}; they have no mean")
     states = [model.captioner.state_dict() for model in models]
     for name, parameter in last.captioner.named_parameters():
@@ -60,4 +56,5 @@ def _identity(model: SavedModel) -> dict[str, Any]:
     encoder = model.captioner.encoder.identity()
     del encoder["weights"]
     decoder = without_arguments(model.captioner.decoder.to_config(), lambda name, _: "dropout" in name)
-    return {"encoder": encoder, "decoder": decoder, "vocabulary": model.vocabulary}
+    statistics = {name: x.tolist() for name, x in model.captioner.named_buffers() if x.is_floating_point()}
+    return {"encoder": encoder, "decoder": decoder, "vocabulary": model.vocabulary} | statistics

@@ -505,7 +505,7 @@ def test_a_slurm_job_that_saves_nothing_is_not_requeued_for_ever(tmp_path, resta
 def test_the_screen_of_a_run_has_no_line_in_vain_and_each_epochs_line_its_own_metrics(workdir, monkeypatch, capsys):
     monkeypatch.setenv("WANDB_SILENT", "false")
     options = ["--trainer.enable_progress_bar", "true", "--trainer.logger", "WandbLogger", "--trainer.max_epochs", "2"]
-    command("fit", "--config", "tiny.yaml", *options)
+    command("fit", "--config", "tiny.yaml", *options, "--checkpoint.monitor", "val/cider_d")
     out, err = capsys.readouterr()
     output = out + err
     for words in ("already configured", "TPU", "to estimate", "Tip"):
@@ -513,7 +513,8 @@ def test_the_screen_of_a_run_has_no_line_in_vain_and_each_epochs_line_its_own_me
     assert re.search(r"^decoder: AttentionDecoder, ([\d,]+) parameters, \1 of them trained$", output, re.MULTILINE)
     with next(Path("runs/tiny").rglob("metrics.csv")).open() as file:
         logged = [f"val/nll {float(row['val/nll']):.2f} " for row in csv.DictReader(file) if row["val/nll"]]
-    lines = re.findall(r"^epoch (.), step .+: train/loss .+ (val/nll \S+ )val/bleu4", output, re.MULTILINE)
+    pattern = r"^epoch (.), step .+: train/loss .+ (val/nll \S+ )val/cider_d \S+ val/bleu4"
+    lines = re.findall(pattern, output, re.MULTILINE)
     assert lines == [("1", logged[0]), ("2", logged[1])]
 
 

@@ -144,6 +144,7 @@ MISTAKES = {
     FIT + "--model.optimizer.lr -1": "model.optimizer or model.scheduler: Invalid learning rate: -1.0",
     # models
     "test": "required: --ckpt_path, as in captioning test --ckpt_path",
+    "validate --ckpt_path runs/soft/checkpoints/best.ckpt --split test": "validation split; use captioning test",
     "test --ckpt_path runs/soft": "runs/soft: is a folder; give runs/soft/checkpoints/best.ckpt",
     "test --ckpt_path best": "--ckpt_path best: runs/run has no checkpoints/best.ckpt; name the run by --name",
     "test --ckpt_path last --name soft": "--ckpt_path last: runs/soft has no checkpoints/last.ckpt; name the run by",

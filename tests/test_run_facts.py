@@ -1,6 +1,7 @@
 """What every run logs of its steps and its speed, and the runs of a sweep."""
 
 import csv
+import time
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,21 @@ def test_an_epoch_of_few_batches_has_a_speed_too(shapes, tmp_path):
     trainer = make_trainer(tmp_path, callbacks=[Throughput()], max_epochs=1, log_every_n_steps=10_000)
     trainer.fit(make_module(), make_data(shapes))
     assert float(trainer.callback_metrics["train/captions_per_second"]) > 0
+
+
+def test_a_validation_inside_an_epoch_does_not_count_as_training(shapes, tmp_path):
+    seconds, speeds = 0.5, []
+
+    class Watch(Callback):
+        def on_validation_epoch_start(self, trainer, pl_module) -> None:
+            time.sleep(seconds)
+
+        def on_train_batch_end(self, trainer, *_) -> None:
+            speeds.append(float(trainer.callback_metrics["train/captions_per_second"]))
+
+    trainer = make_trainer(tmp_path, callbacks=[Throughput(), Watch()], val_check_interval=0.5)
+    trainer.fit(make_module(), make_data(shapes, batch_size=8))
+    assert len(speeds) == 4 and min(speeds) > 8 / seconds
 
 
 def test_a_run_of_a_sweep_has_the_sweeps_seed_and_a_folder_that_names_it(tmp_path, monkeypatch):

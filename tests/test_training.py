@@ -121,10 +121,17 @@ def test_unfreeze_waits_for_its_epoch(shapes, tmp_path):
     assert any(not torch.equal(a, b) for a, b in zip(before, module.encoder.parameters(), strict=True))
 
 
-@pytest.mark.parametrize(("frozen", "start", "kept"), [(True, True, True), (True, False, False), (False, True, False)])
+SETTINGS = {"settings": {"init_from": "first.ckpt"}}
+IN_PYTHON = {"initial_model": SimpleNamespace(load_into=lambda captioner, vocabulary: None)}
+
+
+@pytest.mark.parametrize(
+    ("frozen", "start", "kept"),
+    [(True, SETTINGS, True), (True, IN_PYTHON, True), (True, {}, False), (False, SETTINGS, False)],
+)
 def test_weights_of_another_model_keep_the_statistics_of_a_frozen_encoder(shapes, tmp_path, frozen, start, kept):
     """A few photographs have other ones: channels that are silent in all of them would be divided by almost 0."""
-    module = make_module(standardize=True, settings={"init_from": "first.ckpt" if start else None})
+    module = make_module(standardize=True, **start)
     module.encoder.set_trainable(not frozen)
     make_trainer(tmp_path, max_epochs=2).fit(module, make_data(shapes))  # a validation lies between
     assert torch.equal(module.captioner.decoder.feature_norm.running_mean, torch.zeros(12)) == kept

@@ -74,6 +74,8 @@ def score(
     _refuse_old_names(task, overridden)
     if results is not None and results.is_file():
         raise InputError(f"--results {results}: is a file; give a folder")
+    if task == "validate" and split not in (None, "val"):
+        raise InputError(f"--split {split}: captioning validate scores the validation split; use captioning test")
     check_whole(0, bound_draws=bound_draws)
     check_whole(0, 2**32 - 1, seed_everything=seed_everything)
     from captioning.checkpoint.load import check_device

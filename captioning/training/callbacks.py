@@ -66,7 +66,8 @@ class LogLines(Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if trainer.sanity_checking or not trainer.is_global_zero:
             return
-        names = ("train/loss", "val/nll", "val/bleu4", "val/pointing_accuracy")
+        monitors = [str(callback.monitor) for callback in trainer.checkpoint_callbacks]  # type: ignore[attr-defined]
+        names = dict.fromkeys(("train/loss", "val/nll", *monitors, "val/bleu4", "val/pointing_accuracy"))
         logged = trainer.callback_metrics
         metrics = [f"{name} {float(logged[name]):.2f}" for name in names if name in logged]
         seconds = time.perf_counter() - self._started
@@ -155,7 +156,7 @@ class Throughput(Callback):
     def on_train_start(self, *_: Any) -> None:
         self._since, self._captions = time.perf_counter(), 0
 
-    on_train_epoch_start = on_train_start  # type: ignore[assignment]
+    on_train_epoch_start = on_validation_end = on_train_start  # type: ignore[assignment]
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: CaptionBatch, batch_idx: int

@@ -99,7 +99,7 @@ class CaptioningModule(pl.LightningModule):
     def assemble(self, vocabulary: Vocabulary) -> Captioner:
         """Build and return the captioner for a vocabulary, with the weights of ``initial_model``."""
         self.captioner = Captioner(*self._parts, vocabulary_size=len(vocabulary))
-        self.captioner.freeze_statistics = bool(self.settings.get("init_from"))  # also if resumed
+        self.captioner.freeze_statistics = bool(self.initial_model or self.settings.get("init_from"))  # also if resumed
         checkpoint_entry(self.captioner, vocabulary, self.settings)  # refuses a part that no checkpoint can hold
         self.captioner.train()  # Lightning leaves the modes as they are
         if self.initial_model is not None:

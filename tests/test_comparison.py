@@ -253,7 +253,7 @@ def test_the_images_where_sentences_metrics_differ_most_come_first():
     assert [item.image_id for item in comparison.disagreements] == [5, 9, 3]  # 8: both say the same
     first = comparison.disagreements[0]
     assert first.captions == {"soft": references[0], "hard": "two green cats"} and first.references == references
-    assert first.scores["soft"] == pytest.approx(100) and first.scores["hard"] == 0
+    assert first.metrics["soft"] == pytest.approx(100) and first.metrics["hard"] == 0
     assert len(compare_runs([run_of("soft", soft), run_of("hard", hard)], resamples=20, images=2).disagreements) == 2
 
 

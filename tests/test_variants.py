@@ -180,8 +180,9 @@ def test_the_variants_stand_in_terminal_page_and_numbers(study, capsys):
     page = comparison_page(study)
     assert re.search(r'class="verdict clear" style="--run: #\w+"><b>Clear difference</b>: study_hard has', page)
     content = json.loads(json.dumps(study.to_dict()))
-    assert content["groups"]["study_soft"]["seeds"] == ["1", "2", "10"]
-    assert content["groups"]["study_hard"]["scores"]["bleu4"]["mean"] == pytest.approx(study.variants[1].mean("bleu4"))
-    test = content["group_differences"]["study_hard"]["bleu4"]
+    variants = content["variants"]
+    assert variants["study_soft"]["seeds"] == ["1", "2", "10"]
+    assert variants["study_hard"]["metrics"]["bleu4"]["mean"] == pytest.approx(study.variants[1].mean("bleu4"))
+    test = content["variant_differences"]["study_hard"]["bleu4"]
     assert test["low"] < test["value"] < test["high"] and test["p_value"] <= test["corrected_p_value"]
     assert content["tables"]["Variants over seeds"]["BLEU-1"].keys() == {"study_soft", "study_hard"}

@@ -73,7 +73,7 @@ def explore(
             name = f"{item.name}{suffix}"
             if name not in images:
                 images[name] = explorer_image(name, caption.seen(), [], references=item.references)
-            numbers = {TITLES[comparison.metric]: f"{item.scores[run.name]:.1f}"}
+            numbers = {TITLES[comparison.metric]: f"{item.metrics[run.name]:.1f}"}
             # Start at the first word at which the captions differ; a caption may end before it.
             columns = zip(*(text.split() for text in item.captions.values()), strict=False)
             first = len(list(itertools.takewhile(lambda column: len(set(column)) == 1, columns)))

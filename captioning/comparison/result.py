@@ -98,7 +98,7 @@ class Variant:
             name: {"mean": self.mean(name), "deviation": self.deviation(name), "values": values}
             for name, values in self.metrics.items()
         }
-        return {"runs": self.runs, "seeds": self.seeds, "scores": metrics}
+        return {"runs": self.runs, "seeds": self.seeds, "metrics": metrics}
 
 
 @dataclass
@@ -107,7 +107,7 @@ class Disagreement:
 
     image_id: int
     captions: dict[str, str]  # by run
-    scores: dict[str, float]  # by run, the metric of its caption in percent
+    metrics: dict[str, float]  # by run, the metric of its caption in percent
     references: list[str]
     file: str = ""  # name of the image's file; "" if it is not known
 
@@ -161,8 +161,8 @@ class Comparison:
                 run: {key: vars(metric) for key, metric in by_key.items()} for run, by_key in self.metrics.items()
             },
             "differences": {run: _plain(tests) for run, tests in self.tests.items()},
-            "groups": {variant.name: variant.to_dict() for variant in self.variants},
-            "group_differences": {name: _plain(tests) for name, tests in self.variant_tests.items()},
+            "variants": {variant.name: variant.to_dict() for variant in self.variants},
+            "variant_differences": {name: _plain(tests) for name, tests in self.variant_tests.items()},
             "tables": {table.title: table.to_dict() for table in self.tables},
             "disagreements": [vars(item) for item in self.disagreements],
         }

@@ -177,11 +177,11 @@ def score(runs: Path) -> None:
         for title, source in SOURCES.items():
             model, vocabulary, search = captioner.model, captioner.vocabulary, captioner.options
             evaluator = evaluate(model, vocabulary, source, search, split="val")
-            values, records = evaluator.finish(), evaluator.records
+            values, records = evaluator.finish(), evaluator.captioned_images
             captions += [record.words for record in records]
             sets[title] = {"nll": round(values["nll"], 4), **looking(records)}
             for family, counts in family_counts([r.words for r in records], [r.reference_words for r in records]):
-                for metric, numbers in zip(family.names, intervals(counts, family.values).T.tolist(), strict=True):
+                for metric, numbers in zip(family.names, intervals(counts, family.statistic).T.tolist(), strict=True):
                     value, low, high = (round(number, 2) for number in numbers)
                     sets[title][metric] = {"value": value, "low": low, "high": high}
         measured[name] = {"sets": sets, "sentences": sentences.faults(captions)}

@@ -182,13 +182,13 @@ def test_every_family_gives_intervals_and_paired_tests():
         metrics.family_counts(better, references, java=False),
         strict=True,
     ):
-        bounds = intervals(counts, family.values, resamples=200)
-        assert bounds[0] == pytest.approx(family.values(counts.sum(axis=0)))
+        bounds = intervals(counts, family.statistic, resamples=200)
+        assert bounds[0] == pytest.approx(family.statistic(counts.sum(axis=0)))
         assert bounds.shape == (3, len(family.names))
         assert (bounds[1] < bounds[0]).all() and (bounds[0] < bounds[2]).all()
-        tests = differences(counts, other, family.values, resamples=200)
+        tests = differences(counts, other, family.statistic, resamples=200)
         assert len(tests) == len(family.names) and all(test.interval.value > 0 and test.clear for test in tests)
-        assert family.image_values(counts).shape == (len(hypotheses), len(family.names))
+        assert family.image_statistic(counts).shape == (len(hypotheses), len(family.names))
 
 
 def test_one_image_has_no_document_frequencies_and_the_log_says_so(caplog):

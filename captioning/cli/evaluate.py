@@ -47,10 +47,10 @@ def evaluate(
         hypotheses = [splitter.tokenize(caption) for caption in results.values()]
         image_references, images = [all_references[image_id] for image_id in results], len(results)
         print(f"{images} captions of {len(all_references)} images with references{few_images_warning(images)}")
-        print(f"{'':12}{'score':>8}  {'95 % interval':>18}")
+        print(f"{'':12}{'metric':>8}  {'95 % interval':>18}")
         values: dict[str, Any] = {}
         for family, counts in family_counts(hypotheses, image_references, java=splitter.english):
-            for name, (value, low, high) in zip(family.names, intervals(counts, family.values).T, strict=True):
+            for name, (value, low, high) in zip(family.names, intervals(counts, family.statistic).T, strict=True):
                 print(f"{TITLES[name]:12}{value:8.2f}  {f'{low:.2f} to {high:.2f}':>18}")
                 values[TITLES[name]] = {"value": float(value), "interval": [float(low), float(high)]}
         numbers |= {"values": values, "unit": UNIT, "images": images, "tokens": splitter.description}

@@ -22,14 +22,14 @@ from captioning.comparison.variants import group_variants
 from captioning.errors import InputError, check_choice
 from captioning.metrics.table import CAPTION_METRICS, FAMILIES, TITLES, few_images_warning
 
-_CAPTIONS = (
+_CAPTIONS_NOTE = (
     "Percent; BLEU with brevity penalty, CIDEr-D times 100. With each metric its 95 % interval (bootstrap over images)"
     "{}, {} resamples{}."
 )
-_CHANGE = (
+_CHANGE_NOTE = (
     " and the difference from the first run with its 95 % interval (paired bootstrap) and p-value (randomization test)"
 )
-_GROUNDING = (
+_GROUNDING_NOTE = (
     "Over the nouns that name an object with a known mask, percent. Pointing accuracy: the strongest location "
     "touches the object; attention correctness: the fraction of attention on it. Beneath each metric: "
     "its value for attention that ignores the caption."
@@ -56,24 +56,25 @@ def compare_runs(
     captioned = {run.name: run.captions for run in runs if run.captions}
     common, image_notices = _common_images(captioned)
     images_by_run = {name: [captions[i] for i in common or sorted(captions)] for name, captions in captioned.items()}
-    captions = caption_families(images_by_run, java=not any(run.conditions.get("tokenizer") for run in runs))
-    nouns = grounding_families(images_by_run)
-    if captions and not any(metric in family.names for family in captions):
+    caption_counts = caption_families(images_by_run, java=not any(run.conditions.get("tokenizer") for run in runs))
+    noun_counts = grounding_families(images_by_run)
+    if caption_counts and not any(metric in family.names for family in caption_counts):
         raise InputError(f"metric: {TITLES[metric]} cannot be computed here; it needs Java and English captions")
     variants = group_variants([run for run in runs if run.captions])
     # A run is compared with the first over images alone if the variant of either has one seed.
     seeds = {run: len(variant.runs) for variant in variants for run in variant.runs}
     compared = [run for run in names[1:] if common and min(seeds.get(run, 0), seeds.get(names[0], 0)) == 1]
-    images_text = f"{len(common)} images" if common else "each run's own images"
-    note = _CAPTIONS.format(_CHANGE if compared else "", resamples, few_images_warning(len(common)))
+    first_title = f"Captions of {len(common)} images" if common else "Captions of each run's own images"
+    note = _CAPTIONS_NOTE.format(_CHANGE_NOTE if compared else "", resamples, few_images_warning(len(common)))
     run_measures = [
         measure_runs(Table(title, names, [], text), families, compared, resamples=resamples, seed=seed)
-        for title, text, families in ((f"Captions of {images_text}", note, captions), ("Grounding", _GROUNDING, nouns))
+        for title, text, families in ((first_title, note, caption_counts), ("Grounding", _GROUNDING_NOTE, noun_counts))
         if families
     ]
-    variants = [with_metrics(variant, [*captions, *nouns], runs, len(common)) for variant in variants]
+    all_counts = [*caption_counts, *noun_counts]
+    variants = [with_metrics(variant, all_counts, runs, len(common)) for variant in variants]
     variants = variants if max(seeds.values(), default=0) > 1 else []
-    variant_measures = [measure_variants(variants, [*captions, *nouns], with_tests=bool(common))] if variants else []
+    variant_measures = [measure_variants(variants, all_counts, with_tests=bool(common))] if variants else []
     test_notices = [notice for part in (*run_measures, *variant_measures) for notice in part.notices]
     return Comparison(
         variant_runs,
@@ -85,7 +86,7 @@ def compare_runs(
         variants=variants,
         variant_tests=by_name(*(part.tests for part in variant_measures)),
         curves=ordered_curves(runs, metric),
-        disagreements=_disagreements(captioned, captions, common, metric)[:images] if common else [],
+        disagreements=_disagreements(captioned, caption_counts, common, metric)[:images] if common else [],
         image_count=len(common),
     )
 
@@ -146,7 +147,7 @@ def _disagreements(
     (counted,) = [family for family in families if metric in family.names]
     (family,) = [family for family in FAMILIES if metric in family.names]
     column = family.names.index(metric)
-    values = np.stack([family.image_values(counted.counts[run])[:, column] for run in captioned])  # (runs, images)
+    values = np.stack([family.image_statistic(counted.counts[run])[:, column] for run in captioned])  # (runs, images)
     spread = np.round(np.ptp(values, axis=0), 9)
     disagreements = []
     for i in np.argsort(-spread, kind="stable").tolist():

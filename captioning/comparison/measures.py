@@ -25,11 +25,11 @@ from captioning.metrics.seeds import RULE, seed_differences
 from captioning.metrics.table import METRICS, NOUN_METRICS, TITLES, family_counts
 from captioning.progress import Progress
 
-_CORRECTED = (
+_CORRECTION_NOTE = (
     " Bold: interval and test agree on a difference. The p-values are corrected for the tests in this table (Holm); "
     "the intervals are not."
 )
-_VARIANTS = (
+_VARIANTS_NOTE = (
     "Mean and standard deviation of the runs that differ in their seed alone. Below: the difference from the first "
     "variant with its 95 % interval and p-value, over images and seeds (analysis of variance of Obuchowski and "
     f"Rockette; {RULE})."
@@ -46,7 +46,7 @@ class CountedFamily(NamedTuple):
 
     names: tuple[str, ...]  # names in files; ``TITLES`` has the names in tables
     counts: dict[str, Floats]  # by run, (images, C)
-    values: Statistic  # from counts summed over images, (.., C), to percent, (.., S), or (..) of a single metric
+    statistic: Statistic  # from counts summed over images, (.., C), to percent, (.., S), or (..) of a single metric
     baseline: bool = False  # whether attention ignores the caption; not tested
     unit: str = ""  # what the second count counts, shown beside a metric
 
@@ -57,7 +57,7 @@ def caption_families(images_by_run: Mapping[str, Sequence[CaptionedImage]], *, j
     for run, images in Progress("scoring captions", over=images_by_run.items(), unit=" runs"):
         hypotheses, references = [image.words for image in images], [image.reference_words for image in images]
         for family, counted in family_counts(hypotheses, references, java=java):
-            families.setdefault(family.names, CountedFamily(family.names, {}, family.values)).counts[run] = counted
+            families.setdefault(family.names, CountedFamily(family.names, {}, family.statistic)).counts[run] = counted
     return list(families.values())
 
 
@@ -93,12 +93,12 @@ def measure_runs(
     for family in Progress(f"{table.title}: intervals", over=families, unit=" metrics"):
         first = family.counts.get(table.columns[0])
         for run, counts in () if family.baseline else family.counts.items():
-            ends = intervals(counts, family.values, resamples=resamples, seed=seed).reshape(3, -1).T.tolist()
+            ends = intervals(counts, family.statistic, resamples=resamples, seed=seed).reshape(3, -1).T.tolist()
             metrics |= {(run, key): Interval(*three) for key, three in zip(family.names, ends, strict=True)}
             if run in compared and first is not None:
-                changes = differences(first, counts, family.values, resamples=resamples, seed=seed)
+                changes = differences(first, counts, family.statistic, resamples=resamples, seed=seed)
                 tests |= {(run, key): change for key, change in zip(family.names, changes, strict=True)}
-    tests = _corrected(tests)
+    tests = _holm_corrected(tests)
     rows = [
         Row(TITLES[key], [_cell(family, (run, key), metrics, tests) for run in table.columns], family.baseline)
         for family in families
@@ -107,7 +107,7 @@ def measure_runs(
     if "bleu4" in families[0].names:
         ratios = {run: bleu_metrics(counts.sum(axis=0))["length_ratio"] for run, counts in families[0].counts.items()}
         rows.append(Row(TITLES["length_ratio"], [TableCell.plain(ratios.get(run), "{:.3f}") for run in table.columns]))
-    note = f"{_CORRECTED} The tests are over images; {ONE_SEED}." if tests else ""
+    note = f"{_CORRECTION_NOTE} The tests are over images; {ONE_SEED}." if tests else ""
     too_few = (
         f"{table.title}: {resamples} resamples are too few for {len(tests)} tests; no corrected p-value can be below "
         f"{SIGNIFICANCE_LEVEL}. Take at least {round(len(tests) / SIGNIFICANCE_LEVEL)}."
@@ -121,7 +121,7 @@ def _cell(family: CountedFamily, key: Key, metrics: dict[Key, Interval], tests: 
     if counts is None:
         return TableCell()
     if family.baseline:
-        return TableCell.plain(float(family.values(counts.sum(axis=0))), "{:.1f}")
+        return TableCell.plain(float(family.statistic(counts.sum(axis=0))), "{:.1f}")
     metric, count = metrics[key], int(counts[:, 1].sum())
     nouns = f", {count} {family.unit}{'s' * (count != 1)}" if family.unit else ""
     return TableCell.measured(metric.value, f"{metric.low:.1f} to {metric.high:.1f}{nouns}", tests.get(key))
@@ -138,7 +138,7 @@ def measure_variants(variants: Sequence[Variant], families: Sequence[CountedFami
         Row(title, [_variant_cell(variant, key, tests.get((variant.name, key))) for variant in variants])
         for key, title in titles.items()
     ]
-    note = _VARIANTS + (_CORRECTED if tests else "")
+    note = _VARIANTS_NOTE + (_CORRECTION_NOTE if tests else "")
     table = Table("Variants over seeds", [variant.name for variant in variants], rows, note)
     single = [variant.name for variant in variants if len(variant.runs) == 1]
     notice = f"One seed each: {', '.join(single)}. Differences from them are not tested over seeds."
@@ -155,12 +155,12 @@ def _variant_tests(variants: Sequence[Variant], families: Sequence[CountedFamily
         if (first := counts.pop(variants[0].name, None)) is None:
             continue
         for name, variant_counts in counts.items():
-            changes = seed_differences(first, variant_counts, family.values)
+            changes = seed_differences(first, variant_counts, family.statistic)
             tests |= {(name, key): change for key, change in zip(family.names, changes, strict=True)}
-    return _corrected(tests)
+    return _holm_corrected(tests)
 
 
-def _corrected(tests: Mapping[Key, Difference]) -> dict[Key, Difference]:
+def _holm_corrected(tests: Mapping[Key, Difference]) -> dict[Key, Difference]:
     return dict(zip(tests, holm(list(tests.values())), strict=True))
 
 
@@ -169,7 +169,7 @@ def with_metrics(variant: Variant, families: Sequence[CountedFamily], runs: Sequ
     members, metrics = [run for run in runs if run.name in variant.runs], dict[str, list[float]]()
     for family in families:
         if not family.baseline and family.counts.keys() >= set(variant.runs):
-            values = [np.atleast_1d(family.values(family.counts[run].sum(axis=0))) for run in variant.runs]
+            values = [np.atleast_1d(family.statistic(family.counts[run].sum(axis=0))) for run in variant.runs]
             metrics |= dict(zip(family.names, np.stack(values, axis=1).tolist(), strict=True))
     # The metrics of a run's test are over all of its images.
     if not image_count or all(len(run.captions or ()) == image_count for run in members):

@@ -90,11 +90,11 @@ class Family:
     """S metrics of captions that are functions of the same counts."""
 
     names: tuple[str, ...]  # keys of ``METRICS``, as logs and files have them
-    counts: Callable[[Sequence[Words], Sequence[Sequence[Words]]], Floats]
+    count: Callable[[Sequence[Words], Sequence[Sequence[Words]]], Floats]
     """Maps hypotheses, a word list per image, and references, word lists per image, to counts (images, C)."""
-    values: Callable[[Floats], Floats]
+    statistic: Callable[[Floats], Floats]
     """Maps counts that are summed over images, (.., C), to the corpus' metrics in ``UNIT``, (.., S)."""
-    image_values: Callable[[Floats], Floats]
+    image_statistic: Callable[[Floats], Floats]
     """Maps (images, C) to metrics of images, (images, S). Their mean is not the corpus' BLEU or METEOR."""
     java: bool = False
 
@@ -102,14 +102,14 @@ class Family:
 def _mean_over_images(name: str, of_images: Callable[[Sequence[Words], Sequence[Sequence[Words]]], Floats]) -> Family:
     """Return the family of a metric whose corpus value is the mean over images. Its counts are the value and 1."""
 
-    def counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Floats:
+    def count(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Floats:
         values = of_images(hypotheses, references)
         return np.stack([values, np.ones_like(values)], axis=1)
 
     def percent(counts: Floats) -> Floats:
         return percentage(counts)[..., None]
 
-    return Family((name,), counts, percent, percent)
+    return Family((name,), count, percent, percent)
 
 
 def _meteor(counts: Floats) -> Floats:
@@ -141,7 +141,7 @@ def family_counts(
     for family in FAMILIES:
         if java or not family.java:
             try:
-                yield family, family.counts(hypotheses, references)
+                yield family, family.count(hypotheses, references)
             except JavaError as error:
                 warn_once(f"no {TITLES[family.names[0]]}: {error}")
 
@@ -153,6 +153,6 @@ def caption_metrics(
     metrics: dict[str, float] = {}
     for family, counts in family_counts(hypotheses, references, java=java):
         total = counts.sum(axis=0)
-        values = dict(zip(family.names, family.values(total).tolist(), strict=True))
+        values = dict(zip(family.names, family.statistic(total).tolist(), strict=True))
         metrics |= bleu_metrics(total) if "bleu4" in values else values
     return metrics

@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
         evaluator = evaluate(
             captioner.model, captioner.vocabulary, source, captioner.options, split="val", limit_images=args.limit
         )
-        metrics, records = evaluator.finish(), evaluator.records
+        metrics, records = evaluator.finish(), evaluator.captioned_images
         sets[title] = {name: round(metrics[name], 2) for name in ("bleu4", "cider_d", "nll")} | looking(records)
     index = SOURCES["COCO, 100 images"].index("val")
     paths = [index.image_path(row) for row in range(len(index))][: args.limit]
@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def looking(records: Any) -> dict[str, Any]:
     """Return the metrics of attention at nouns and phrases with intervals, and how far pointing is above the center."""
-    measures = {family.keys[0]: family.counts[""] for family in grounding_families({"": records})}
+    measures = {family.names[0]: family.counts[""] for family in grounding_families({"": records})}
     facts: dict[str, Any] = {}
     for name, counts in measures.items():
         value, low, high = (round(float(number), 2) for number in intervals(counts, percentage))

@@ -73,7 +73,7 @@ def split(source) -> Split:
 def test_a_split_is_scored_on_its_captions_and_its_references(split):
     batches = [split.batch(0, 1, 2), split.batch(3, 4)]
     evaluator = split.evaluator(*batches)
-    scores, images = evaluator.finish(), evaluator.records
+    scores, images = evaluator.finish(), evaluator.captioned_images
     assert [image.image_id for image in images] == split.index.image_ids.tolist()
     assert [image.references for image in images] == [split.index.references(row) for row in range(IMAGES)]
     expected = caption_metrics([i.words for i in images], [i.reference_words for i in images], java=False)
@@ -88,7 +88,7 @@ def test_a_split_is_scored_on_its_captions_and_its_references(split):
     judged = [hit for image in images for hit in image.reference_hits]
     assert len(judged) > IMAGES
     for row, image in enumerate(images):
-        (alone,) = split.evaluator(split.batch(row)).records
+        (alone,) = split.evaluator(split.batch(row)).captioned_images
         assert [(h.step, h.noun) for h in image.reference_hits] == [(h.step, h.noun) for h in alone.reference_hits]
     assert scores["reference_pointing_accuracy"] == pytest.approx(100 * sum(h.hit for h in judged) / len(judged))
     assert "bound" not in scores
@@ -96,22 +96,27 @@ def test_a_split_is_scored_on_its_captions_and_its_references(split):
 
 def test_without_references_there_are_captions_and_no_metrics(split):
     evaluator = split.evaluator(split.batch(0, 1), with_references=False)
-    assert evaluator.finish() == {} and [image.image_id for image in evaluator.records] == [*split.index.image_ids[:2]]
+    assert evaluator.finish() == {} and [image.image_id for image in evaluator.captioned_images] == [
+        *split.index.image_ids[:2]
+    ]
 
 
 def test_a_model_is_evaluated_on_a_data_set_in_one_call(split, source):
     search = BeamOptions(beam_size=2, max_length=9)
     result = evaluate(split.captioner, split.vocabulary, source, search, split="val", batch_size=2)
     by_hand = split.evaluator(split.batch(0, 1), split.batch(2, 3), split.batch(4))
-    assert result.records == by_hand.records and result.finish() == by_hand.finish()
+    assert result.captioned_images == by_hand.captioned_images and result.finish() == by_hand.finish()
     assert set(result.finish()) <= set(METRICS)
     first = evaluate(split.captioner, split.vocabulary, source, search, split="val", limit_images=2)
-    assert first.records == result.records[:2]
+    assert first.captioned_images == result.captioned_images[:2]
 
 
 def test_no_word_sequence_of_a_length_stands_twice_in_evaluated_captions(split, source):
     plain, unique = (
-        [image.words for image in evaluate(split.captioner, split.vocabulary, source, search, split="val").records]
+        [
+            image.words
+            for image in evaluate(split.captioner, split.vocabulary, source, search, split="val").captioned_images
+        ]
         for search in (BeamOptions(max_length=9), BeamOptions(max_length=9, no_repeat_ngram=1))
     )
     assert any(len({*words}) < len(words) for words in plain)
@@ -130,7 +135,7 @@ def test_an_ensemble_of_other_views_loads_its_images_itself(split, source):
 
     split.captioner = Ensemble(members, load_images=load).eval()
     by_hand = split.evaluator(split.batch(0, 1), split.batch(2, 3), split.batch(4))
-    assert result.records == by_hand.records and result.finish() == by_hand.finish()
+    assert result.captioned_images == by_hand.captioned_images and result.finish() == by_hand.finish()
 
 
 def test_the_example_of_evaluate_runs(tmp_path, monkeypatch):
@@ -143,7 +148,7 @@ def test_the_evidence_is_judged_beside_the_alphas(source, tmp_path, output):
     split = Split(source, SoftAttention(AdditiveScore(10)), output())
     batch = split.batch(0, 1, 2)
     evaluator = split.evaluator(batch)
-    scores, images = evaluator.finish(), evaluator.records
+    scores, images = evaluator.finish(), evaluator.captioned_images
     with torch.inference_mode():
         trace = split.captioner(batch).trace
     judged = {False: [], True: []}
@@ -173,7 +178,7 @@ def test_processes_that_share_a_split_find_what_one_finds(split):
     for part in (split.evaluator(third), split.evaluator(), split.evaluator(first, second), split.evaluator(third)):
         shared.images |= part.images  # the third batch counts once
         shared.sums |= part.sums
-    assert shared.records == expected.records and shared.finish() == expected.finish()
+    assert shared.captioned_images == expected.captioned_images and shared.finish() == expected.finish()
 
 
 def test_draws_of_bounds_depend_on_the_batch_and_the_seed_and_leave_the_global_stream_as_it_was(source):
@@ -192,7 +197,7 @@ def test_draws_of_bounds_depend_on_the_batch_and_the_seed_and_leave_the_global_s
 
 def test_what_is_written_reads_back(split, tmp_path):
     evaluator = split.evaluator(split.batch(0, 1, 2))
-    scores, images = evaluator.finish(), evaluator.records
+    scores, images = evaluator.finish(), evaluator.captioned_images
     write_evaluation(tmp_path, "test", scores, images, search={"beam_size": 2}, tokens="letters")
     assert read_results(tmp_path / "test_results.json") == {image.image_id: image.caption for image in images}
     assert json.loads((tmp_path / "test_metrics.json").read_text())["tokens"] == "letters"

@@ -99,9 +99,11 @@ def test_bleu_is_scored_against_words_the_vocabulary_lacks(shapes, tmp_path):
     module, data = make_module(), make_data(shapes, max_words=1)
     make_trainer(tmp_path).fit(module, data)
     assert len(data.vocabulary) == 5
-    references = {word for image in module.evaluator.records for words in image.reference_words for word in words}
+    references = {
+        word for image in module.evaluator.captioned_images for words in image.reference_words for word in words
+    }
     assert len(references) > 5
-    assert {word for image in module.evaluator.records for word in image.words} <= set(data.vocabulary.words)
+    assert {word for image in module.evaluator.captioned_images for word in image.words} <= set(data.vocabulary.words)
 
 
 def test_overfits_a_handful_of_images(shapes, tmp_path):
@@ -147,7 +149,7 @@ def test_samples_are_the_first_validation_images_with_their_evidence(shapes, tmp
     make_trainer(tmp_path, callbacks=[ValidationFigures(2)]).fit(module, make_data(shapes))
     first = shapes.index("val").image_ids[:2].tolist()
     assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == [f"{i}_001.png" for i in first]
-    assert [words for _, words, _ in drawn] == [image.words for image in module.evaluator.records[:2]]
+    assert [words for _, words, _ in drawn] == [image.words for image in module.evaluator.captioned_images[:2]]
     for photo, words, attention in drawn:
         assert attention.trace.evidence.shape == attention.trace.alphas.shape == (len(words), 36)
         torch.testing.assert_close(attention.trace.evidence.sum(1), torch.ones(len(words)))

@@ -112,7 +112,7 @@ def score(
     with autocast(**machine), captioner.model.in_context_mode(context_mode):
         evaluator = evaluate(captioner.model, captioner.vocabulary, search=search, **options)
     if task == "predict":
-        for file in write_predictions(folder, evaluator.records):
+        for file in write_predictions(folder, evaluator.captioned_images):
             print(f"written to {file}")
         return
     conditions: dict[str, Any] = {"split": options["split"], "context_mode": context_mode or own_mode}
@@ -191,14 +191,14 @@ def _report(
     from captioning.tokenizers import PennTreebank
 
     tokenizer = evaluator.vocabulary.tokenizer
-    metrics, images = evaluator.finish(java=tokenizer.english), evaluator.records
+    metrics, images = evaluator.finish(java=tokenizer.english), evaluator.captioned_images
     search = vars(evaluator.search) | conditions
     if "bound" in metrics:
         search["bound_draws"] = evaluator.bound_draws
     if not isinstance(tokenizer, PennTreebank):
         search["tokenizer"] = type(tokenizer).__name__
     pointed = any(image.hits or image.reference_hits for image in images)
-    cells = vars(evaluator.captioner.encoder.cells) if pointed else None
+    cells = vars(evaluator.model.encoder.cells) if pointed else None
     facts = {"search": search, "tokens": tokenizer.description, "cells": cells, "provenance": origin}
     _print_metrics(metrics, evaluator, conditions)
     write_evaluation(folder, stage, metrics, images, **facts)

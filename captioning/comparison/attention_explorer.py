@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner[Captioner]], list[str]]:
     """Load the runs' checkpoints, count their parameters, and fill in settings that only the checkpoint has.
 
-    Return the models by run, and one sentence on every checkpoint that cannot be loaded.
+    Return the captioners by run, and one sentence on every checkpoint that cannot be loaded.
     """
-    models, problems = {}, []
+    captioners, problems = {}, []
     for run in Progress("loading models", over=[run for run in runs if run.checkpoint is not None], unit=" runs"):
         try:
-            model = models[run.name] = load(run.checkpoint)
+            captioner = captioners[run.name] = load(run.checkpoint)
         except InputError as error:
             problems.append(str(error))
             continue
-        modules = {"decoder": model.model.decoder, "encoder": model.encoder}
+        modules = {"decoder": captioner.model.decoder, "encoder": captioner.encoder}
         run.parameters = {name: sum(p.numel() for p in module.parameters()) for name, module in modules.items()}
-        run.settings = run.settings or model.settings
-    return models, problems
+        run.settings = run.settings or captioner.settings
+    return captioners, problems
 
 
 def explore(
-    runs: Sequence[Run], models: Mapping[str, ImageCaptioner[Captioner]], comparison: Comparison, *, seed: int
+    runs: Sequence[Run], captioners: Mapping[str, ImageCaptioner[Captioner]], comparison: Comparison, *, seed: int
 ) -> tuple[str, list[str]]:
     """Return the explorer of the disagreements as HTML, "" if it is empty, and sentences on what it lacks.
 
@@ -60,15 +60,15 @@ def explore(
     images: dict[str, ExplorerData] = {}
     crops: dict[float, str] = {}  # by crop, the suffix of image names; runs with other crops share no view
     for run in Progress("attention", over=captioned, unit=" runs"):
-        if (model := models.get(run.name)) is None:
+        if (captioner := captioners.get(run.name)) is None:
             notices.append(f"No attention of {run.name}: its checkpoint is missing, or cannot be loaded.")
             continue
-        crop = (model.encoder.preprocessing.crop or 0) / model.encoder.preprocessing.resize
+        crop = (captioner.encoder.preprocessing.crop or 0) / captioner.encoder.preprocessing.resize
         suffix = crops.setdefault(crop, f", as {run.name} cuts it" if crops else "")
-        context_mode = run.conditions.get("context_mode", model.model.decoder.attention.context_mode)
+        context_mode = run.conditions.get("context_mode", captioner.model.decoder.attention.context_mode)
         words = [item.captions[run.name].split() for item in items]
         sampled = seed if context_mode == "sample" else None
-        captions = model.score_captions(paths, words, context_mode=context_mode, seed=sampled)
+        captions = captioner.score_captions(paths, words, context_mode=context_mode, seed=sampled)
         for item, caption in zip(items, captions, strict=True):
             name = f"{item.name}{suffix}"
             if name not in images:
@@ -81,9 +81,9 @@ def explore(
     return explorer_fragment(list(images.values())) if images else "", notices
 
 
-def common_reference(runs: Sequence[Run], models: Mapping[str, ImageCaptioner[Captioner]]) -> Caption | None:
+def common_reference(runs: Sequence[Run], captioners: Mapping[str, ImageCaptioner[Captioner]]) -> Caption | None:
     """Return a reference of the first common image with the attention of every model; None if all files are missing."""
-    captioned = {run.name: run for run in runs if run.captions and run.name in models}
+    captioned = {run.name: run for run in runs if run.captions and run.name in captioners}
     files = _image_files([*captioned.values()])
     ids = [set(run.captions or ()) for run in captioned.values()]
     common = sorted(set.intersection(*ids)) if ids else []
@@ -91,7 +91,7 @@ def common_reference(runs: Sequence[Run], models: Mapping[str, ImageCaptioner[Ca
     if image_id is None:
         return None
     words = next(iter(captioned.values())).captions[image_id].reference_words[0]  # type: ignore[index]
-    return same_words({name: models[name] for name in captioned}, files[image_id], words)
+    return same_words({name: captioners[name] for name in captioned}, files[image_id], words)
 
 
 def _image_files(runs: Sequence[Run]) -> dict[int, Path]:

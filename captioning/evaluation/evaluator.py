@@ -33,7 +33,7 @@ class Evaluator:
     The random numbers of a batch depend on the seed and the batch alone. The global random stream does not change.
     """
 
-    captioner: CaptionModel
+    model: CaptionModel
     vocabulary: Vocabulary
     index: CaptionIndex  # the split's
     regions: RegionsInView  # of its images
@@ -55,7 +55,7 @@ class Evaluator:
             raise InputError(f"{self.index.origin}: has no captions to compare with; use captioning predict")
 
     @property
-    def records(self) -> list[CaptionedImage]:
+    def captioned_images(self) -> list[CaptionedImage]:
         """The images in the order of the split."""
         return [self.images[row] for row in sorted(self.images)]
 
@@ -64,7 +64,7 @@ class Evaluator:
 
         Without images or references, {}. ``java`` computes METEOR, which knows only English, where it is available.
         """
-        images = self.records
+        images = self.captioned_images
         if not (images and self.with_references):
             return {}
         metrics = caption_metrics([image.words for image in images], [i.reference_words for i in images], java=java)
@@ -82,13 +82,13 @@ class Evaluator:
         stream = np.random.SeedSequence((self.seed, rows[0])).generate_state(1, np.uint64)
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.inference_mode():
             torch.manual_seed(int(stream[0]))
-            memory = self.captioner.encode_batch(batch)
+            memory = self.model.encode_batch(batch)
             objects = [self.regions.objects(row) for row in rows]
-            reference_hits = self._reference_hits(batch, memory) if self.with_references else [{}] * len(rows)
-            hypotheses = [[best] for best, *_ in self.captioner.search(memory, self.search, self.vocabulary)]
+            reference_hits = self._teacher_force_references(batch, memory) if self.with_references else [{}] * len(rows)
+            hypotheses = [[best] for best, *_ in self.model.search(memory, self.search, self.vocabulary)]
             if any(objects) or any(row < self.figure_count for row in rows):
-                hypotheses = self.captioner.with_evidence(memory, hypotheses)
-        cells = self.captioner.encoder.cells
+                hypotheses = self.model.with_evidence(memory, hypotheses)
+        cells = self.model.encoder.cells
         images = zip(batch.image_ids.tolist(), rows, objects, reference_hits, hypotheses, strict=True)
         for image_id, row, in_view, hits, (best,) in images:
             words = self.vocabulary.decode(best.ids)
@@ -110,18 +110,18 @@ class Evaluator:
             if row < self.figure_count:
                 self.figure_hypotheses[row] = best
 
-    def _reference_hits(self, batch: CaptionBatch, memory: Any) -> list[dict[str, list[NounHit]]]:
+    def _teacher_force_references(self, batch: CaptionBatch, memory: Any) -> list[dict[str, list[NounHit]]]:
         """Teacher-force the references, store their ``sums``, and return each image's hits at their phrases."""
-        with self.captioner.in_context_mode("expected"):
-            output = self.captioner.teacher_force(batch, memory)
+        with self.model.in_context_mode("expected"):
+            output = self.model.teacher_force(batch, memory)
         nll = float(step_nll(output.logits, output.targets).sum())
         sums = self.sums[int(batch.index_rows[0])] = {"words": len(output.targets), "nll": nll}
-        model = self.captioner
+        model = self.model
         if self.bound_draws and isinstance(model, Captioner) and "sample" in model.decoder.attention.context_modes:
             sums["bound"], sums["iwae_bound"] = likelihood_bounds(model, batch, memory, self.bound_draws)
         traces = {"reference_hits": output.trace.alphas, "reference_evidence_hits": output.trace.evidence}
         weights = {name: trace.float().cpu().numpy() for name, trace in traces.items() if trace is not None}
-        rows, cells = batch.index_rows.tolist(), self.captioner.encoder.cells
+        rows, cells = batch.index_rows.tolist(), self.model.encoder.cells
         pairs = [pair for i in rows for pair in zip(self.index.references(i), self.regions.phrases(i), strict=True)]
         hits: list[dict[str, list[NounHit]]] = [{name: [] for name in weights} for _ in rows]
         for caption, (image, (reference, regions)) in enumerate(zip(batch.image_index.tolist(), pairs, strict=True)):
@@ -131,7 +131,7 @@ class Evaluator:
 
 
 def evaluate(
-    captioner: CaptionModel,
+    model: CaptionModel,
     vocabulary: Vocabulary,
     source: CaptionSource,
     search: BeamOptions = BeamOptions(),  # noqa: B008 - frozen
@@ -150,12 +150,12 @@ def evaluate(
     >>> captioner = captioning.load()
     >>> source = ShapesSource("data/shapes", train=1, val=1, test=3)
     >>> evaluator = evaluate(captioner.model, captioner.vocabulary, source, captioner.options)
-    >>> evaluator.finish()["bleu1"] > 0, len(evaluator.records)
+    >>> evaluator.finish()["bleu1"] > 0, len(evaluator.captioned_images)
     (True, 3)
 
     Args:
-        captioner: A captioner, or an ensemble, which loads images itself if its members' encoders differ.
-        vocabulary: Vocabulary of the captioner's ids; its tokenizer splits the data set's captions into words.
+        model: A captioner, or an ensemble, which loads images itself if its members' encoders differ.
+        vocabulary: Vocabulary of the model's ids; its tokenizer splits the data set's captions into words.
         limit_images: Number of images at the beginning of the split that are evaluated; None for all.
         batch_size: Number of images that go through the model together.
         num_workers: Processes that load images; 0 loads them in this process.
@@ -167,11 +167,11 @@ def evaluate(
     source.tokenizer = vocabulary.tokenizer
     source.prepare()
     data = SplitData(source, split, limit_images=limit_images, features=features)
-    captioner.eval()
-    if isinstance(captioner, Ensemble):  # its members may have other views of an image than the batch
-        captioner = Ensemble(captioner.members, load_images=functools.partial(load_images, data.index)).eval()
-    encoder, device = captioner.encoder, next(captioner.parameters()).device
-    evaluator = Evaluator(captioner, vocabulary, data.index, data.regions(encoder), search, **options)
+    model.eval()
+    if isinstance(model, Ensemble):  # its members may have other views of an image than the batch
+        model = Ensemble(model.members, load_images=functools.partial(load_images, data.index)).eval()
+    encoder, device = model.encoder, next(model.parameters()).device
+    evaluator = Evaluator(model, vocabulary, data.index, data.regions(encoder), search, **options)
     dataset = data.dataset(vocabulary, encoder, by_image=True)
     batches = image_batches(len(data.index), batch_size)
     with Progress(f"{split} split", len(data.index)) as bar:

@@ -100,7 +100,7 @@ def upload_advice(folder: Path) -> str:
 
 def write_figures(folder: Path, suffix: str, evaluator: Evaluator) -> dict[str, str]:
     """Write the evaluator's figures to ``figures/``; return the caption of each file."""
-    encoder, index = evaluator.captioner.encoder, evaluator.index
+    encoder, index = evaluator.model.encoder, evaluator.index
     captions = {}
     for row, hypothesis in sorted(evaluator.figure_hypotheses.items()):
         if not index.image_path(row).is_file():  # cached features alone

@@ -21,7 +21,7 @@ class Linear(nn.Linear):
         """Return (.., out) for x (.., in)."""
         return linear(x, self.weight if self.step_weight is None else self.step_weight(), self.bias)
 
-    def precise(self, x: Tensor) -> Tensor:
+    def forward_float32(self, x: Tensor) -> Tensor:
         """Return (.., out) in at least float32, also under autocast, for logits that a search ranks.
 
         bfloat16 has 8 significant bits: the best two of thousands of logits are often equal, and their order in a

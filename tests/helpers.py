@@ -90,7 +90,7 @@ def attended(
     words: str, alphas=None, betas=None, locations=None, evidence=None, heads=None, **numbers: Any
 ) -> Attended:
     alphas = random_alphas(len(words.split())) if alphas is None else alphas
-    trace = trace_of(alphas, betas, locations)._replace(evidence=evidence, heads=heads)
+    trace = trace_of(alphas, betas, locations)._replace(evidence=evidence, head_alphas=heads)
     log_probs = numbers.pop("log_probs", None) or [-1.0] * len(trace.alphas)
     return Attended(words.split(), trace, log_probs, numbers.pop("log_prob", sum(log_probs)))
 

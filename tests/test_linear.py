@@ -25,4 +25,4 @@ def test_gradients_and_autocast_are_pytorchs():
     torch.testing.assert_close(layer.weight.grad, x.sum(0).expand(OUT, IN))
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert layer(x).dtype == torch.bfloat16
-        assert layer.precise(x.bfloat16()).dtype == torch.float32
+        assert layer.forward_float32(x.bfloat16()).dtype == torch.float32

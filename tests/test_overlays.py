@@ -186,7 +186,7 @@ def test_details_show_the_evidence_beneath_the_alphas():
 def test_heads_stand_beneath_their_mean():
     cells = [[0, 4, 14], [10, 12, 2]]  # of three heads at two words
     heads = np.array([[one_hot(cell) for cell in word_cells] for word_cells in cells], dtype=np.float32)
-    trace = trace_of(heads.mean(1), [0.25, 0.5])._replace(heads=heads)
+    trace = trace_of(heads.mean(1), [0.25, 0.5])._replace(head_alphas=heads)
     assert len(panels(figure_of(GREY, ["two", "cats"], trace))) == 2
     figure = figure_of(GREY, ["two", "cats"], trace, heads=True)
     brightest = brightest_cells(figure)

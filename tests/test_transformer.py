@@ -92,9 +92,9 @@ def test_step_by_step_is_all_at_once(attention, masked, rows):
     torch.testing.assert_close(logits, output.logits, atol=1e-5, rtol=0)
     torch.testing.assert_close(alphas, output.trace.alphas[output.mask], atol=1e-6, rtol=0)
     torch.testing.assert_close(alphas.sum(-1), torch.ones(len(alphas)))
-    if output.trace.heads is not None:
-        assert output.trace.heads.shape == (*output.mask.shape, 2, L)
-        torch.testing.assert_close(output.trace.heads.mean(2), output.trace.alphas)
+    if output.trace.head_alphas is not None:
+        assert output.trace.head_alphas.shape == (*output.mask.shape, 2, L)
+        torch.testing.assert_close(output.trace.head_alphas.mean(2), output.trace.alphas)
     assert (output.trace.alphas[~output.mask] == 0).all()
     assert output.targets.tolist() == captions[:, 1:][output.mask].tolist()
 
@@ -202,8 +202,9 @@ def test_hypotheses_of_a_search_equal_teacher_forcing(lstm):
         best = [hypotheses[rank] for hypotheses in searched]
         for hypothesis, forced in zip(best, captioner.score_captions(memory, [h.ids for h in best]), strict=True):
             torch.testing.assert_close(hypothesis.trace.alphas, forced.trace.alphas, atol=1e-5, rtol=0)
-            assert hypothesis.trace.heads.shape == (len(hypothesis.ids), 2, L) and len(hypothesis.trace.heads) > 0
-            torch.testing.assert_close(hypothesis.trace.heads, forced.trace.heads, atol=1e-5, rtol=0)
+            head_alphas = hypothesis.trace.head_alphas
+            assert head_alphas.shape == (len(hypothesis.ids), 2, L) and len(head_alphas) > 0
+            torch.testing.assert_close(head_alphas, forced.trace.head_alphas, atol=1e-5, rtol=0)
             assert hypothesis.log_probs == pytest.approx(forced.log_probs[: len(hypothesis.log_probs)], abs=1e-4)
 
 

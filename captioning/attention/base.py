@@ -29,18 +29,18 @@ class AttentionOutput(NamedTuple):
             an expectation. A selection that only takes expectations may leave it None.
         location_log_prob: (..), log-probability in nats of that location, 0 where the context is an expectation; None
             for attention that never draws.
-        heads: (.., h, L), the alphas of h heads, whose mean is ``alphas``; None without heads, and in training.
+        head_alphas: (.., h, L), the alphas of h heads, whose mean is ``alphas``; None without heads, and in training.
     """
 
     context: Tensor
     alphas: Tensor
     locations: Tensor | None = None
     location_log_prob: Tensor | None = None
-    heads: Tensor | None = None
+    head_alphas: Tensor | None = None
 
     def trace(self) -> AttentionTrace:
         """Return the attention trace, without betas."""
-        return AttentionTrace(self.alphas, None, self.locations, heads=self.heads)
+        return AttentionTrace(self.alphas, None, self.locations, head_alphas=self.head_alphas)
 
 
 class Attention(Component):

@@ -94,7 +94,7 @@ class MultiHeadAttention(SoftAttention):
         attention_output, next_state = super().forward(queries, head_memory, tuple(head_state))
         context, alphas, locations, *_ = map_fields(attention_output, to_rows)  # (N, h, ..)
         assert locations is not None
-        heads_of_trace = None if self.training else alphas
         context = self.output(context.flatten(1))  # (N, D)
-        attention_output = AttentionOutput(context, alphas.mean(dim=1), locations[:, 0], heads=heads_of_trace)
+        head_alphas = None if self.training else alphas
+        attention_output = AttentionOutput(context, alphas.mean(dim=1), locations[:, 0], head_alphas=head_alphas)
         return attention_output, tuple(map(to_rows, next_state))

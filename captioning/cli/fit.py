@@ -105,8 +105,8 @@ class Fit(LightningCLI):
     """
 
     def __init__(self, args: list[str]) -> None:
-        args, self.sources = _read_files(args)
-        self.sources.append({word[2:].partition("=")[0]: word for word in args if word.startswith("--")})
+        args, self.given = _read_files(args)
+        self.given.append({word[2:].partition("=")[0]: word for word in args if word.startswith("--")})
         super().__init__(
             CaptioningModule,
             CaptionDataModule,
@@ -155,10 +155,10 @@ class Fit(LightningCLI):
         self.is_rank_zero = getattr(pl.utilities.rank_zero_only, "rank", 0) == 0  # no trainer exists yet
         config = self.config.as_dict()
         # Under torchrun the variable is unset, and the trainer broadcasts the folder.
-        self.plan = plan_run(config, self.sources, None if self.is_rank_zero else os.environ.get(_FOLDER_VARIABLE))
+        self.plan = plan_run(config, self.given, None if self.is_rank_zero else os.environ.get(_FOLDER_VARIABLE))
         if self.is_rank_zero:
             while self.plan.claims_folder and not self.plan.folder.claim():  # another run was faster
-                self.plan = plan_run(config, self.sources)
+                self.plan = plan_run(config, self.given)
             reason = f" ({self.plan.taken_folder.path} is taken)" if self.plan.taken_folder else ""
             print(f"run folder: {self.plan.folder.path}{reason}", flush=True)
         os.environ[_FOLDER_VARIABLE] = str(self.plan.folder.path)  # processes started by this one take the same folder

@@ -28,10 +28,10 @@ _DETERMINERS = frozenset("a an the one two three four another some this that the
 
 
 class Region(NamedTuple):
-    """The region of a phrase, words start .. end - 1 of a caption. Words noun .. end - 1 are the phrase's noun."""
+    """The region of a phrase, words start .. end - 1 of a caption. Words noun_start .. end - 1 are its noun."""
 
     start: int
-    noun: int
+    noun_start: int
     end: int
     coverage: Floats  # (height, width) of the grid: the fraction of each cell's area that lies in the region
 
@@ -118,12 +118,12 @@ class RegionsInView:
         """Return an image's objects in the view of evaluation."""
         return self._objects(row, self.encoder.preprocessing.evaluation_view, self.cells or self.encoder.cells)
 
-    def phrases(self, row: int, get_view: ViewFunction | None = None, *, recurs: bool = True) -> list[list[Region]]:
+    def phrases(self, row: int, get_view: ViewFunction | None = None, *, cached: bool = True) -> list[list[Region]]:
         """Return, for each caption of an image, the regions of its phrases, or of the objects that it names.
 
-        By default the view is the evaluation view. Regions are cached only if their view ``recurs``.
+        By default the view is the evaluation view. Regions in a view that does not recur need not be ``cached``.
         """
-        phrases = self._phrases if recurs else self._phrases_in
+        phrases = self._phrases if cached else self._phrases_in
         return phrases(row, get_view or self.encoder.preprocessing.evaluation_view, self.cells or self.encoder.cells)
 
     def _phrases_in(self, row: int, get_view: ViewFunction, cells: CellGrid) -> list[list[Region]]:

@@ -54,12 +54,12 @@ class CaptionBatches(Sampler[list[int]]):
             raise InputError(f"captions_per_image: needs group image, got {group}")
         self.lengths, images = np.asarray(lengths), np.asarray(caption_image)
         self.seed, self.group, self.rank, self.world_size = seed, group, rank, world_size
-        self.epoch, self.first = start
+        self.epoch, self.first_batch = start
         # The units that are shuffled: captions, or images.
         self.units, self.units_per_batch = len(images), batch_size * world_size
         if group == "image":
             self._by_image = np.argsort(images, kind="stable")  # captions, image by image
-            _, self._start, self._size = np.unique(images[self._by_image], return_index=True, return_counts=True)
+            _, self._first_caption, self._size = np.unique(np.sort(images), return_index=True, return_counts=True)
             self._taken = np.minimum(self._size, captions_per_image or len(images))  # captions per image and epoch
             self.units = len(self._size)
             per_caption = self.units / int(self._taken.sum())
@@ -68,14 +68,14 @@ class CaptionBatches(Sampler[list[int]]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, which skips batches only in the epoch of ``start``. Lightning calls this."""
         if epoch != self.epoch:
-            self.epoch, self.first = epoch, 0
+            self.epoch, self.first_batch = epoch, 0
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch on each rank, even if the next pass begins in its middle."""
         return math.ceil(self.units / self.units_per_batch)
 
     def __iter__(self) -> Iterator[list[int]]:
-        epoch, first = self.epoch, self.first
+        epoch, first_batch = self.epoch, self.first_batch
         random = np.random.default_rng((self.seed, epoch))
         units = random.permutation(self.units).astype(np.int32)
         if self.group == "length":
@@ -84,7 +84,7 @@ class CaptionBatches(Sampler[list[int]]):
         sizes[random.integers(len(self))] -= sizes.sum() - len(units)
         global_batches = np.split(units, np.cumsum(sizes)[:-1])
         order = random.permutation(len(self)).tolist()
-        for number, i in enumerate(order[first:], first):
+        for number, i in enumerate(order[first_batch:], first_batch):
             captions = PlacedBatch(self._captions(global_batches[i], epoch))
             captions.epoch_and_batch = epoch, number
             yield captions
@@ -96,7 +96,7 @@ class CaptionBatches(Sampler[list[int]]):
         mine = units[self.rank :: self.world_size]
         if self.group == "length":
             return mine.tolist()
-        images = np.stack([self._start, self._size, self._taken], axis=1)[mine].tolist()
+        images = np.stack([self._first_caption, self._size, self._taken], axis=1)[mine].tolist()
         chosen = [first + (epoch * taken + i) % size for first, size, taken in images for i in range(taken)]
         return self._by_image[chosen].tolist()
 

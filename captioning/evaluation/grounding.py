@@ -39,7 +39,7 @@ def noun_hits(words: Sequence[str], alphas: ArrayLike, regions: Sequence[Region]
         hits.append(
             NounHit(
                 step=region.end - 1,
-                noun=" ".join(words[region.noun : region.end]),
+                noun=" ".join(words[region.noun_start : region.end]),
                 hit=bool(touched.flat[location]),
                 chance=float(touched.mean()),
                 centre_hit=float(touched[_central_cells(cells)].mean()),

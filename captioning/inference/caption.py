@@ -107,7 +107,7 @@ class Caption:
             heads: Also show each head of multi-head attention.
             details: Also write beta and the greatest attention of each word, and show the evidence below the alphas.
         """
-        if heads and self.trace.heads is None:
+        if heads and self.trace.head_alphas is None:
             raise InputError("heads: this model's attention has none; leave it out")
         if heads and self.other_models:
             raise InputError("heads: several models are drawn as one row each; leave it out")

@@ -200,12 +200,12 @@ class ImageCaptioner(Generic[Model]):
         Each image has one view for each preprocessing of the models. ``batch_number`` is added to the seed.
         """
         device = next(self.model.parameters()).device
-        views_by_model = zip(*(views for _, (views, _) in images), strict=True)
+        views_by_preprocessing = zip(*(views for _, (views, _) in images), strict=True)
         if options.seed is not None:
             # Every batch has another stream of random numbers.
             options = dataclasses.replace(options, seed=options.seed + batch_number)
         with torch.inference_mode():
-            pairs = zip(self.model.preprocessings, views_by_model, strict=True)
+            pairs = zip(self.model.preprocessings, views_by_preprocessing, strict=True)
             inputs = [preprocessing.normalize_all(views, device) for preprocessing, views in pairs]
             memory = self.model.encode_views(inputs)
             if forced is None:

@@ -35,7 +35,7 @@ def open_views(
     if isinstance(source, (str, os.PathLike)):
         path = os.path.abspath(os.path.expanduser(source))  # the working directory may change
         views = [preprocessing.view(open_image(source, preprocessing.resize)) for preprocessing in preprocessings]
-        return views, functools.partial(_photo_of, path, _state(path), preprocessings[0])
+        return views, functools.partial(_photo_of, path, _file_version(path), preprocessings[0])
     image = open_image(_without_file(source), 0)
     views = [preprocessing.view(image) for preprocessing in preprocessings]
     return views, functools.partial(_photo_of, image, None, preprocessings[0])
@@ -56,15 +56,15 @@ def _without_file(source: Any) -> ImageSource:
     raise InputError(f"image: {type(source).__name__} that cannot be read ({reason}); open the file with mode 'rb'")
 
 
-def _photo_of(source: str | Image.Image, state: tuple[int, int] | None, preprocessing: Preprocessing) -> Photo | None:
-    if isinstance(source, str) and _state(source) != state:
+def _photo_of(source: str | Image.Image, version: tuple[int, int] | None, preprocessing: Preprocessing) -> Photo | None:
+    if isinstance(source, str) and _file_version(source) != version:
         warn_once(f"{source}: is no longer the image that was captioned; figures show the pixels that the model saw")
         return None
     photo = open_image(source, _PHOTO_SIDE)
     return Photo(photo, preprocessing.view_box(photo.size))
 
 
-def _state(path: str) -> tuple[int, int] | None:
+def _file_version(path: str) -> tuple[int, int] | None:
     with suppress(OSError):
         return os.stat(path).st_mtime_ns, os.stat(path).st_size
     return None

@@ -90,9 +90,9 @@ def differences(
     random = np.random.default_rng(seed)
     gains = counts[1] - counts[0]
     exchanged = total[0] + np.stack([random.integers(0, 2, size=len(gains)) @ gains for _ in range(resamples)])
-    chance = (statistic(total[0] + total[1] - exchanged) - statistic(exchanged)).reshape(resamples, -1)
-    exchanges = np.isfinite(chance).sum(axis=0)  # a metric may have no value, such as an accuracy of no noun
-    as_large = (np.abs(chance) >= np.abs(observed) - 1e-9).sum(axis=0)  # sums in another order differ by rounding
+    null_differences = (statistic(total[0] + total[1] - exchanged) - statistic(exchanged)).reshape(resamples, -1)
+    exchanges = np.isfinite(null_differences).sum(axis=0)  # a metric may have no value, such as an accuracy of no noun
+    as_large = (np.abs(null_differences) >= np.abs(observed) - 1e-9).sum(axis=0)  # another order rounds differently
     p_values = (as_large + 1) / (exchanges + 1)
     columns = (values.tolist() for values in (observed, low, high, p_values))
     return [Difference(Interval(*ends), p_value, p_value) for *ends, p_value in zip(*columns, strict=True)]

@@ -23,7 +23,7 @@ class DecoderOutput:
         logits: (M, V); with a summed output they are log-probabilities.
         targets: (M,) int64, the words of the captions at those steps, <end> included.
         mask: (N, T) bool, True where a step exists; ``mask.nonzero()`` gives the rows of ``logits``.
-        trace: Trace of all (N, T) steps; at steps that do not exist, alphas, betas and heads are 0 and locations
+        trace: Trace of all (N, T) steps; at steps that do not exist, alphas, betas and head alphas are 0 and locations
             ``NO_LOCATION``. In evaluation it has the evidence of the targets if the decoder has it.
         location_log_prob: (N, T), log-probability in nats of the trace's locations; 0 where the context is an
             expectation and at steps that do not exist. None for attention that never draws.

@@ -21,7 +21,7 @@ class LSTMSteps(NamedTuple):
         h: (.., H), the new h_t.
         context: (.., D), beta_t z_t.
         beta_logit: (..), f_beta(h_{t-1}) of Sec. 4.2.1; None without a gate.
-        alphas, locations, location_log_prob, heads: As in ``AttentionOutput``.
+        alphas, locations, location_log_prob, head_alphas: As in ``AttentionOutput``.
     """
 
     h: Tensor
@@ -30,12 +30,12 @@ class LSTMSteps(NamedTuple):
     alphas: Tensor
     locations: Tensor
     location_log_prob: Tensor | None
-    heads: Tensor | None
+    head_alphas: Tensor | None
 
     def trace(self) -> AttentionTrace:
         """Return the attention trace of these steps."""
         betas = None if self.beta_logit is None else torch.sigmoid(self.beta_logit)
-        return AttentionTrace(self.alphas, betas, self.locations, heads=self.heads)
+        return AttentionTrace(self.alphas, betas, self.locations, head_alphas=self.head_alphas)
 
 
 class Output(Component):
@@ -105,7 +105,7 @@ class Output(Component):
     def step(self, embedded: Tensor, steps: LSTMSteps, memory: Memory) -> Tensor:
         """Return the logits (N, V) of one step of a search, N = B * R, the rows of an image adjacent.
 
-        At least float32, because a search ranks words by these logits (``Linear.precise``).
+        At least float32, because a search ranks words by these logits (``Linear.forward_float32``).
         """
 
 
@@ -118,7 +118,7 @@ class DeepOutput(Output):
         return self.L_o(self._hidden(embedded, steps)), None  # (M, V)
 
     def step(self, embedded: Tensor, steps: LSTMSteps, memory: Memory) -> Tensor:
-        return self.L_o.precise(self._hidden(embedded, steps))
+        return self.L_o.forward_float32(self._hidden(embedded, steps))
 
     def _hidden(self, embedded: Tensor, steps: LSTMSteps) -> Tensor:
         return self.dropout(embedded + self.L_h(self.dropout(steps.h)) + self.L_z(steps.context))  # (.., E)

@@ -62,7 +62,7 @@ class SummedOutput(Output):
         return log_probs, torch.where(p_looks > tiny, posterior / p_looks.clamp(min=tiny), steps.alphas)
 
     def step(self, embedded: Tensor, steps: LSTMSteps, memory: Memory) -> Tensor:
-        memory, Q = self.prepare_search(memory), self.L_o.precise(self._hidden(embedded, steps))  # (N, V)
+        memory, Q = self.prepare_search(memory), self.L_o.forward_float32(self._hidden(embedded, steps))  # (N, V)
         return summed_step(Q, memory.C, self.L_o.weight, self._log_weights(steps), memory.exp_G)
 
     def evidence(self, words: Tensor, memory: Memory) -> None:

@@ -125,7 +125,7 @@ class TransformerDecoder(Decoder):
     def step(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionTrace]:
         hidden, state, attention_output = self._all_layers(tokens.unsqueeze(1), state, memory)  # (N, 1, d)
         trace = map_fields(attention_output.trace(), lambda field: field.squeeze(1))
-        return self.to_words.precise(hidden.squeeze(1)), state, trace
+        return self.to_words.forward_float32(hidden.squeeze(1)), state, trace
 
     def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, samples: int = 1) -> DecoderOutput:
         existing = ExistingSteps(repeat_rows(captions, samples), repeat_rows(lengths, samples))

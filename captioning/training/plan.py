@@ -24,19 +24,19 @@ class RunPlan:
     settings: dict[str, Any]  # to be set in the configuration, by dotted key: paths, modes of monitors, loggers
 
 
-def plan_run(config: Mapping[str, Any], sources: Sequence[Mapping[str, Any]], folder: str | None = None) -> RunPlan:
+def plan_run(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]], folder: str | None = None) -> RunPlan:
     """Return the plan of a run. The function looks for files, and writes none.
 
     Args:
         config: The full configuration of `captioning fit`.
-        sources: The settings of each file, and last those of the command line, whose values are not parsed.
+        given: The settings of each file, and last those of the command line, whose values are not parsed.
         folder: The run's folder, if another process of the run has chosen it.
 
     Raises:
         InputError: An option of Lightning has no effect here or is set by the run.
     """
-    sources = [flatten(settings) for settings in sources]
-    _check_usable(config, sources)
+    given = [flatten(settings) for settings in given]
+    _check_usable(config, given)
     name, checkpoint = config["name"], config["ckpt_path"]
     if not name:  # the name of the first file; later files are overlays
         name = Path(str(config["config"][0])).stem if config["config"] else "run"
@@ -46,7 +46,7 @@ def plan_run(config: Mapping[str, Any], sources: Sequence[Mapping[str, Any]], fo
     if resumed is not None and resumed.config.is_file() and not folder:
         # A resumed run stays in its folder, whatever the configuration says; the command line may name another.
         folder_settings: dict[str, Any] = {"runs": resumed.path.parent, "name": resumed.path.name}
-        folder_settings |= {name: config[name] for name in folder_settings if name in sources[-1]}
+        folder_settings |= {name: config[name] for name in folder_settings if name in given[-1]}
         wanted = RunFolder(Path(folder_settings["runs"], folder_settings["name"]))
     run = wanted
     is_same_run = resumed is not None and resumed.path.resolve() == wanted.path.resolve()
@@ -65,7 +65,7 @@ def plan_run(config: Mapping[str, Any], sources: Sequence[Mapping[str, Any]], fo
     }
     for callback in ("checkpoint", "early_stopping"):
         keys = {f"{callback}.monitor", f"{callback}.mode"}
-        latest = next((options for options in reversed(sources) if keys & options.keys()), sources[-1])
+        latest = next((options for options in reversed(given) if keys & options.keys()), given[-1])
         # A new monitor drops the mode of the old one.
         mode = config[callback]["mode"] if latest.get(f"{callback}.mode") else None
         settings[f"{callback}.mode"] = monitor_mode(f"--{callback}", config[callback]["monitor"], mode)
@@ -88,9 +88,9 @@ def monitor_mode(option: str, monitor: str | None, mode: str | None) -> str:
     return mode or str(metric_mode)
 
 
-def _check_usable(config: Mapping[str, Any], sources: Sequence[Mapping[str, Any]]) -> None:
+def _check_usable(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]]) -> None:
     """Raise InputError if an option of Lightning has no effect here or is set by the run."""
-    *configurations, command_line = sources
+    *configurations, command_line = given
     # A file with name and runs is a run's own config.yaml, whose paths the user did not give.
     users = [file for file in configurations if not {"name", "runs"} <= file.keys()]
     storage_options = re.compile(r"(checkpoint|last)\.dirpath|trainer\.(default_root_dir|logger\b.*\.(save_)?dir)")

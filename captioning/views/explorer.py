@@ -92,8 +92,8 @@ def _caption(caption: Any) -> ExplorerData:
     by_name = {"alphas": trace.alphas}
     if trace.evidence is not None:
         by_name["evidence"] = trace.evidence
-    if trace.heads is not None:
-        by_name |= {f"head {n + 1}": trace.heads[:, n] for n in range(trace.heads.shape[1])}
+    if trace.head_alphas is not None:
+        by_name |= {f"head {n + 1}": trace.head_alphas[:, n] for n in range(trace.head_alphas.shape[1])}
     return {
         "words": list(caption.words),
         "logProb": _number(caption.log_prob),

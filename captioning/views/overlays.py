@@ -160,8 +160,8 @@ def _strips(name: str, attention: ModelAttention, photo: Image.Image, *, heads: 
     cells = attention.cells.scaled(background.shape[:2])
     maps = {"attention": trace.alphas}
     if heads:
-        count = trace.heads.shape[1]
-        maps = {f"mean of {count} heads": trace.alphas} | {f"head {k + 1}": trace.heads[:, k] for k in range(count)}
+        by_head = trace.head_alphas.swapaxes(0, 1)  # (h, T, L)
+        maps = {f"mean of {len(by_head)} heads": trace.alphas} | {f"head {k}": x for k, x in enumerate(by_head, 1)}
     elif details and trace.evidence is not None:
         maps["evidence"] = trace.evidence
     strips = []

@@ -74,7 +74,7 @@ def summed_posterior(
     The words y_t are targets (M,) int64. The posterior is the derivative of log p(y_t) with respect to log w_ti.
     """
     with torch.inference_mode(False), torch.enable_grad():
-        Q, C, W, log_w, targets = (x.detach().clone() for x in (Q, C, W, log_w, targets))  # from inference mode
+        Q, C, W, log_w, targets = (x.clone() if x.is_inference() else x.detach() for x in (Q, C, W, log_w, targets))
         log_p = summed_log_probs(Q, C, W, log_w.requires_grad_(), image_index)
         (posterior,) = torch.autograd.grad(log_p.gather(1, targets.unsqueeze(1)).sum(), log_w)
     return log_p.detach(), posterior

@@ -175,9 +175,8 @@ class CaptionDataset(Dataset[CaptionBatch]):
     def _with_regions(self, batch: CaptionBatch, captions: np.ndarray, get_views: list[ViewFunction]) -> CaptionBatch:
         """Return the batch with the regions of its captions' phrases, without regions that fill most of the view."""
         assert self.regions is not None
-        cached = self.features is not None  # the two views of cached features recur
-        rows = zip(batch.index_rows.tolist(), get_views, strict=True)
-        in_view = [self.regions.phrases(row, get_view, cached=cached) for row, get_view in rows]
+        rows = zip(batch.index_rows.tolist(), get_views, strict=True)  # the two views of cached features recur
+        in_view = [self.regions.phrases(row, get_view, cached=self.features is not None) for row, get_view in rows]
         coverage, region_steps = [], []
         for position, (caption, image) in enumerate(zip(captions.tolist(), batch.image_index.tolist(), strict=True)):
             for region in in_view[image][caption - self.index.first_caption[batch.index_rows[image]]]:

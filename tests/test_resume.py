@@ -147,6 +147,15 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(shapes, tmp_path, whole, 
     assert_equal(whole[0].state_dict(), resumed.state_dict())
 
 
+def test_a_run_that_was_killed_between_an_epoch_s_last_batch_and_its_end_can_be_killed_again(shapes, tmp_path, whole):
+    last = {"every_n_train_steps": 1, "save_on_exception": False}
+    fit(shapes, tmp_path, Crash("on_validation_start", STEPS), error=KeyError, last=last)
+    fit(shapes, tmp_path, Crash("on_train_batch_start", 10), error=KeyError, resume=True, last=last)
+    resumed, rest = fit(shapes, tmp_path, resume=True, last=last)
+    assert rest.entries == whole[1].entries[11:]  # ten steps and a validation
+    assert_equal(whole[0].state_dict(), resumed.state_dict())
+
+
 @pytest.mark.slow
 def test_a_run_that_stops_before_its_first_batch_keeps_its_place(shapes, tmp_path, whole):
     fit(shapes, tmp_path, Signal(10), error=SIGTERMException)

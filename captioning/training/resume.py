@@ -57,29 +57,28 @@ def start_new_epoch(trainer: pl.Trainer) -> None:
 def rewind(checkpoint: dict[str, Any]) -> None:
     """Set a checkpoint's position back to its last optimizer step, and mark an epoch that was cut short as unfinished.
 
-    Raises:
-        InputError: The checkpoint has no position, because it was made to be used and not to be resumed.
+    Raises InputError if the checkpoint has no position, because it was made to be used and not to be resumed.
     """
     if "loops" not in checkpoint or "random_state" not in checkpoint:
         raise InputError("--ckpt_path: the checkpoint holds the model alone; training cannot resume; see --init_from")
     loop = checkpoint["loops"]["fit_loop"]
     batches = loop["epoch_loop.batch_progress"]
-    unfinished = checkpoint.get("unfinished", 0)
-    if unfinished:
+    if unfinished := checkpoint.get("unfinished", 0):
         batches["is_last_batch"] = False
         for span in ("current", "total"):  # the batches of the epoch, and of the run
             batches[span] = dict.fromkeys(batches[span], batches[span]["ready"] - unfinished)
-    for epochs in loop["epoch_progress"].values() if batches["current"]["ready"] else ():
-        if epochs["processed"] == epochs["started"]:  # also where max_steps or max_time cut the epoch short
-            epochs["processed"] -= not batches["is_last_batch"]
-            epochs["completed"] = epochs["processed"]
+    # Saved between an epoch's last batch and its end; Lightning would not count the next epoch.
+    ends_epoch = batches["is_last_batch"] and batches["current"]["completed"] < batches["current"]["ready"]
+    for span, epochs in loop["epoch_progress"].items() if batches["current"]["ready"] else ():
+        if ends_epoch or epochs["processed"] == epochs["started"]:  # also where max_steps or max_time cut it short
+            epochs["processed"] = epochs["completed"] = epochs["started"] - (not batches["is_last_batch"])
+        batches[span]["completed"] += ends_epoch
 
 
 def check_settings(checkpoint: Mapping[str, Any], settings: Mapping[str, Any], batch_settings: Sequence[str]) -> None:
     """Print the settings that differ from the checkpoint's. ``batch_settings`` may differ only between two epochs.
 
-    Raises:
-        InputError: Training cannot go on from the checkpoint's state with a setting.
+    Raises InputError if training cannot go on from the checkpoint's state with a setting.
     """
     without = (*STORAGE_SETTINGS, "init_from")
     saved, new = flatten(checkpoint.get("captioning", {}).get("settings") or {}, without), flatten(settings, without)

@@ -11,8 +11,10 @@ from typing import Literal
 
 import pytest
 from helpers import save_image
+from jsonargparse import ActionConfigFile, ArgumentParser
 
 from captioning.cli import OTHER_COMMANDS
+from captioning.cli.build import parse_training
 from captioning.cli.caption import caption
 from captioning.cli.parser import call, command_parser
 from captioning.decoding import DecodingOptions
@@ -179,3 +181,15 @@ def test_the_examples_of_a_command_can_be_parsed(name):
     for line in re.findall(r"^ +captioning (.+?)(?: {3,}.*| > .*)?$", text, re.MULTILINE):
         assert line.startswith(name)
         parser.parse_args(shlex.split(line)[len(name.split()) :])
+
+
+def test_options_win_over_configurations_that_are_named_after_them(tmp_path):
+    (tmp_path / "first.yaml").write_text("a: 1\nb: 1\nc: 1\n")
+    (tmp_path / "last.yaml").write_text("a: 2\nb: 2\n")
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--config", action=ActionConfigFile)
+    for name in "abc":
+        parser.add_argument(f"--{name}", type=int)
+    words = ["--a=3", "--config", str(tmp_path / "first.yaml"), f"--config={tmp_path / 'last.yaml'}"]
+    settings = parse_training(parser, words)
+    assert (settings.a, settings.b, settings.c) == (3, 2, 1)

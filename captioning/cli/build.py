@@ -20,9 +20,10 @@ def restrict_imports() -> None:
 
 
 def parse_training(parser: ArgumentParser, args: Sequence[str]) -> Namespace:
-    """Return the settings in options of `captioning fit`. Raises InputError, with a suggestion, if one is wrong."""
+    """Return the settings, in which options win over configurations. Raises InputError, with a suggestion."""
+    is_option = [w.partition("=")[0] != "--config" != before for before, w in zip(["", *args], args, strict=False)]
     try:
-        return parser.parse_args(args)
+        return parser.parse_args([args[i] for i in sorted(range(len(args)), key=is_option.__getitem__)])
     except ArgumentError as error:
         raise refusal("captioning fit", str(error), FIT_HELP + parser.format_help()) from error
 

@@ -73,8 +73,9 @@ def looking(records: Any) -> dict[str, Any]:
     measures = {family.names[0]: family.counts[""] for family in grounding_families({"": records})}
     facts: dict[str, Any] = {}
     for name, counts in measures.items():
-        value, low, high = (round(float(number), 2) for number in intervals(counts, percentage))
-        facts[name] = {"value": value, "low": low, "high": high, "nouns": int(counts[:, 1].sum())}
+        (interval,) = intervals(counts, percentage)
+        ends = {end: round(number, 2) for end, number in vars(interval).items()}
+        facts[name] = ends | {"nouns": int(counts[:, 1].sum())}
     for kind in ("", "reference_"):
         if f"{kind}pointing_accuracy" in measures:
             centre, pointing = measures[f"{kind}pointing_centre"], measures[f"{kind}pointing_accuracy"]

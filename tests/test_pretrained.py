@@ -11,6 +11,7 @@ from helpers_runs import save_checkpoint
 
 from captioning.checkpoint.load import PRETRAINED_FOLDER
 from captioning.data import KarpathySource
+from captioning.evaluation.caption_files import CaptionedImage, NounHit
 from captioning.files import write_json
 from captioning.inference import load
 
@@ -133,3 +134,15 @@ def test_sentences_that_break_off_or_repeat_are_counted(caption, breaks_off, rep
     training = [f"a man in a baseball {noun}".split() for noun in ["cap", "uniform"] * 6]
     sentences = load_script("sentences").Sentences(training)
     assert (sentences.breaks_off(caption.split()), sentences.repeats(caption.split())) == (breaks_off, repeats)
+
+
+def test_looking_is_pointing_with_its_baselines_intervals_and_distance_from_the_center():
+    def image(i: int) -> CaptionedImage:
+        hit = NounHit(0, "dog", hit=i % 4 > 0, chance=0.3, centre_hit=0.5, correctness=0.4, uniform=0.2, centre=0.3)
+        return CaptionedImage(image_id=i, caption="a dog", references=["a dog"], hits=[hit], reference_hits=[hit, hit])
+
+    facts = load_script("looking").looking([image(i) for i in range(40)])
+    assert facts["pointing_accuracy"]["value"] == 75 and facts["reference_pointing_accuracy"]["nouns"] == 80
+    assert facts["pointing_accuracy"]["low"] < 75 < facts["pointing_accuracy"]["high"]
+    assert facts["pointing_centre"] == {"value": 50, "low": 50, "high": 50, "nouns": 40}
+    assert facts["above_the_centre"]["value"] == 25 and facts["above_the_centre"]["p"] < 0.05

@@ -50,8 +50,8 @@ def evaluate(
         print(f"{'':12}{'metric':>8}  {'95 % interval':>18}")
         values: dict[str, Any] = {}
         for family, counts in family_counts(hypotheses, image_references, java=splitter.english):
-            for name, (value, low, high) in zip(family.names, intervals(counts, family.statistic).T, strict=True):
-                print(f"{TITLES[name]:12}{value:8.2f}  {f'{low:.2f} to {high:.2f}':>18}")
-                values[TITLES[name]] = {"value": float(value), "interval": [float(low), float(high)]}
+            for name, metric in zip(family.names, intervals(counts, family.statistic), strict=True):
+                print(f"{TITLES[name]:12}{metric.value:8.2f}  {f'{metric.low:.2f} to {metric.high:.2f}':>18}")
+                values[TITLES[name]] = {"value": metric.value, "interval": [metric.low, metric.high]}
         numbers |= {"values": values, "unit": UNIT, "images": images, "tokens": splitter.description}
         print(f"{UNIT}. Intervals: bootstrap over images, {RESAMPLES} resamples.\nTokens: {splitter.description}.")

@@ -93,8 +93,8 @@ def measure_runs(
     for family in Progress(f"{table.title}: intervals", over=families, unit=" metrics"):
         first = family.counts.get(table.columns[0])
         for run, counts in () if family.baseline else family.counts.items():
-            ends = intervals(counts, family.statistic, resamples=resamples, seed=seed).reshape(3, -1).T.tolist()
-            metrics |= {(run, key): Interval(*three) for key, three in zip(family.names, ends, strict=True)}
+            with_ends = intervals(counts, family.statistic, resamples=resamples, seed=seed)
+            metrics |= {(run, key): interval for key, interval in zip(family.names, with_ends, strict=True)}
             if run in compared and first is not None:
                 changes = differences(first, counts, family.statistic, resamples=resamples, seed=seed)
                 tests |= {(run, key): change for key, change in zip(family.names, changes, strict=True)}

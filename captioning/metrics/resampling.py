@@ -66,10 +66,11 @@ def bootstrap(counts: ArrayLike, statistic: Statistic, *, resamples: int = RESAM
     return statistic(np.stack([random.multinomial(images, even) @ counts for _ in range(resamples)]))
 
 
-def intervals(counts: ArrayLike, statistic: Statistic, *, resamples: int = RESAMPLES, seed: int = 0) -> Floats:
-    """Return for counts (images, C) the metrics and the ends of the middle 95 % of their bootstrap, (3,) or (3, S)."""
+def intervals(counts: ArrayLike, statistic: Statistic, *, resamples: int = RESAMPLES, seed: int = 0) -> list[Interval]:
+    """Return each of S metrics of counts (images, C) with the middle 95 % of its bootstrap."""
     value = statistic(np.asarray(counts, dtype=np.float64).sum(axis=-2))
-    return np.stack([value, *_middle(bootstrap(counts, statistic, resamples=resamples, seed=seed))])
+    columns = np.stack([value, *_middle(bootstrap(counts, statistic, resamples=resamples, seed=seed))])
+    return [Interval(*column) for column in columns.reshape(3, -1).T.tolist()]
 
 
 def differences(

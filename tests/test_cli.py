@@ -180,7 +180,9 @@ def test_a_resumed_run_says_where_it_goes_on_or_that_nothing_is_left(workdir, ca
         "the limits are --trainer.max_epochs, max_steps, max_time, limit_train_batches and --early_stopping.patience"
     )
     assert fit(*resume) == [f"nothing is left to train after step 3; {limits}"]
+    Path(f"{LAST}.17.part").touch()  # as of a run that was killed while it saved
     assert fit(*resume, "--trainer.max_steps", "-1") == ["goes on in epoch 2 at batch 2 of 2, after step 3"]
+    assert not [*Path(LAST).parent.glob("*.part")]
     assert fit(*resume) == [f"nothing is left to train after step 6; {limits}"]
 
 

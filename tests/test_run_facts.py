@@ -14,6 +14,7 @@ from pytorch_lightning.callbacks import Callback
 from captioning.__main__ import main
 from captioning.settings import read_config
 from captioning.training import Throughput
+from captioning.training.callbacks import LogLines
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -77,6 +78,14 @@ def test_a_validation_inside_an_epoch_does_not_count_as_training(shapes, tmp_pat
     trainer = make_trainer(tmp_path, callbacks=[Throughput(), Watch()], val_check_interval=0.5)
     trainer.fit(make_module(), make_data(shapes, batch_size=8))
     assert len(speeds) == 4 and min(speeds) > 8 / seconds
+
+
+def test_the_line_of_an_epoch_has_no_metric_without_a_value(shapes, tmp_path, capsys):
+    trainer = make_trainer(tmp_path, callbacks=[LogLines()])
+    trainer.fit(make_module(lr=0), make_data(shapes))
+    assert trainer.callback_metrics["val/pointing_accuracy"].isnan()  # no caption names an object
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch 1"))
+    assert "val/nll" in line and "nan" not in line
 
 
 def test_a_run_of_a_sweep_has_the_sweeps_seed_and_a_folder_that_names_it(tmp_path, monkeypatch):

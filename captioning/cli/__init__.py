@@ -61,7 +61,7 @@ Every command takes --import MODULE, a Python module of yours whose classes a co
 
 FIT_HELP = """usage: captioning fit --config CONFIG.yaml [--config OVERLAY.yaml ...] [options]
 
-  --config FILE.yaml            a configuration; of several, the later ones win
+  --config FILE.yaml            a configuration; of several, the later ones win, and options win over all
   --ckpt_path FILE.ckpt         checkpoint to resume
   --name NAME                   name of the run (default: the config's); its folder is runs/NAME
   --init_from MODEL             start from the weights of this model, with a new optimizer

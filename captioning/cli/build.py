@@ -1,5 +1,6 @@
 """Building objects from parts of a training configuration."""
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
@@ -21,9 +22,10 @@ def restrict_imports() -> None:
 
 def parse_training(parser: ArgumentParser, args: Sequence[str]) -> Namespace:
     """Return the settings, in which options win over configurations. Raises InputError, with a suggestion."""
-    is_option = [w.partition("=")[0] != "--config" != before for before, w in zip(["", *args], args, strict=False)]
+    is_config = ["--config" in (before, word.partition("=")[0]) for before, word in itertools.pairwise(["", *args])]
     try:
-        return parser.parse_args([args[i] for i in sorted(range(len(args)), key=is_option.__getitem__)])
+        options = [word for word, of_config in zip(args, is_config, strict=True) if not of_config]
+        return parser.parse_args([*itertools.compress(args, is_config), *options])
     except ArgumentError as error:
         raise refusal("captioning fit", str(error), FIT_HELP + parser.format_help()) from error
 

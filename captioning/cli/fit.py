@@ -251,6 +251,8 @@ class Fit(LightningCLI):
 
     def _write_config(self, trainer: pl.Trainer, *_: Any) -> None:
         if trainer.is_global_zero:
+            for unfinished in self.plan.folder.checkpoints.glob("*.part"):  # of a run that was killed while it saved
+                unfinished.unlink(missing_ok=True)
             settings = self.settings | {"ckpt_path": None}  # a run with this configuration is a new one
             write_text(self.plan.folder.config, config_text(settings))
 

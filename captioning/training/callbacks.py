@@ -69,7 +69,7 @@ class LogLines(Callback):
         monitors = [str(callback.monitor) for callback in trainer.checkpoint_callbacks]  # type: ignore[attr-defined]
         names = dict.fromkeys(("train/loss", "val/nll", *monitors, "val/bleu4", "val/pointing_accuracy"))
         logged = trainer.callback_metrics
-        metrics = [f"{name} {float(logged[name]):.2f}" for name in names if name in logged]
+        metrics = [f"{name} {logged[name]:.2f}" for name in names if name in logged and not logged[name].isnan()]
         seconds = time.perf_counter() - self._started
         print(f"epoch {trainer.current_epoch + 1}, step {trainer.global_step}, {seconds:.0f} s:", *metrics, flush=True)
 

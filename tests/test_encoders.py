@@ -352,8 +352,10 @@ def test_an_identity_follows_the_weights_and_an_encoder_that_is_fine_tuned_has_n
     with torch.no_grad():
         encoder.network[0].bias[0] += 1
     assert encoder.frozen_identity()["weights"] != first["weights"]
-    with pytest.raises(InputError, match=r"trainable_from='3' changes the encoder.*cannot be cached"):
+    with pytest.raises(InputError, match=r"trained from '3' on, .* cannot be cached; set trainable_from to null, or"):
         TinyEncoder(trainable_from="3").frozen_identity()
+    with pytest.raises(InputError, match=r"ConvEncoder: .* cannot be cached; train from the images$"):  # has no option
+        ConvEncoder().frozen_identity()
 
 
 class CachingEncoder(TinyEncoder):

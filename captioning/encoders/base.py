@@ -233,9 +233,9 @@ class Encoder(Component):
         A feature cache with the same identity may replace the encoder.
         """
         if self.trainable_from is not None:
-            problem = f"trainable_from={self.trainable_from!r} changes the encoder while it trains"
-            remedy = "so its features cannot be cached; set trainable_from to null, or train from the images"
-            raise InputError(f"{type(self).__name__}: {problem}, {remedy}")
+            freeze = "set trainable_from to null, or " * ("trainable_from" in self.to_config()["init_args"])
+            problem = f"is trained from {self.trainable_from!r} on, so its features cannot be cached"
+            raise InputError(f"{type(self).__name__}: {problem}; {freeze}train from the images")
         return self.identity()
 
     def identity(self) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class AttentionTrace(NamedTuple):
         locations: (..) integers, the location whose annotation the context is; ``NO_LOCATION`` for an expectation.
         evidence: (.., L), how strongly the image at each location speaks for the word, as fractions that sum to 1
             (``Output.evidence``). None for a decoder without it, in training, and during a search.
-        head_alphas: (.., h, L), the alphas of each head, whose mean is ``alphas``; None in training and without heads.
+        head_alphas: (.., heads, L), each head's, whose mean is ``alphas``; None in training and without heads.
     """
 
     alphas: Any

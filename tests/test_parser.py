@@ -187,9 +187,10 @@ def test_options_win_over_configurations_that_are_named_after_them(tmp_path):
     (tmp_path / "first.yaml").write_text("a: 1\nb: 1\nc: 1\n")
     (tmp_path / "last.yaml").write_text("a: 2\nb: 2\n")
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--config", action=ActionConfigFile)
+    parser.add_argument("-c", "--config", action=ActionConfigFile)
     for name in "abc":
         parser.add_argument(f"--{name}", type=int)
-    words = ["--a=3", "--config", str(tmp_path / "first.yaml"), f"--config={tmp_path / 'last.yaml'}"]
-    settings = parse_training(parser, words)
-    assert (settings.a, settings.b, settings.c) == (3, 2, 1)
+    for option in ("-c", "--config"):
+        words = ["--a=3", option, str(tmp_path / "first.yaml"), f"--config={tmp_path / 'last.yaml'}"]
+        settings = parse_training(parser, words)
+        assert (settings.a, settings.b, settings.c) == (3, 2, 1)

@@ -29,7 +29,7 @@ class AttentionOutput(NamedTuple):
             an expectation. A selection that only takes expectations may leave it None.
         location_log_prob: (..), log-probability in nats of that location, 0 where the context is an expectation; None
             for attention that never draws.
-        head_alphas: (.., h, L), the alphas of h heads, whose mean is ``alphas``; None without heads, and in training.
+        head_alphas: (.., heads, L), each head's, whose mean is ``alphas``; None without heads, and in training.
     """
 
     context: Tensor

@@ -81,6 +81,7 @@ class StochasticAttention(Attention):
         return {"sample_probability": self.current_sample_probability}
 
     def closing_note(self) -> str:
+        # A ramp without width draws from its only value on.
         last, ramp = self.progress or 0.0, self.ramp
         if self.sample_probability > 0 and (not ramp or last > ramp[0] or last >= ramp[1]):
             return ""

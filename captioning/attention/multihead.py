@@ -34,8 +34,8 @@ class MultiHeadAttention(SoftAttention):
     are projections of the annotations, computed once per image. The score sees the heads as B * h images, so that any
     score works. All heads share the score's parameters.
 
-    Alphas are the mean over the heads; ``heads`` has the alphas of each. So the doubly stochastic penalty applies to
-    the mean of the heads, not to each head.
+    Alphas are the mean over the heads; ``head_alphas`` has those of each head. So the doubly stochastic penalty applies
+    to the mean of the heads, not to each head.
 
     Args:
         score: Gives each head's logits; with ``ScaledDotScore()`` this is the transformer's attention.

@@ -22,7 +22,8 @@ def restrict_imports() -> None:
 
 def parse_training(parser: ArgumentParser, args: Sequence[str]) -> Namespace:
     """Return the settings, in which options win over configurations. Raises InputError, with a suggestion."""
-    is_config = ["--config" in (before, word.partition("=")[0]) for before, word in itertools.pairwise(["", *args])]
+    pairs = itertools.pairwise(["", *args])
+    is_config = [bool({"-c", "--config"} & {before, word.partition("=")[0]}) for before, word in pairs]
     try:
         options = [word for word, of_config in zip(args, is_config, strict=True) if not of_config]
         return parser.parse_args([*itertools.compress(args, is_config), *options])

@@ -35,7 +35,7 @@ from captioning.run_folder import RunFolder
 from captioning.settings import attention_kind, config_text, read_config
 from captioning.training import CaptionDataModule, CaptioningModule, Throughput, ValidationFigures
 from captioning.training.callbacks import BestCheckpoint, CheckpointFiles, LogLines, ResumableStopping, StopOnRequest
-from captioning.training.loggers import finish_loggers, is_wandb_sweep, start_loggers, upload_advice
+from captioning.training.loggers import finish_loggers, start_loggers, upload_advice
 from captioning.training.plan import monitor_mode, plan_run
 
 _FOLDER_VARIABLE = "CAPTIONING_RUN_FOLDER"  # environment variable with the run's folder, for the other processes
@@ -286,8 +286,6 @@ class Fit(LightningCLI):
 
 def _read_files(args: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
     """Return the command line and the settings of its --config files, by default the config.yaml of a resumed run."""
-    if is_wandb_sweep():  # its agent passes the options in any order
-        args = sorted(args, key=lambda word: not word.startswith("--config="))
     parser = CommandParser("captioning fit", add_help=False, allow_abbrev=False)
     parser.add_argument("-c", "--config", action="append", default=[])
     for option in ("--runs", "--ckpt_path", "--name"):

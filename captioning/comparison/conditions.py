@@ -15,7 +15,7 @@ _CONDITIONS = {
     "Tokenizer, if not English": "tokenizer",
     "Beam size in the test": "beam_size",
 }
-# Settings that make no variant: storage and logging, and a leftover of version 0.2.
+# Settings that may differ within a variant: storage and logging, and a leftover of version 0.2.
 _NOT_COMPARED = (*STORAGE_SETTINGS, "data.feature_shares")
 
 

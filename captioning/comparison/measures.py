@@ -48,7 +48,7 @@ class CountedFamily(NamedTuple):
     counts: dict[str, Floats]  # by run, (images, C)
     statistic: Statistic  # from counts summed over images, (.., C), to percent, (.., S), or (..) of a single metric
     baseline: bool = False  # whether attention ignores the caption; not tested
-    unit: str = ""  # what the second count counts, shown beside a metric
+    unit: str = ""  # noun, if the second count is a number of nouns; a table shows it beside the metric
 
 
 def caption_families(images_by_run: Mapping[str, Sequence[CaptionedImage]], *, java: bool) -> list[CountedFamily]:

@@ -109,8 +109,8 @@ class CaptionDataset(Dataset[CaptionBatch]):
     """Turns a list of numbers from a sampler into one batch.
 
     Args:
-        seed: Seed of the augmentation, which depends only on the seed, the batch's place in training and the image: not
-            on the worker that loads the image, nor on where a run was resumed.
+        seed: Seed of the augmentation. An image's augmentation is a function of seed, epoch, batch and image, so
+            neither workers nor resuming change it.
         features, mirrored_features: Cached annotations, read instead of the images and of the mirrored images.
         by_image: Whether the sampler's numbers are images, each with all its captions, instead of single captions.
         regions: Regions of the captions' phrases, for training that teaches attention by them.

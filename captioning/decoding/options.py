@@ -19,8 +19,14 @@ Method = Literal["beam", "greedy", "sample"]
 class BeamOptions:
     """Options of the search in evaluation (see ``beam_search`` and ``Constraints``); a beam of 1 is greedy decoding.
 
-    With ``no_repeat_content`` a caption has every word at most once, except ``vocabulary.FUNCTION_WORDS``. Raises
-    InputError if an option is out of its range.
+    Raises InputError if an option is out of its range.
+
+    Args:
+        beam_size: Partial captions kept at each step.
+        length_normalization: A caption's log-probability is divided by its length to this power.
+        max_length, min_length: Largest and smallest number of words.
+        no_repeat_ngram: No sequence of this many words occurs twice, and no word twice in a row; None allows both.
+        no_repeat_content: Whether a caption has every word at most once, except ``vocabulary.FUNCTION_WORDS``.
     """
 
     beam_size: int = 3

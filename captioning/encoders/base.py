@@ -159,11 +159,11 @@ class Encoder(Component):
     def _measured_cells(self, device: torch.device) -> CellGrid:
         """Return the even cells of the view, shifted by the mean offset that probes measure.
 
-        A probe is the gradient of a random sum over one cell's channels, for an image of noise. The cell looks at the
-        center of mass of the squared gradient. Cells come in mirrored pairs from the middle half of the grid, so that
-        the part of a gradient that is spread over the whole view cancels. The offset does not follow from the
-        architecture: training may favor one side of every window, in one network by 10 pixels of 16. The standard
-        error of 64 probes is about 2 % of a stride. A probe without a gradient is left out.
+        A probe is the gradient of a random sum over one cell's channels with respect to an image of noise. The center
+        of mass of the squared gradient is where the cell looks. Cells come in mirrored pairs from the middle half of
+        the grid, so that the part of a gradient that is spread over the whole view cancels. The offset does not follow
+        from the architecture: training may favor one side of every window, in one network by 10 pixels of 16. The
+        standard error of 64 probes is about 2 % of a stride. A probe without a gradient is left out.
         """
         regular = CellGrid.regular(self.grid_size, self.preprocessing.size)
         random, centers, batch = torch.Generator().manual_seed(0), [], _PROBES_AT_A_TIME

@@ -16,7 +16,7 @@ from captioning.precision import to_autocast
 from captioning.trace import State
 
 FEW_ENOUGH = 0.9
-"""Images leave only if less than this fraction of a batch's steps remains; otherwise copying the memory costs more."""
+"""Ended images leave the batch only if less than this fraction of its steps remains; otherwise copies cost more."""
 
 Out = TypeVar("Out", bound=tuple)
 

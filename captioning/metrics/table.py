@@ -25,7 +25,7 @@ class Metric(NamedTuple):
 
     title: str
     unit: Literal["percent", "nats per word", "ratio"] = "percent"
-    better: Literal["max", "min"] | None = "max"  # the highest or the lowest value is the best; None: no direction
+    better: Literal["max", "min"] | None = "max"  # whether the highest or the lowest value is best; None for neither
     hits: str = ""  # the list of a ``CaptionedImage`` that the metric averages over; "" for other metrics
     field: str = ""  # the field of a ``NounHit`` in that list
     in_validation: bool = True  # False for a metric that is too slow for the validations of training

@@ -128,7 +128,7 @@ class AttentionDecoder(Decoder):
         word_gates, word_query = word_terms.tensor_split([4 * self.hidden_dim], dim=-1)  # (N, 4H), (N, H) or (N, 0)
         query = h if self.word_to_query is None else h + word_query  # (N, H)
         attention, attention_state = self.attention(query, memory, tuple(attention_state))  # Eq. 4-6
-        context, alphas, locations, location_log_prob, head_alphas = attention  # (N, D), (N, L), (N,), (N,), (N, h, L)
+        context, alphas, locations, location_log_prob, head_alphas = attention  # (N, D), (N, L), (N,), (N,) ..
         z, beta_logit = self.gate(h, context)  # (N, D), (N,), Sec. 4.2.1
         gates = word_gates + self.hidden_to_gates(h) + self.context_to_gates(z)  # (N, 4H); T is linear
         i, f, o, g = gates.to(c.dtype).chunk(4, dim=-1)  # (N, H) each

@@ -35,6 +35,9 @@ class ValidationFigures(Callback):
         check_whole(0, images=images)
         self.images = images
 
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        pl_module.figure_count = self.images
+
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if trainer.is_global_zero and not trainer.sanity_checking:
             folder, epoch = Path(trainer.default_root_dir), f"{trainer.current_epoch + 1:03d}"

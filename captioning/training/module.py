@@ -29,7 +29,6 @@ from captioning.objective import Likelihood, Objective
 from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.processes import process_count, sum_over_processes
 from captioning.training import resume
-from captioning.training.callbacks import ValidationFigures
 from captioning.training.datamodule import CaptionDataModule
 from captioning.vocabulary import Vocabulary, tokenizer_from
 
@@ -52,6 +51,7 @@ class CaptioningModule(pl.LightningModule):
 
     captioner: Captioner
     evaluator: Evaluator
+    figure_count = 0  # number of validation images with a figure; ``ValidationFigures`` sets it
 
     def __init__(
         self,
@@ -226,10 +226,10 @@ class CaptioningModule(pl.LightningModule):
         self.log("train/learning_rate", float(optimizer.param_groups[0]["lr"]))  # the decoder's
 
     def on_validation_epoch_start(self) -> None:
-        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
-        count = max((callback.images for callback in callbacks if isinstance(callback, ValidationFigures)), default=0)
         data = self.data.vocabulary, self.data.index("val"), self.data.split_data("val").regions(self.encoder)
-        self.evaluator = Evaluator(self.captioner, *data, self.search, seed=self.data.seed, figure_count=count)
+        self.evaluator = Evaluator(
+            self.captioner, *data, self.search, seed=self.data.seed, figure_count=self.figure_count
+        )
 
     def validation_step(self, batch: CaptionBatch, batch_idx: int) -> None:
         self.evaluator.update(batch)

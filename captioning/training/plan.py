@@ -91,7 +91,7 @@ def monitor_mode(option: str, monitor: str | None, mode: str | None) -> str:
 def _check_usable(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]]) -> None:
     """Raise InputError if an option of Lightning has no effect here or is set by the run."""
     *configurations, command_line = given
-    # A file with name and runs is a run's own config.yaml, whose paths the user did not give.
+    # A file with name and runs is the config.yaml of a run. The run has set its paths, not the user.
     users = [file for file in configurations if not {"name", "runs"} <= file.keys()]
     storage_options = re.compile(r"(checkpoint|last)\.dirpath|trainer\.(default_root_dir|logger\b.*\.(save_)?dir)")
     for option, value in (item for file in (*users, command_line) for item in file.items()):

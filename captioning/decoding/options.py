@@ -24,7 +24,8 @@ class BeamOptions:
     Args:
         beam_size: Partial captions kept at each step.
         length_normalization: A caption's log-probability is divided by its length to this power.
-        max_length, min_length: Largest and smallest number of words.
+        max_length: Largest number of words.
+        min_length: Smallest number of words.
         no_repeat_ngram: No sequence of this many words occurs twice, and no word twice in a row; None allows both.
         no_repeat_content: Whether a caption has every word at most once, except ``vocabulary.FUNCTION_WORDS``.
     """

@@ -228,3 +228,8 @@ def test_temperature_falls_to_half_over_training_and_relaxes_the_samples_of_its_
 
 
 # The generator and autocast
+
+
+def test_a_ramp_of_null_is_no_ramp():
+    attention = HardAttention(AdditiveScore(4), sample_probability=0.3, ramp=None)
+    assert attention.current_sample_probability == 0.3

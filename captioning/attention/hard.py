@@ -44,7 +44,7 @@ class StochasticAttention(Attention):
         *,
         normalizer: Normalizer | None = None,
         sample_probability: float = 0.5,
-        ramp: tuple[float, ...] = (),
+        ramp: tuple[float, ...] | None = (),
         per_batch: bool = False,
         dropout: float = 0.0,
         context_mode: str = "expected",
@@ -52,12 +52,12 @@ class StochasticAttention(Attention):
         super().__init__(normalizer)
         check_range(0, 1, sample_probability=sample_probability)
         check_range(0, 0.99, dropout=dropout)
+        self.ramp = ramp = tuple(ramp or ())  # a configuration takes back a ramp by null
         if len(ramp) not in (0, 2, 4) or list(ramp) != sorted(ramp) or not all(0 <= fraction <= 1 for fraction in ramp):
             meaning = "0, 2 or 4 fractions of training (0 to 1, no numbers of batches) in ascending order"
             raise InputError(f"ramp must have {meaning}, got {list(ramp)}")
         self.score = score
         self.sample_probability = sample_probability
-        self.ramp = tuple(ramp)
         self.needs_progress = bool(ramp)
         self.per_batch = per_batch
         self.dropout = nn.Dropout(dropout)
@@ -169,7 +169,7 @@ class GumbelAttention(StochasticAttention):
         *,
         temperature: float = 1.0,
         sample_probability: float = 1.0,
-        ramp: tuple[float, ...] = (),
+        ramp: tuple[float, ...] | None = (),
         per_batch: bool = False,
         dropout: float = 0.0,
         context_mode: str = "expected",

@@ -71,11 +71,7 @@ def score(
         captioning predict --ckpt_path runs/shapes_soft/checkpoints/best.ckpt --results submission
     """
     overridden = [word.partition("=")[0] for word in overrides if word.startswith("--")]
-    _refuse_old_names(task, overridden)
-    if results is not None and results.is_file():
-        raise InputError(f"--results {results}: is a file; give a folder")
-    if task == "validate" and split not in (None, "val"):
-        raise InputError(f"--split {split}: captioning validate scores the validation split; use captioning test")
+    _check_options(task, overridden, split, results)
     check_whole(0, bound_draws=bound_draws)
     check_whole(0, 2**32 - 1, seed_everything=seed_everything)
     from captioning.checkpoint.load import check_device
@@ -125,10 +121,15 @@ def score(
     _report(folder, stage, evaluator, conditions, origin, logged_run)
 
 
-def _refuse_old_names(task: str, overridden: Sequence[str]) -> None:
+def _check_options(task: str, overridden: Sequence[str], split: Split | None, results: Path | None) -> None:
+    """Raise InputError for an option of version 0.2, or one that the task cannot take."""
     for option in (option for option in overridden if not option.startswith("--data.source.")):
         if (new := earlier_names.OPTIONS_OF_TEST.get(option.lstrip("-").rpartition(".")[2])) is not None:
             raise InputError(f"{option} of captioning {task} is now --{new}")
+    if results is not None and results.is_file():
+        raise InputError(f"--results {results}: is a file; give a folder")
+    if task == "validate" and split not in (None, "val"):
+        raise InputError(f"--split {split}: captioning validate scores the validation split; use captioning test")
 
 
 def _names_of_data(

@@ -158,9 +158,7 @@ class TimmEncoder(PublishedEncoder):
 def _timm_network(
     name: str, out_index: int | str, weights: str | None, image_size: int | None, model_args: dict[str, Any]
 ) -> PublishedNetwork:
-    # Files and addresses in a model file are not to be trusted: load_published_weights alone opens them.
-    args = {key: value for key, value in model_args.items() if key not in ("pretrained", "checkpoint_path")}
-    network = _up_to(name, out_index, args, image_size)
+    network = _up_to(name, out_index, _without_weights(model_args), image_size)
     config = network.pretrained_cfg
     side = image_size or config["input_size"][-1]
     scaled = max(side, int(side / config["crop_pct"]))
@@ -172,14 +170,18 @@ def _timm_network(
     return network, preprocessing, weights
 
 
+def _without_weights(model_args: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments without files and addresses, which only ``load_published_weights`` may open."""
+    return {key: value for key, value in model_args.items() if key not in ("pretrained", "checkpoint_path")}
+
+
 def _up_to(name: str, out_index: int | str, args: dict[str, Any], image_size: int | None) -> Any:
     """Return the network up to a feature map, to a block in the middle of a stage, or to its head."""
     if out_index == "head":
         return _create(name, {**args, "num_classes": 0, "global_pool": ""}, image_size)
     args, block, index = {**args, "features_only": True}, str(out_index), out_index
     if isinstance(index, str):
-        named = {key: value for key, value in args.items() if key not in ("pretrained", "checkpoint_path")}
-        stages = _create(name, named, image_size).feature_info.module_name()
+        stages = _create(name, _without_weights(args), image_size).feature_info.module_name()
         index = next((i for i, stage in enumerate(stages) if f"{block}.".startswith(f"{stage}.")), -1)
         if index < 0:
             raise InputError(f"out_index: {name} has no {block!r} in its stages, {', '.join(stages)}; or head")

@@ -48,6 +48,7 @@ def test_the_folder_captions_as_the_checkpoint_does(run, tmp_path, capsys):
     images = [save_image(tmp_path / f"{n}.png", n, (30 + n, 20)) for n in range(4)]
     folder = export(run)
     expected, exported = load(run / "checkpoints/best.ckpt"), load(folder)
+    assert exported.encoder.known_cells == expected.encoder.cells  # the file has them, so that loading measures none
     assert exported.options == expected.options and exported.vocabulary == expected.vocabulary
     assert exported.settings == SETTINGS and exported.encoder.preprocessing == expected.encoder.preprocessing
     for caption, other in zip(exported(images, max_length=6), expected(images, max_length=6), strict=True):
@@ -57,7 +58,6 @@ def test_the_folder_captions_as_the_checkpoint_does(run, tmp_path, capsys):
     with safe_open(folder / "model.safetensors", "pt") as file:
         assert set(file.keys()) == set(weights)
         assert all(torch.equal(file.get_tensor(name), tensor) for name, tensor in weights.items())
-    assert exported.encoder.known_cells == expected.encoder.cells  # the file has them, so that loading measures none
     exported.export(tmp_path / "again", "# card\n")
     assert load(tmp_path / "again").model.decoder.hidden_dim == 7
     modes = {path.name: path.stat().st_mode for path in folder.iterdir()}

@@ -9,7 +9,7 @@ from helpers import save_image
 from helpers_runs import WORDS, save_checkpoint
 
 from captioning.attention import HardAttention
-from captioning.decoding import DecodingOptions
+from captioning.decoding import Constraints, DecodingOptions
 from captioning.errors import InputError
 from captioning.inference import ImageCaptioner, load
 from captioning.inference.caption import Caption
@@ -88,7 +88,7 @@ def test_no_repeat_ngram_of_zero_allows_what_the_models_own_options_forbid(capti
     plain = [caption.text for caption in captioners["soft"].caption(images)]
     assert [caption.text for caption in strict.caption(images)] != plain
     assert [caption.text for caption in strict.caption(images, no_repeat_ngram=0)] == plain
-    assert all(DecodingOptions(no_repeat_ngram=n).constraints(None).no_repeat_ngram is None for n in (None, 0))
+    assert all(Constraints.of(DecodingOptions(no_repeat_ngram=n), None).no_repeat_ngram is None for n in (None, 0))
 
 
 @pytest.mark.parametrize(
@@ -116,4 +116,4 @@ def test_an_option_that_cannot_be_met_is_refused(captioners, images, options, me
 @pytest.mark.parametrize("options", [{"prefix": "a dog"}, {"no_repeat_content": True}])
 def test_options_about_words_need_the_vocabulary(options):
     with pytest.raises(InputError, match=f"^{next(iter(options))} needs the model's vocabulary"):
-        DecodingOptions(**options).constraints(None)
+        Constraints.of(DecodingOptions(**options), None)

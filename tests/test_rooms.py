@@ -28,7 +28,8 @@ ROOMS = {
     "vocabulary": "component errors files tokenizers",
     "attention": "cells component errors kernels linear precision trace",
     "data": "cells errors files progress settings tokenizers trace vocabulary",
-    "decoding": "errors trace vocabulary",
+    "decoding_options": "errors trace",
+    "decoding": "decoding_options errors trace vocabulary",
     "encoders": "cells component data errors",
     "model": "attention cells component data decoding encoders errors kernels linear precision trace vocabulary",
     "checkpoint": "cells data earlier_names encoders errors files model run_folder settings tokenizers vocabulary",
@@ -40,8 +41,8 @@ ROOMS = {
     "comparison": "errors evaluation inference metrics progress run_folder settings trace views",
     "training": "attention checkpoint component data decoding encoders errors evaluation files metrics model objective "
     "run_folder settings tokenizers views vocabulary",
-    "cli": "checkpoint comparison data decoding earlier_names encoders errors evaluation files inference metrics "
-    "precision provenance run_folder settings tokenizers trace training views vocabulary",
+    "cli": "checkpoint comparison data decoding decoding_options earlier_names encoders errors evaluation files "
+    "inference metrics precision provenance run_folder settings tokenizers trace training views vocabulary",
     "__main__": "cli errors settings",
 }
 

@@ -7,14 +7,14 @@ import json as json_text
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Annotated, Any, Literal, TextIO
 
 from captioning.cli import model_name, print_written
+from captioning.decoding_options import DecodingOptions
 from captioning.errors import InputError, printable
 from captioning.files import FIGURE_SUFFIXES, JSON_SUFFIXES, PAGE_SUFFIXES, check_output, replacing, write_text
-from captioning.trace import ContextMode
 
 
 def caption(
@@ -26,22 +26,10 @@ def caption(
     heads: bool = False,
     explorer: Path | None = None,
     json: Path | None = None,
-    beam_size: int | None = None,
-    length_normalization: float | None = None,
-    max_length: int | None = None,
-    min_length: int | None = None,
-    no_repeat_ngram: int | None = None,
-    no_repeat_content: bool | None = None,
-    prefix: str | None = None,
-    samples: int | None = None,
-    context_mode: ContextMode | None = None,
-    sample: bool = False,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int | None = None,
     device: str = "auto",
     batch_size: int = 16,
+    sample: bool = False,
+    **decoding: Annotated[Any, DecodingOptions],
 ) -> None:
     """Caption images with the pretrained captioner or a model of your own, and draw where it looked.
 
@@ -58,31 +46,20 @@ def caption(
         heads: Also draw each head of multi-head attention on overlays.
         explorer: Write a page to explore attention and other captions, an HTML file.
         json: Also write words, attention and more, one JSON object a line; - prints them in place of captions.
-        beam_size: Partial captions kept at each step; 1 is greedy search.
-        length_normalization: Divide a caption's log-probability by its length to this power; 0 prefers short captions.
-        max_length: Largest number of words.
-        min_length: Smallest number of words.
-        no_repeat_ngram: Allow no sequence of N words twice, and no word twice in a row; 0 allows both.
-        no_repeat_content: Allow no word twice, except function words such as "a" and "and".
-        prefix: Begin every caption with this text, such as "a photo of".
-        samples: Print the N best captions or, with --sample, N samples.
-        context_mode: Context of hard attention: the expectation over all locations, the most probable location, or a
-            drawn location.
-        sample: Sample words instead of searching.
-        temperature: Temperature of the sampling; below 1, probable words are sampled more often.
-        top_k: Restrict sampling to the N most probable words.
-        top_p: Restrict sampling to the most probable words that sum to this probability.
-        seed: Seed of the sampling; by default a new seed.
         device: auto, cpu, cuda or cuda:N.
         batch_size: Images per batch.
+        sample: Sample words instead of searching.
+        **decoding: Options of the search, fields of ``DecodingOptions``.
 
     Examples:
         captioning caption photo.jpg --overlay photo.png
         captioning caption holiday/ --explorer holiday.html
         captioning caption holiday/ --model best.ckpt --overlay attention/ --json captions.jsonl
     """
-    options = {name: value for name, value in locals().items() if value is not None}
-    _refuse_without_effect(options)
+    if overlay is None and (details or heads or style != "color"):
+        raise InputError("--style, --details and --heads: have no effect without --overlay")
+    if sample and decoding.keys() & {"beam_size", "length_normalization"}:
+        raise InputError("--beam_size and --length_normalization: have no effect with --sample")
     models = model or ["pretrained"]
     single = len(images) == 1 and images[0] != "-" and not os.path.isdir(images[0])
     failed: list[Any] = []
@@ -101,13 +78,12 @@ def caption(
     from captioning.views.explorer import ExplorerData, explorer_page
 
     captioner, names = load(models, device), list(map(model_name, models))
-    search = {name: options[name] for name in vars(captioner.options) if name in options}
-    decoding = dataclasses.replace(captioner.options, **search, method="sample" if sample else "beam")
+    options = dataclasses.replace(captioner.options, **decoding, method="sample" if sample else "beam")
     labels = names if len({*names}) == len(names) else models
     title = printable(" + ".join(names))
-    shown: list[ExplorerData] = []
+    explored: list[ExplorerData] = []
     with _json_lines(json) as lines:
-        for result in captioner.stream(paths, decoding, batch_size=batch_size, on_error=skip):
+        for result in captioner.stream(paths, options, batch_size=batch_size, on_error=skip):
             content = result.to_dict() if lines is not None else {}
             if overlay is not None:
                 content["overlay"] = str(overlays[str(result.path)])
@@ -117,12 +93,12 @@ def caption(
                 print(json_text.dumps(content), file=lines, flush=True)
             if lines is not sys.stdout:
                 path_column = [] if single else [printable(result.path)]
-                for text in [result.text, *(other.text for other in result.alternatives if samples is not None)]:
-                    print(*path_column, printable(text), sep="\t", flush=True)
+                for shown in [result, *(result.alternatives if options.samples else ())]:
+                    print(*path_column, printable(shown.text), sep="\t", flush=True)
             if explorer is not None:
-                shown.append(result.explorer_image(title))
-    if explorer is not None and shown:
-        write_text(explorer, explorer_page(shown, f"Where the model looked: {title}"), "--explorer")
+                explored.append(result.explorer_image(title))
+    if explored and explorer is not None:
+        write_text(explorer, explorer_page(explored, f"Where the model looked: {title}"), "--explorer")
     for output in (overlay, explorer, json):
         if output is not None and len(failed) < len(paths) and str(output) != "-":
             print_written(output)
@@ -130,16 +106,6 @@ def caption(
         if not single:
             print(f"error: {len(failed)} of {len(paths)} images unreadable", file=sys.stderr)
         raise SystemExit(2)
-
-
-def _refuse_without_effect(options: Mapping[str, Any]) -> None:
-    """Raise InputError for an option of overlays without --overlay, or an option of the beam search with --sample."""
-    for name, default in {"details": False, "heads": False, "style": "color"}.items():
-        if options[name] != default and "overlay" not in options:
-            raise InputError(f"--{name}: has no effect without --overlay")
-    for name in ("beam_size", "length_normalization"):
-        if name in options and options["sample"]:
-            raise InputError(f"--{name}: has no effect with --sample")
 
 
 @contextlib.contextmanager

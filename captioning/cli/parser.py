@@ -21,6 +21,9 @@ OVERRIDES = "overrides"
 """Name of the argument that receives the options of `captioning fit` that the command does not define."""
 
 
+_FIELD = inspect.Parameter("field", inspect.Parameter.KEYWORD_ONLY, default=None)  # a field's default is not shown
+
+
 def refusal(prog: str, message: str, help_text: str) -> InputError:
     """Return a parser's error as one line, with a suggestion from the options and the example in the parser's help."""
     options = re.findall(r"--[\w.]+", help_text)
@@ -53,7 +56,7 @@ def command_parser(command: Command, prog: str) -> argparse.ArgumentParser:
 
     Arguments before ``*`` are positional, and ``*names`` takes one or more words. A ``bool`` is a flag, a ``bool`` that
     may be None takes ``true`` or ``false``. A ``list`` is a repeated option (without ``*names``, also one with several
-    values). A ``Literal`` has choices.
+    values). A ``Literal`` has choices. ``**names: Annotated[Any, D]`` are the documented fields of the dataclass D.
     """
     documented = docstring_parser.parse(inspect.getdoc(command) or "")
     lines = (documented.examples[0].description or "").splitlines() if documented.examples else []
@@ -64,12 +67,17 @@ def command_parser(command: Command, prog: str) -> argparse.ArgumentParser:
     texts: dict[str, Any] = {"description": documented.description, "epilog": epilog, "formatter_class": layout}
     parser = CommandParser(prog, **texts, allow_abbrev=False)
     parser.argument_default = argparse.SUPPRESS  # the function has the defaults
-    hints, parameters = get_type_hints(command), inspect.signature(command).parameters
+    hints, parameters = get_type_hints(command, include_extras=True), inspect.signature(command).parameters
     has_words = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values())
-    usage = [prog]
-    for argument in documented.params:
+    usage, arguments = [prog], documented.params
+    if arguments and arguments[-1].arg_name.startswith("**"):
+        _, group = get_args(hints[arguments.pop().arg_name[2:]])
+        hints |= get_type_hints(group)
+        for cls in reversed(group.__mro__):
+            arguments += docstring_parser.parse(cls.__doc__ or "").params
+    for argument in arguments:
         name = argument.arg_name.lstrip("*")
-        hint, parameter = hints[name], parameters[name]
+        hint, parameter = hints[name], parameters.get(name, _FIELD)
         options: dict[str, Any] = {"help": " ".join((argument.description or "").split())}
         if type(None) in get_args(hint):
             hint = get_args(hint)[0]

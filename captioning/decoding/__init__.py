@@ -2,5 +2,5 @@
 
 from captioning.decoding.constraints import Constraints
 from captioning.decoding.methods import beam_search, decode, greedy, sample
-from captioning.decoding.options import BeamOptions, DecodingOptions
 from captioning.decoding.step import Hypothesis, Step, StepFunction
+from captioning.decoding_options import BeamOptions, DecodingOptions

@@ -1,12 +1,15 @@
 """Constraints on captions, as masks on the log-probabilities of the next word. Every search applies them."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from captioning.decoding_options import DecodingOptions
 from captioning.errors import InputError, check_whole
-from captioning.vocabulary import END, PAD, START, UNK
+from captioning.vocabulary import END, FUNCTION_WORDS, PAD, START, UNK, Vocabulary
 
 NEVER = (PAD, START, UNK)
 """Ids that no caption has."""
@@ -27,6 +30,21 @@ class Constraints:
     no_repeat_ngram: int | None = None
     prefix: tuple[int, ...] = ()
     repeatable: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, options: DecodingOptions, vocabulary: Vocabulary | None) -> Constraints:
+        """Return the constraints of options. Raises InputError if they need the vocabulary or a word that it lacks."""
+        limits = options.min_length, options.no_repeat_ngram or None
+        if not (options.prefix or options.no_repeat_content):
+            return cls(*limits)
+        if vocabulary is None:
+            raise InputError(f"{'prefix' if options.prefix else 'no_repeat_content'} needs the model's vocabulary")
+        words = vocabulary.tokenizer.tokenize(options.prefix or "")
+        if unknown := next((word for word in words if word not in vocabulary), None):
+            known = f"it knows {len(vocabulary.words):,} words"
+            raise InputError(f"prefix {options.prefix!r}: the model does not know {unknown!r}; {known}")
+        repeatable = tuple(vocabulary.encode(word for word in FUNCTION_WORDS if word in vocabulary))
+        return cls(*limits, tuple(vocabulary.encode(words)), repeatable if options.no_repeat_content else None)
 
     def check(self, max_length: int) -> None:
         """Raise InputError if captions of at most ``max_length`` words cannot meet the constraints."""

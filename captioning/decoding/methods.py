@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from captioning.decoding.constraints import Constraints
-from captioning.decoding.options import BeamOptions, DecodingOptions
 from captioning.decoding.search import Slots, search
 from captioning.decoding.step import Hypothesis, StepFunction
+from captioning.decoding_options import BeamOptions, DecodingOptions
 from captioning.trace import State
 from captioning.vocabulary import Vocabulary
 
@@ -24,7 +24,7 @@ def decode(
     """
     if not isinstance(options, DecodingOptions):
         options = DecodingOptions(**vars(options))
-    limits: dict[str, Any] = {"max_length": options.max_length, "constraints": options.constraints(vocabulary)}
+    limits: dict[str, Any] = {"max_length": options.max_length, "constraints": Constraints.of(options, vocabulary)}
     S = options.samples or 1
     if options.method == "greedy":
         return [[hypothesis] for hypothesis in greedy(step, state, **limits)]

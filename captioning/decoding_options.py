@@ -1,4 +1,7 @@
-"""Options of decoding: the search, what captions must be, and how hard attention forms its contexts."""
+"""Options of decoding: the search, what captions must be, and how hard attention forms its contexts.
+
+This module imports nothing that is slow, because the help of `captioning caption` has its sentences.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,10 +10,8 @@ from typing import Any, Literal
 
 from typing_extensions import Self
 
-from captioning.decoding.constraints import Constraints
 from captioning.errors import InputError, check_choice, check_range, check_whole
 from captioning.trace import ContextMode
-from captioning.vocabulary import FUNCTION_WORDS, Vocabulary
 
 Method = Literal["beam", "greedy", "sample"]
 
@@ -22,12 +23,12 @@ class BeamOptions:
     Raises InputError if an option is out of its range.
 
     Args:
-        beam_size: Partial captions kept at each step.
-        length_normalization: A caption's log-probability is divided by its length to this power.
+        beam_size: Partial captions kept at each step; 1 is greedy search.
+        length_normalization: Divide a caption's log-probability by its length to this power; 0 prefers short captions.
         max_length: Largest number of words.
         min_length: Smallest number of words.
-        no_repeat_ngram: No sequence of this many words occurs twice, and no word twice in a row; None allows both.
-        no_repeat_content: Whether a caption has every word at most once, except ``vocabulary.FUNCTION_WORDS``.
+        no_repeat_ngram: Allow no sequence of N words twice, and no word twice in a row; 0 allows both.
+        no_repeat_content: Allow no word twice, except function words such as "a" and "and".
     """
 
     beam_size: int = 3
@@ -55,20 +56,21 @@ class BeamOptions:
 class DecodingOptions(BeamOptions):
     """How captions are decoded; see ``beam_search``, ``sample`` and ``Constraints``.
 
+    ``method`` is beam search, greedy decoding, or sampling of words. Without ``samples``, sampling returns one caption,
+    and a beam all of its captions. Without ``context_mode``, the attention keeps its own. With a seed, the same images
+    in batches of one size get the same captions.
+
     Raises InputError if an option is out of its range, or temperature, top_k, top_p, seed or samples has no effect.
 
-    Attributes:
-        method: Beam search, greedy decoding, or sampling of words.
-        samples: Number of captions per image: samples, or the best of the beam, which is widened if it is too small.
-            None returns one sample, or the whole beam.
-        prefix: Text that captions begin with, such as "a photo of"; None leaves the beginning to the model.
-        context_mode: How hard attention forms its contexts, "expected", "argmax" or "sample"; see
-            ``Attention.context_mode``. None takes the mode that the model was configured with.
-        temperature: Divides the logits before a word is sampled.
-        top_k: Number of the most probable words to sample from; None for all.
-        top_p: Sample from the smallest set of most probable words whose probability reaches this; None for all.
-        seed: Seed of method or context mode "sample": the same images in batches of one size get the same captions.
-            None uses torch's global generator as it is.
+    Args:
+        samples: Number of captions: the best of the beam, which is widened if it is too small, or samples.
+        prefix: Begin every caption with this text, such as "a photo of".
+        context_mode: Context of hard attention: the expectation over all locations, the most probable location, or a
+            drawn location.
+        temperature: Temperature of the sampling; below 1, probable words are sampled more often.
+        top_k: Restrict sampling to the N most probable words.
+        top_p: Restrict sampling to the most probable words that sum to this probability.
+        seed: Seed of sampled words and drawn locations; by default a new seed.
     """
 
     method: Method = "beam"
@@ -96,19 +98,3 @@ class DecodingOptions(BeamOptions):
                 raise InputError(f"{name}={value} has an effect only with method sample (--sample), not {self.method}")
         if self.method == "greedy" and self.samples not in (None, 1):
             raise InputError(f"samples={self.samples}: greedy decoding has one caption; use beam or sample")
-
-    def constraints(self, vocabulary: Vocabulary | None) -> Constraints:
-        """Return the constraints on captions. Raises InputError if they need the vocabulary or a word that it lacks."""
-        constraints = Constraints(self.min_length, self.no_repeat_ngram or None)
-        if not (self.prefix or self.no_repeat_content):
-            return constraints
-        if vocabulary is None:
-            raise InputError(f"{'prefix' if self.prefix else 'no_repeat_content'} needs the model's vocabulary")
-        words = vocabulary.tokenizer.tokenize(self.prefix or "")
-        if unknown := next((word for word in words if word not in vocabulary), None):
-            raise InputError(
-                f"prefix {self.prefix!r}: the model does not know {unknown!r}; it knows {len(vocabulary.words):,} words"
-            )
-        known = (word for word in FUNCTION_WORDS if word in vocabulary)
-        repeatable = tuple(vocabulary.encode(known)) if self.no_repeat_content else None
-        return dataclasses.replace(constraints, prefix=tuple(vocabulary.encode(words)), repeatable=repeatable)

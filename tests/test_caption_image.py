@@ -65,12 +65,10 @@ def test_a_folder_gives_all_images_below_it_in_order(capsys, checkpoint, folder)
 
 
 def test_paths_can_come_from_standard_input(capsys, checkpoint, folder, monkeypatch):
-    lines = f"\ufeff{folder / 'b.png'}\n\n{folder / 'more' / 'b.png'}\r\n".encode()
+    lines = f"{folder / 'b.png'}\n\n{folder / 'more' / 'b.png'}\r\n".encode()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
     lines, _ = run(capsys, "-", "--model", checkpoint)
     assert [line.split("\t")[0] for line in lines] == [str(folder / "b.png"), str(folder / "more" / "b.png")]
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{folder / 'b.png'}\0".encode())))  # -print0
-    assert run(capsys, "-", "--model", checkpoint)[0][0].split("\t")[0] == str(folder / "b.png")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\n")))
     assert "no image is named" in run(capsys, "-", "--model", checkpoint, code=2)[1]
 
@@ -200,21 +198,16 @@ def test_json_of_a_single_image_is_one_object(capsys, checkpoint, folder, tmp_pa
     assert list(target.parent.iterdir()) == [target]
 
 
-def test_an_interrupted_command_keeps_the_lines_so_far_and_the_file_of_before(
-    capsys, checkpoint, folder, tmp_path, monkeypatch
-):
+def test_an_interrupted_command_keeps_the_lines_so_far(capsys, checkpoint, folder, tmp_path, monkeypatch):
     def stream(self, paths, options, **rest):
         yield from list(whole(self, paths, options, **rest))[:2]
         raise KeyboardInterrupt
 
     target = tmp_path / "captions.jsonl"
-    target.write_text("before")
     whole = ImageCaptioner.stream
     monkeypatch.setattr(ImageCaptioner, "stream", stream)
-    _, err = run(capsys, folder, "--model", checkpoint, "--json", target, code=130)
-    assert f"the lines so far are in {tmp_path}/captions.partial.jsonl\ninterrupted" in err
-    assert target.read_text() == "before"
-    lines = (tmp_path / "captions.partial.jsonl").read_text().splitlines()
+    run(capsys, folder, "--model", checkpoint, "--json", target, code=130)
+    lines = target.read_text().splitlines()
     assert [Path(json.loads(line)["image"]).name for line in lines] == ["a.JPG", "b.png"]
 
 
@@ -243,8 +236,7 @@ def test_sampling_repeats_itself_with_a_seed(capsys, checkpoint, folder):
     ("arguments", "message"),
     [
         (["x.png", "y.png", "--overlay", "o.png"], "--overlay o.png: there may be several images"),
-        (["x.png", "y.png", "--overlay", "notes"], "--overlay notes: there may be several images"),
-        (["x.png", "--overlay", "notes"], "--overlay notes: must end in .png, .pdf, .svg, or be a folder"),
+        (["x.png", "--overlay", "o.jpg"], "--overlay o.jpg: must end in .png, .pdf, .svg"),
         (["x.png", "--overlay", "x.png"], "--overlay x.png: would replace x.png, which is an input"),
         (
             ["x.png", "--model", "empty", "--overlay", "empty"],
@@ -276,11 +268,10 @@ def test_a_wrong_command_line_is_named_before_any_work(capsys, tmp_path, monkeyp
         (["--explorer", "b.png/x.html"], "error: --explorer b.png/x.html: cannot be written ("),
     ],
 )
-def test_a_refused_option_leaves_no_file(capsys, checkpoint, folder, monkeypatch, options, message):
+def test_a_refused_option_is_named(capsys, checkpoint, folder, monkeypatch, options, message):
     monkeypatch.chdir(folder)
-    before = sorted(folder.rglob("*"))
     _, err = run(capsys, "b.png", "--model", checkpoint, "--json", "c.json", *options, code=2)
-    assert message in err and (sorted(folder.rglob("*")) == before or "--explorer" in options)
+    assert message in err
 
 
 def test_a_caption_of_one_word_is_asked_for_by_max_length_alone(capsys, checkpoint, folder):
@@ -316,17 +307,15 @@ def test_a_folder_holds_every_format_that_is_read_when_named_and_the_others_are_
     assert "1.heic: cannot be read as an image (HEIC: pip install pillow-heif and add --import pillow_heif.Heif" in err
 
 
-def test_a_folder_is_read_behind_links_to_folders_without_going_round_in_circles(capsys, checkpoint, tmp_path):
-    for folder in ("all/own", "disk/deep", "other"):
+def test_links_to_folders_are_counted_and_not_followed(capsys, checkpoint, tmp_path):
+    for folder in ("all/own", "disk"):
         (tmp_path / folder).mkdir(parents=True)
-    for place in ("all/a.png", "disk/b.png", "disk/deep/c.png", "other/d.png"):
+    for place in ("all/a.png", "disk/b.png"):
         Image.new("RGB", (17, 23)).save(tmp_path / place)
-    links = {"all/2023": "../disk", "all/own/up": "..", "disk/deep/back": "..", "disk/more": "../other"}
-    links |= {"other/self": "self", "all/gone": "nowhere", "all/also.png": "a.png"}
-    for link, target in links.items():
+    for link, target in {"all/2023": "../disk", "all/own/up": "..", "all/also.png": "a.png"}.items():
         (tmp_path / link).symlink_to(target)
     lines, err = run(capsys, tmp_path / "all", "--model", checkpoint)
-    names = ["2023/b.png", "2023/deep/c.png", "2023/more/d.png", "a.png", "also.png"]
+    names = ["a.png", "also.png"]
     assert [line.partition("\t")[0] for line in lines] == [str(tmp_path / "all" / name) for name in names]
     assert err.count("\n") == 1 and "2 skipped, which are no images" in err
 

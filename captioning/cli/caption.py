@@ -1,11 +1,9 @@
 """The command ``caption``: images of the user's, printed, drawn, explored or written as JSON."""
 
-import codecs
 import contextlib
 import dataclasses
 import json as json_text
 import os
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Annotated, Any, Literal, TextIO
 from captioning.cli import model_name, print_written
 from captioning.decoding_options import DecodingOptions
 from captioning.errors import InputError, printable
-from captioning.files import FIGURE_SUFFIXES, JSON_SUFFIXES, PAGE_SUFFIXES, check_output, replacing, write_text
+from captioning.files import FIGURE_SUFFIXES, JSON_SUFFIXES, PAGE_SUFFIXES, check_output, write_text
 
 
 def caption(
@@ -108,29 +106,19 @@ def caption(
         raise SystemExit(2)
 
 
-@contextlib.contextmanager
-def _json_lines(path: Path | None) -> Iterator[TextIO | None]:
-    """Yield standard output for -, or else a file that replaces the one at ``path`` when it is complete."""
+def _json_lines(path: Path | None) -> contextlib.AbstractContextManager[TextIO | None]:
+    """Return standard output for -, or else the file at ``path``, which is replaced."""
     if path is None or str(path) == "-":
-        yield sys.stdout if path else None
-    else:
-        with replacing(path, "--json") as temporary, temporary.open("w", encoding="utf-8") as lines:
-            try:
-                yield lines
-            except BaseException:
-                if lines.tell():  # keep them in another file
-                    lines.flush()
-                    kept = shutil.copyfile(temporary, path.with_suffix(f".partial{path.suffix}"))
-                    print(f"\nthe lines so far are in {kept}", file=sys.stderr)
-                raise
+        return contextlib.nullcontext(sys.stdout if path else None)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("w", encoding="utf-8")
 
 
 def _paths(images: Sequence[str]) -> Iterator[str]:
     """Yield the named files, the images below named folders in order, and the paths of standard input for ``-``."""
     for name in images:
         if name == "-":
-            names = sys.stdin.buffer.read().removeprefix(codecs.BOM_UTF8)
-            lines = names.replace(b"\0", b"\n").splitlines()  # find -print0 ends names with 0
+            lines = sys.stdin.buffer.read().splitlines()
             yield from (os.path.expanduser(os.fsdecode(line)) for line in lines if line.strip())
         else:
             yield from _images_below(name) if os.path.isdir(name) else [name]
@@ -139,19 +127,16 @@ def _paths(images: Sequence[str]) -> Iterator[str]:
 def _images_below(folder: str) -> list[str]:
     """Return the images below a folder in order, and print how many other files there are.
 
-    Hidden folders and links to a folder above are left out. Raises InputError if there is no image.
+    Hidden folders are left out. Links to folders count as other files. Raises InputError if there is no image.
     """
     from captioning.data.images import HEIC, suffixes
 
     readable = tuple(suffixes())
     images, others = list[str](), list[str]()
-    above = {folder: {os.path.realpath(folder)}}  # by folder, the real paths of it and of the folders above it
-    walk = os.walk(folder, onerror=lambda error: others.append(str(error.filename)), followlinks=True)
-    for place, folders, files in walk:
-        real = {name: os.path.realpath(os.path.join(place, name)) for name in folders}
-        folders[:] = [name for name in folders if name[0] != "." and real[name] not in above[place]]
-        above |= {os.path.join(place, name): {*above[place], real[name]} for name in folders}
-        for path in (os.path.join(place, name) for name in files if name[0] != "."):
+    for place, folders, files in os.walk(folder, onerror=lambda error: others.append(str(error.filename))):
+        folders[:] = [name for name in folders if name[0] != "."]
+        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+        for path in (os.path.join(place, name) for name in [*files, *links] if name[0] != "."):
             (images if path.lower().endswith(readable) else others).append(path)
     skipped = f"{len(others)} skipped, which are no images or cannot be read"
     if any(path.lower().endswith((".heic", ".heif")) for path in others):
@@ -165,14 +150,11 @@ def _images_below(folder: str) -> list[str]:
 
 def _overlay_paths(target: Path, paths: Sequence[str], single: bool, inputs: Sequence[str]) -> dict[str, Path]:
     """Return each image's overlay: ``target``, or a file in the folder ``target``."""
-    is_figure = target.suffix.lower() in FIGURE_SUFFIXES
-    if (is_figure or target.is_file() or (single and target.suffix)) and not target.is_dir():
-        if not single:
-            raise InputError(f"--overlay {target}: there may be several images; give a folder")
-        if not is_figure:
-            raise InputError(f"--overlay {target}: must end in {', '.join(FIGURE_SUFFIXES)}, or be a folder")
+    if single and target.suffix and not target.is_dir():
         check_output(target, "--overlay", FIGURE_SUFFIXES, inputs)
         return dict.fromkeys(paths, target)
+    if target.suffix.lower() in FIGURE_SUFFIXES and not target.is_dir():
+        raise InputError(f"--overlay {target}: there may be several images; give a folder")
     check_output(target, "--overlay", inputs=inputs)
     if target.resolve() in {Path(path).resolve().parent for path in paths}:
         raise InputError(f"--overlay {target}: has images of this command; give another folder")

@@ -18,17 +18,19 @@ class Memory:
 
     Attributes:
         annotations: (B, L, D).
-        projected: The score's projection of the annotations, usually (B, L, A) or (B, A, L). With h heads it
-            is (B * h, ..); the heads of an image are neighbors.
+        projected: The score's projection of the annotations, usually (B, L, A) or (B, A, L).
         mask: (B, L) bool, True where a location exists; None when all do.
         drawn: (B,) bool, True for images whose contexts are drawn in this batch, False for images whose contexts are
             expectations (Sec. 4.1). None in evaluation, and for attention that never draws.
+        inner: The memory of each layer of a transformer; or one memory for all heads of multi-head attention, whose
+            images are the heads, (B * heads, ..), those of an image adjacent.
     """
 
     annotations: Tensor
     projected: Tensor
     mask: Tensor | None = None
     drawn: Tensor | None = None
+    inner: tuple["Memory", ...] = ()
 
     @property
     def exists(self) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from torch import Tensor, nn
 
 from captioning.attention.base import AttentionOutput
@@ -14,17 +12,6 @@ from captioning.cells import GridSize
 from captioning.errors import InputError, check_size, check_whole
 from captioning.linear import Linear
 from captioning.trace import State, map_fields
-
-
-@dataclass(frozen=True)
-class MultiHeadMemory(Memory):
-    """A memory of B images for h heads. ``projected`` is (B * h, ..), the heads of an image adjacent.
-
-    Attributes:
-        values: (B * h, L, d / h), the values that the contexts of the heads sum.
-    """
-
-    values: Tensor = field(kw_only=True)
 
 
 class MultiHeadAttention(SoftAttention):
@@ -67,10 +54,11 @@ class MultiHeadAttention(SoftAttention):
         """Return x (B, .., d) as (B * h, .., d / h), the heads of an image adjacent."""
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2).flatten(0, 1)
 
-    def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> MultiHeadMemory:
+    def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
         projected = self.score.project(self._split(self.key_projection(annotations)))  # (B * h, ..)
         values = self._split(self.value_projection(annotations))  # (B * h, L, d / h)
-        return MultiHeadMemory(annotations, projected, mask, values=values)
+        head_mask = None if mask is None else repeat_rows(mask, self.heads)
+        return Memory(annotations, annotations, mask, inner=(Memory(values, projected, head_mask),))
 
     def init_state(self, memory: Memory) -> State:
         """Return the score's state for all heads, (B, h, ..) each."""
@@ -78,7 +66,6 @@ class MultiHeadAttention(SoftAttention):
         return tuple(tensor.unflatten(0, (-1, self.heads)) for tensor in state)
 
     def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> tuple[AttentionOutput, State]:
-        assert isinstance(memory, MultiHeadMemory)
         B, heads = memory.annotations.shape[0], self.heads
         state = self._first_state(memory, len(query)) if state is None else state
 
@@ -89,9 +76,7 @@ class MultiHeadAttention(SoftAttention):
             return x.unflatten(0, (B, heads, -1)).transpose(1, 2).flatten(0, 1)
 
         queries = to_heads(self.query_projection(query).unflatten(-1, (heads, -1)))  # (B * h * R, d / h)
-        mask = None if memory.mask is None else repeat_rows(memory.mask, heads)
-        head_memory, head_state = Memory(memory.values, memory.projected, mask), map(to_heads, state)
-        attention_output, next_state = super().forward(queries, head_memory, tuple(head_state))
+        attention_output, next_state = super().forward(queries, memory.inner[0], tuple(map(to_heads, state)))
         context, alphas, locations, *_ = map_fields(attention_output, to_rows)  # (N, h, ..)
         assert locations is not None
         context = self.output(context.flatten(1))  # (N, D)

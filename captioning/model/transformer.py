@@ -3,7 +3,6 @@
 import copy
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +16,6 @@ from captioning.linear import Linear
 from captioning.model.decoder import Decoder, DecoderOutput, ExistingSteps
 from captioning.trace import AttentionTrace, State, map_fields
 from captioning.vocabulary import PAD
-
-
-@dataclass(frozen=True)
-class LayeredMemory(Memory):
-    """The annotations (B, L, d), and the memory of each layer's attention."""
-
-    layers: tuple[Memory, ...] = field(kw_only=True)
 
 
 class TransformerDecoder(Decoder):
@@ -112,10 +104,10 @@ class TransformerDecoder(Decoder):
             self.embedding.weight[PAD].zero_()
         nn.init.zeros_(self.to_words.bias)
 
-    def prepare_memory(self, annotations: Tensor, mask: Tensor | None) -> LayeredMemory:
+    def prepare_memory(self, annotations: Tensor, mask: Tensor | None) -> Memory:
         projected = self.annotation_projection(annotations)
         layers = tuple(attention.prepare(projected, mask) for attention in self.attentions())
-        return LayeredMemory(projected, projected, mask, layers=layers)
+        return Memory(projected, projected, mask, inner=layers)
 
     def init_state(self, memory: Memory) -> State:
         """Return the keys and values of no words, (B, 0, d), two per layer."""
@@ -137,14 +129,13 @@ class TransformerDecoder(Decoder):
 
         The words (N, T) follow the words in ``state``; T is 1 if the state has words.
         """
-        assert isinstance(memory, LayeredMemory)
         earlier = state[0].shape[1] if state else 0
         embedded = math.sqrt(self.dim) * self.embedding(tokens)  # (N, T, d), Sec. 3.4
         positions = sinusoids(torch.arange(earlier, earlier + tokens.shape[1], device=embedded.device), self.dim)
         x = self.dropout(embedded + positions.to(embedded.dtype))  # (N, T, d)
         new_state: State = ()
         for i, (layer, attention) in enumerate(zip(self.layers, self.attentions(), strict=True)):
-            x, keys_values, attention_output = layer(x, state[2 * i : 2 * i + 2], attention, memory.layers[i])
+            x, keys_values, attention_output = layer(x, state[2 * i : 2 * i + 2], attention, memory.inner[i])
             new_state += keys_values
         return self.norm(x), new_state, map_fields(attention_output, lambda field: field.unflatten(0, tokens.shape))
 

@@ -12,7 +12,6 @@ from captioning.attention import (
     MultiHeadAttention,
     NTMAttention,
     ScaledDotScore,
-    Score,
     SoftAttention,
 )
 from captioning.data.batch import pad_captions
@@ -22,28 +21,13 @@ B, L, D, H, V, SAMPLES = 3, 9, 6, 7, 11, 2
 WORDS = [[4, 5, 6, 7], [8, 9], [10, 4, 5]]
 
 
-class DroppingScore(Score):
-    """A score of somebody's own that drops units of the query."""
+class DroppingAttention(SoftAttention):
+    """An attention of somebody's own that drops units of the query."""
 
-    def __init__(self, dim):
-        super().__init__()
-        self.inner = AdditiveScore(dim)
+    deterministic = False
 
-    def build(self, *sizes):
-        self.inner.build(*sizes)
-
-    def project(self, annotations):
-        return self.inner.project(annotations)
-
-    def forward(self, query, projected):
-        return self.inner(torch.nn.functional.dropout(query, 0.5), projected)
-
-
-class DroppingAdditiveScore(AdditiveScore):
-    """A score of somebody's own, from one that is deterministic."""
-
-    def project_query(self, query):
-        return super().project_query(torch.nn.functional.dropout(query, 0.5))
+    def forward(self, query, *rest):
+        return super().forward(torch.nn.functional.dropout(query, 0.5), *rest)
 
 
 def soft(**options):
@@ -84,7 +68,7 @@ def forced(decoder, samples: int, times: int):
         lambda: lstm(soft(dropout=0.3)),
         lambda: lstm(SoftAttention(CoverageScore(5))),
         lambda: lstm(NTMAttention(AdditiveScore(5))),
-        lambda: lstm(SoftAttention(DroppingScore(5))),
+        lambda: lstm(DroppingAttention(AdditiveScore(5))),
         lambda: lstm(HardAttention(AdditiveScore(5), sample_probability=1.0)),
         lambda: lstm(HardAttention(AdditiveScore(5), dropout=0.3)),
         lambda: lstm(HardAttention(AdditiveScore(5), sample_probability=0.0), dropout=0.0),
@@ -122,8 +106,7 @@ def rows_attended(decoder, monkeypatch) -> list[int]:
         (lambda: soft(dropout=0.3), SAMPLES),
         (lambda: MultiHeadAttention(ScaledDotScore(), heads=2), 1),
         (lambda: MultiHeadAttention(ScaledDotScore(), heads=2, dropout=0.3), SAMPLES),
-        (lambda: SoftAttention(DroppingScore(5)), SAMPLES),
-        (lambda: SoftAttention(DroppingAdditiveScore(5)), SAMPLES),
+        (lambda: DroppingAttention(AdditiveScore(5)), SAMPLES),
         (lambda: NTMAttention(AdditiveScore(5)), 1),
     ],
 )

@@ -69,7 +69,7 @@ def with_gradients(function, tensors):
     return [value.detach(), *(x.grad for x in tensors)]
 
 
-def test_the_sum_runs_over_the_support_alone_and_is_exact(chunks):
+def test_the_sum_with_sparse_weights_is_exact(chunks):
     """Values, gradients and posterior where at most 3 of 5 locations have a weight at any step of an image."""
     Q, C, W, log_w = inputs()
     absent = torch.zeros(M, L + 1, dtype=torch.bool)

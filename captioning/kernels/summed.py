@@ -12,11 +12,9 @@ Both exponentials are divided by their sums over the words, which does not chang
 G = C W^T: C (B, L, r), what each location adds to the output's hidden layer, and W (V, r). G and its gradient are
 computed for a few images at a time, which fit in the cache; only exp(G) is kept for the backward pass.
 
-Letters: B images; M steps, of the images ``image_index`` (M,); L locations, and L + 1 weights. Locations without a
-weight, such as those outside the support of sparse alphas, are left out.
+Letters: B images; M steps, of the images ``image_index`` (M,); L locations, and L + 1 weights.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -57,7 +55,6 @@ def summed_log_probs(Q: Tensor, C: Tensor, W: Tensor, log_w: Tensor, image_index
         log_w: (M, L + 1), log of the weights, component 0 first; -inf leaves a component out.
         image_index: (M,) int64, ascending: an image's steps are adjacent.
     """
-    C, log_w = _on_support(C, log_w, image_index)
     padded, flat = _by_image(image_index, len(C))
     Q, log_w = padded(Q), padded(log_w)
     C, W = _as_autocast(C, W)
@@ -78,22 +75,6 @@ def summed_posterior(
         log_p = summed_log_probs(Q, C, W, log_w.requires_grad_(), image_index)
         (posterior,) = torch.autograd.grad(log_p.gather(1, targets.unsqueeze(1)).sum(), log_w)
     return log_p.detach(), posterior
-
-
-def _on_support(C: Tensor, log_w: Tensor, image_index: Tensor) -> tuple[Tensor, Tensor]:
-    """Leave out locations whose weight is 0 at every step of their image: exact (Correia et al. 2020).
-
-    Returns C (B, K, r) and log_w (M, K + 1). K is the batch's largest support.
-    """
-    (B, L, _), weighted = C.shape, log_w[:, 1:] != -math.inf
-    times_weighted = torch.zeros(B, L, dtype=torch.int32, device=C.device).index_add_(0, image_index, weighted.int())
-    K = max(1, int((times_weighted > 0).sum(dim=1).max()))
-    if K == L:
-        return C, log_w
-    locations = times_weighted.argsort(dim=1, descending=True)[:, :K]
-    rows = locations + L * torch.arange(B, device=C.device).unsqueeze(1)
-    columns = torch.nn.functional.pad(locations + 1, (1, 0))[image_index]
-    return C.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, (B, K)), log_w.gather(1, columns)
 
 
 @torch.no_grad()

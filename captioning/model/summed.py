@@ -30,8 +30,6 @@ class SummedOutput(Output):
     p(y_t) = sum_i w_ti softmax(L_o(E y_{t-1} + L_h h_t + L_z a_i))[y_t] with w_ti = beta_t alpha_ti, and a component
     without L_z a_i, of weight w_t0 = 1 - beta_t, for a step that does not look at the image. The LSTM is fed the
     expected context, as with soft attention, so that the recurrence does not branch. See ``captioning.kernels.summed``.
-
-    The sum has a component for each location; with sparse alphas, for each location of the support.
     """
 
     def check(self, attention: Attention) -> None:

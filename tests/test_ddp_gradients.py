@@ -46,8 +46,10 @@ def hard(score: AdditiveScore) -> HardAttention:
     return HardAttention(score, sample_probability=1.0)
 
 
-def paper(**options) -> MovingAverage:
-    return MovingAverage(per_step=False, to_go=False, **options)
+def paper() -> MovingAverage:
+    estimator = MovingAverage(per_step=False, to_go=False)
+    estimator.averages.fill_(-9.0)
+    return estimator
 
 
 CASES = {
@@ -61,7 +63,7 @@ CASES = {
         hard, {"estimator": ArcticMovingAverage(), "reduction": ArcticReduction()}
     ),
     "no baseline": Case(hard, {"estimator": Estimator()}),
-    "the paper's moving average": Case(hard, {"estimator": paper(initial=-9.0)}),
+    "the paper's moving average": Case(hard, {"estimator": paper()}),
     "leave one out": Case(hard, {"estimator": LeaveOneOut(2)}),
     "leave one out, the authors' reduction": Case(hard, {"estimator": LeaveOneOut(2), "reduction": ArcticReduction()}),
     "summed": Case(SoftAttention, {"samples": 2}, output=SummedOutput),

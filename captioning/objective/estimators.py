@@ -10,7 +10,6 @@ reinforcement learning: the *reward* of a step is the log-probability of its wor
 and the *advantage* R_t - b_t.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -89,37 +88,27 @@ class MovingAverage(Estimator):
 
     By default R_t sums the rewards from step t on, every step has an average of its rewards, and b_t sums the averages
     from step t to the caption's last. With ``per_step`` and ``to_go`` false, R_t and b_t are the paper's: R_t is
-    log p(y | s, a), and b_t its average, one number for all captions and steps.
+    log p(y | s, a), and b_t its average, one number for all captions and steps. The first batch has the baseline 0,
+    because its own mean depends on its draws, and the averages start with that mean.
 
     Args:
         decay: Fraction of the old averages that is kept at each training batch.
         per_step: Whether every step of a caption has its own average; steps from the 50th on share one.
         to_go: Whether R_t sums the rewards from step t on instead of all rewards of the caption. It needs ``per_step``:
             one average cannot follow returns to go, which shrink along the caption.
-        initial: b_0. By default the first batch has the baseline 0, because its own mean depends on its draws, and the
-            averages start with that mean.
     """
 
     averages: Tensor
 
-    def __init__(
-        self,
-        decay: float = 0.9,
-        *,
-        per_step: bool = True,
-        to_go: bool = True,
-        initial: float | None = None,
-    ) -> None:
+    def __init__(self, decay: float = 0.9, *, per_step: bool = True, to_go: bool = True) -> None:
         super().__init__()
         check_range(0, 0.999999, decay=decay)
-        check_range(-math.inf, initial=initial)
         if to_go and not per_step:
             raise InputError("per_step: false needs to_go: false: one average cannot follow shrinking returns to go")
         self.decay = decay
         self.per_step = per_step
         self.to_go = to_go
-        start = float("nan") if initial is None else initial
-        self.register_buffer("averages", torch.full((_STEPS if per_step else 1,), start))
+        self.register_buffer("averages", torch.full((_STEPS if per_step else 1,), float("nan")))
 
     def baseline(self, returns: Tensor, rewards: Tensor, mask: Tensor, drawn: Tensor) -> Tensor:
         # (N, T) with an average per step; else (N, 1), so that a caption counts once, however long it is.
@@ -143,7 +132,8 @@ class ArcticMovingAverage(MovingAverage):
     """
 
     def __init__(self, decay: float = 0.9) -> None:
-        super().__init__(decay, per_step=False, to_go=False, initial=0.0)
+        super().__init__(decay, per_step=False, to_go=False)
+        self.averages.zero_()
 
     def returns(self, rewards: Tensor, mask: Tensor) -> Tensor:
         return super().returns(rewards, mask) / mask.sum(dim=1, keepdim=True).clamp(min=1)

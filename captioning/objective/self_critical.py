@@ -6,11 +6,10 @@ and ``max_length`` hold; its rules on repeated words do not. The gradient (REINF
 
     (r(w) - b) * d log p(w | a)
 
-with any b that does not depend on w.
+with any b that does not depend on w; here b is the mean reward of the image's other captions (Luo 2020).
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.records import CaptionIndex
 from captioning.decoding import BeamOptions, Constraints, Hypothesis
 from captioning.decoding.constraints import NEVER
-from captioning.errors import InputError, check_choice, check_range, check_whole
+from captioning.errors import InputError, check_range, check_whole
 from captioning.model import Captioner, Decoder, DecoderOutput
 from captioning.objective.estimators import LearningSignal, leave_one_out
 from captioning.objective.objective import Likelihood, Loss, Objective
@@ -33,16 +32,12 @@ from captioning.objective.reward import CaptionReward, Reward
 from captioning.precision import at_least_float32
 from captioning.vocabulary import END, Vocabulary
 
-Baseline = Literal["leave_one_out", "greedy"]
-
 
 class SelfCriticalTraining(Objective):
     """Minus the expected reward of sampled captions. The reward is cider_d * CIDEr-D + bleu4 * BLEU-4.
 
     Args:
-        samples: Number of captions sampled for every image, at least 2 with "leave_one_out".
-        baseline: b of a caption: "leave_one_out", the mean reward of the image's other captions (Luo 2020), or
-            "greedy", the reward of the image's greedy caption (Rennie et al. 2017), which costs another search.
+        samples: Number of captions sampled for every image, at least 2.
         cider_d: Weight of CIDEr-D on the toolkit's scale, 0 to 10; logged metrics are 100 times that scale.
         bleu4: Weight of smoothed sentence BLEU-4, 0 to 1.
         dropout: Whether to differentiate log p(w | a) with the decoder's dropout. Captions are still sampled without
@@ -59,7 +54,6 @@ class SelfCriticalTraining(Objective):
         self,
         *,
         samples: int = 5,
-        baseline: Baseline = "leave_one_out",
         cider_d: float = 1.0,
         bleu4: float = 0.0,
         dropout: bool = False,
@@ -68,13 +62,11 @@ class SelfCriticalTraining(Objective):
     ) -> None:
         super().__init__()
         check_range(0, likelihood_weight=likelihood_weight)
-        check_choice(Baseline, **{"objective.baseline": baseline})
-        check_whole(2 if baseline == "leave_one_out" else 1, **{f"objective.samples with {baseline}": samples})
+        check_whole(2, **{"objective.samples": samples})
         if not (min(cider_d, bleu4) >= 0 and 0 < cider_d + bleu4 < float("inf")):
             weights = f"cider_d {cider_d}, bleu4 {bleu4}"
             raise InputError(f"objective: the weights of a reward are at least 0 and not all 0, got {weights}")
         self.samples = samples
-        self.baseline = baseline
         self.cider_d = cider_d
         self.bleu4 = bleu4
         self.dropout = dropout
@@ -107,12 +99,13 @@ class SelfCriticalTraining(Objective):
         captioner.eval()
         try:
             memory = captioner.encode_batch(batch)
-            captions, rewards, baseline = self.sample(captioner, memory, batch.index_rows.tolist())  # N, (N,), (N,)
+            captions, rewards = self.sample(captioner, memory, batch.index_rows.tolist())  # N, (N,)
             if self.dropout:
                 _train_dropout(captioner.decoder)
             log_probs, output = self.log_probs(captioner, batch, memory, captions)  # (N,)
         finally:
             captioner.train(training)
+        baseline = leave_one_out(rewards, self.samples)
         advantages, all_captions = rewards - baseline, torch.ones_like(rewards, dtype=torch.bool)  # (N,)
         count, words = sum_over_processes(rewards.new_tensor([len(captions), sum(len(c.ids) for c in captions)]))
         logs = LearningSignal(rewards, baseline, advantages, all_captions).means()
@@ -127,24 +120,18 @@ class SelfCriticalTraining(Objective):
     @torch.no_grad()
     def sample(
         self, captioner: Captioner, memory: Memory, index_rows: Sequence[int]
-    ) -> tuple[list[Hypothesis], Tensor, Tensor]:
-        """Return N = B * samples captions, image by image, their rewards (N,) and baselines (N,).
+    ) -> tuple[list[Hypothesis], Tensor]:
+        """Return N = B * samples captions, image by image, and their rewards (N,).
 
         The B images of ``memory`` have the rows ``index_rows`` in the index of the training split.
         """
         assert self.reward is not None
         step, state = captioner.step_function(memory), captioner.decoder.init_state(memory)
         states = tuple(repeat_rows(tensor, self.samples) for tensor in state)
-        max_length, constraints = self.search.max_length, Constraints(min_length=self.search.min_length)
-        captions = decoding.sample(step, states, max_length=max_length, constraints=constraints)
+        constraints = Constraints(min_length=self.search.min_length)
+        captions = decoding.sample(step, states, max_length=self.search.max_length, constraints=constraints)
         index_rows_of_captions = [row for row in index_rows for _ in range(self.samples)]
-        if self.baseline == "leave_one_out":
-            rewards = self.reward(index_rows_of_captions, captions).to(state[0].device)
-            return captions, rewards, leave_one_out(rewards, self.samples)
-        greedy = decoding.greedy(step, state, max_length=max_length, constraints=constraints)
-        rewards = self.reward([*index_rows_of_captions, *index_rows], [*captions, *greedy]).to(state[0].device)
-        rewards, baseline = rewards.split([len(captions), len(greedy)])  # (N,), (B,)
-        return captions, rewards, repeat_rows(baseline, self.samples)
+        return captions, self.reward(index_rows_of_captions, captions).to(state[0].device)
 
     def log_probs(
         self, captioner: Captioner, batch: CaptionBatch, memory: Memory, captions: Sequence[Hypothesis]

@@ -43,12 +43,6 @@ class CellGrid:
         offset, stride = ((y * down, x * across) for y, x in (self.offset, self.stride))
         return CellGrid(self.grid_size, offset, stride, size)
 
-    def is_near(self, other: CellGrid) -> bool:
-        """Return whether no cell is more than a quarter of a stride from the other grid's cell."""
-        if (self.grid_size, self.stride, self.size) != (other.grid_size, other.stride, other.size):
-            return False
-        return bool((np.abs(np.subtract(self.offset, other.offset)) <= np.divide(self.stride, 4)).all())
-
     def coverage(self, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return the fraction of each cell, (height, width) of the grid, that a mask of the view covers.
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from captioning.attention import AdditiveScore, Attention, CoverageScore, HardAttention, MultiHeadAttention
 from captioning.attention import SoftAttention as Soft
-from captioning.cells import CellGrid
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
@@ -19,7 +18,6 @@ from captioning.model import AttentionDecoder, Output, SummedOutput
 from captioning.model.captioner import Captioner
 from captioning.model.ensemble import Ensemble
 from captioning.objective.reductions import step_nll
-from captioning.trace import NO_LOCATION
 from captioning.vocabulary import END, PAD, START, UNK
 
 B, V, T = 3, 11, 6
@@ -40,9 +38,8 @@ def make_member(seed: int, attention: Attention, output: Output | None = None, *
 
 
 def make_members() -> list[Captioner]:
-    """Soft with a state of its own, hard without a gate, summed: of the same cells and other weights; and a coarser
-    grid of another view."""
-    members = [
+    """Soft with a state of its own, hard without a gate, summed; and a coarser grid of another view."""
+    return [
         make_member(1, Soft(CoverageScore(5))),
         make_member(2, HardAttention(AdditiveScore(4))),
         make_member(3, Soft(AdditiveScore(3)), SummedOutput()),
@@ -50,9 +47,6 @@ def make_members() -> list[Captioner]:
             4, MultiHeadAttention(AdditiveScore(5), heads=2), channels=(4, 8), strides=(2, 4), image_size=2 * SIDE
         ),
     ]
-    for member in members[:3]:
-        member.encoder.cells = CellGrid((3, 3), (0.5, 0.5), (4.0, 4.0), (SIDE, SIDE))
-    return members
 
 
 def make_views() -> list[Tensor]:
@@ -80,15 +74,14 @@ class Alone:
 
 
 def beam_by_hand(members: list[Alone], K: int) -> list[tuple[float, tuple[int, ...], list[np.ndarray]]]:
-    """Every hypothesis with a state of its own, no batch: (score, ids, alphas of each step by the first three)."""
+    """Every hypothesis with a state of its own, no batch: (score, ids, alphas of each step by the first member)."""
     live, done = [(0.0, (), [m.start() for m in members], [])], []
     for words in range(T):
         candidates = []
         for score, ids, states, alphas in live:
             steps = [m.step(ids[-1] if ids else START, s) for m, s in zip(members, states, strict=True)]
             mean = sum(p for p, _, _ in steps) / len(steps)
-            alpha = np.mean([trace.alphas[0].numpy() for _, _, trace in steps[:3]], axis=0)
-            after, seen = [s for _, s, _ in steps], [*alphas, alpha]
+            after, seen = [s for _, s, _ in steps], [*alphas, steps[0][2].alphas[0].numpy()]
             allowed = set(range(V)) - {PAD, START, UNK} - ({END} if words < 1 else set())
             candidates += [(score + math.log(mean[word]), (*ids, word), after, seen) for word in sorted(allowed)]
         best = sorted(candidates, key=lambda c: -c[0])[: K - len(done)]
@@ -120,7 +113,7 @@ def test_the_search_of_an_ensemble_equals_a_loop_over_models_and_hypotheses(K):
 
 
 @torch.no_grad()
-def test_a_step_sums_to_one_and_its_trace_is_the_mean_of_the_models_that_look_at_the_same_cells():
+def test_a_step_sums_to_one_and_its_trace_is_the_first_models():
     members, views = make_members(), make_views()
     ensemble = Ensemble(members).eval()
     memory = ensemble.encode_views(views)
@@ -128,8 +121,7 @@ def test_a_step_sums_to_one_and_its_trace_is_the_mean_of_the_models_that_look_at
     torch.testing.assert_close(out.log_probs.exp().sum(-1), torch.ones(B))
     torch.testing.assert_close(out.trace.alphas.sum(-1), torch.ones(B))
     assert out.trace.alphas.shape == (B, math.prod(members[0].encoder.grid_size))
-    assert out.trace.betas is None  # one of them has no gate
-    assert (out.trace.locations == NO_LOCATION).all()
+    assert out.trace.betas is not None  # the second has no gate
     assert len(ensemble.preprocessings) == 2
 
 

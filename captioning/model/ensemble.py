@@ -20,7 +20,7 @@ from captioning.encoders import Encoder
 from captioning.errors import InputError
 from captioning.model.captioner import Captioner, CaptionModel
 from captioning.model.decoder import DecoderOutput
-from captioning.trace import NO_LOCATION, AttentionTrace, State
+from captioning.trace import State
 
 Memories = tuple[Memory, ...]
 """The memories of the members, in their order."""
@@ -29,8 +29,8 @@ Memories = tuple[Memory, ...]
 class Ensemble(CaptionModel):
     """Captioners whose word distributions are averaged at every step of a search.
 
-    Members may differ in attention, output and encoder, but share one vocabulary. The trace is the mean over the
-    members whose view and cells are those of the first member. It has no evidence.
+    Members may differ in attention, output and encoder, but share one vocabulary. The trace is the first member's,
+    without evidence.
 
     Args:
         members: The captioners. The first member's encoder determines views and batches.
@@ -44,7 +44,6 @@ class Ensemble(CaptionModel):
         super().__init__()
         self.encoder, self.load_images = members[0].encoder, load_images
         self.members: Sequence[Captioner] = torch.nn.ModuleList(members)  # type: ignore[assignment]
-        self.traced = [n for n, member in enumerate(members) if _same_view(member.encoder, self.encoder)]
         identities = [member.encoder.identity() for member in members]
         self._first_with_encoder = [identities.index(identity) for identity in identities]
 
@@ -85,13 +84,12 @@ class Ensemble(CaptionModel):
         """``logits`` are the logarithms of the mean distribution."""
         outputs = [member.teacher_force(batch, memory[n]) for n, member in enumerate(self.members)]
         logits = mean_log_probs([torch.log_softmax(output.logits.float(), dim=-1) for output in outputs])
-        trace = mean_trace([outputs[n].trace for n in self.traced])._replace(evidence=None)
-        return replace(outputs[0], logits=logits, trace=trace, location_log_prob=None)
+        return replace(outputs[0], logits=logits, trace=outputs[0].trace._replace(evidence=None))
 
     def step_function(self, memory: Memories) -> StepFunction:
         step_functions = [member.step_function(memory[n]) for n, member in enumerate(self.members)]
         sizes = [len(member.init_state(memory[n])) for n, member in enumerate(self.members)]
-        return MeanStep(step_functions, sizes, traced=self.traced)
+        return MeanStep(step_functions, sizes)
 
     def init_state(self, memory: Memories) -> State:
         return tuple(tensor for n, member in enumerate(self.members) for tensor in member.init_state(memory[n]))
@@ -108,12 +106,6 @@ class Ensemble(CaptionModel):
             yield
 
 
-def _same_view(first: Encoder, second: Encoder) -> bool:
-    """Return whether the cells of two encoders cover the same parts of the same view, up to small differences."""
-    views = [(encoder.preprocessing.resize, encoder.preprocessing.crop) for encoder in (first, second)]
-    return views[0] == views[1] and first.cells.is_near(second.cells)
-
-
 class MeanStep:
     """A step function that averages the word distributions of several members.
 
@@ -122,11 +114,10 @@ class MeanStep:
     Args:
         members: The step functions of the members, over the same images.
         state_sizes: Number of tensors in the state of each member.
-        traced: Numbers of the members that share locations, whose traces are averaged.
     """
 
-    def __init__(self, members: Sequence[StepFunction], state_sizes: Sequence[int], *, traced: Sequence[int]) -> None:
-        self.members, self.state_sizes, self.traced = members, state_sizes, traced
+    def __init__(self, members: Sequence[StepFunction], state_sizes: Sequence[int]) -> None:
+        self.members, self.state_sizes = members, state_sizes
         self.image_count = members[0].image_count
 
     def __call__(self, tokens: Tensor, state: State) -> Step:
@@ -136,11 +127,11 @@ class MeanStep:
         return Step(
             mean_log_probs([output.log_probs for output in outputs]),
             tuple(tensor for output in outputs for tensor in output.state),
-            mean_trace([outputs[n].trace for n in self.traced]),
+            outputs[0].trace,
         )
 
     def select_images(self, images: Tensor) -> MeanStep:
-        return MeanStep([member.select_images(images) for member in self.members], self.state_sizes, traced=self.traced)
+        return MeanStep([member.select_images(images) for member in self.members], self.state_sizes)
 
 
 def mean_log_probs(log_probs: Sequence[Tensor]) -> Tensor:
@@ -150,19 +141,3 @@ def mean_log_probs(log_probs: Sequence[Tensor]) -> Tensor:
     and no model can veto a word that the others are sure of.
     """
     return functools.reduce(torch.logaddexp, log_probs) - math.log(len(log_probs))
-
-
-def mean_trace(traces: Sequence[AttentionTrace]) -> AttentionTrace:
-    """Return the mean alphas and betas of models that look at the same locations; one trace is returned unchanged.
-
-    The mean has no locations, even if the context of every model is one annotation. It has betas if all models do.
-    """
-    first, *others = traces
-    if not others:
-        return first
-    betas = [trace.betas for trace in traces]
-    return AttentionTrace(
-        torch.stack([trace.alphas.float() for trace in traces]).mean(0),
-        None if any(beta is None for beta in betas) else torch.stack([beta.float() for beta in betas]).mean(0),
-        torch.full_like(first.locations, NO_LOCATION),
-    )

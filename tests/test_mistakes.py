@@ -184,7 +184,7 @@ MISTAKES = {
     "caption photo.png --temperature 0.5": "temperature=0.5 has an effect only with method sample (--sample), not beam",
     "caption photo.png --explorer out.png": "--explorer out.png: must end in .html, .htm",
     "caption photo.png --json out.html": "--json out.html: must end in .json, .jsonl",
-    "caption photo.png --overlay out.html": "--overlay out.html: must end in .png, .pdf, .svg, or be a folder",
+    "caption photo.png --overlay out.html": "--overlay out.html: must end in .png, .pdf, .svg",
     "caption photo.png --gpu": "unrecognized arguments: --gpu; did you mean --device?",
     "compare runs/soft runs/soft --output page.png": "--output page.png: must end in .html, .htm",
     "compare runs/soft runs/soft --json page.html": "--json page.html: must end in .json, .jsonl",

@@ -85,18 +85,19 @@ def test_a_checkpoint_is_tested_on_another_data_set_with_its_own_vocabulary(work
     assert all(set(caption["caption"].split()) <= known for caption in captions)
 
 
-def test_another_split_fewer_images_and_other_data_do_not_replace_the_test_of_a_run(workdir):
+def test_another_split_fewer_images_and_other_data_do_not_replace_the_test_of_a_run(workdir, capsys):
     command("test", "--ckpt_path", CHECKPOINT)
     own = read("runs/tiny/test_metrics.json")
-    command("test", "--ckpt_path", CHECKPOINT, "--split", "val", "--data.limit_images", 1)
-    command("test", "--ckpt_path", CHECKPOINT, "--config", "runs/other/config.yaml")
+    command("test", "--ckpt_path", CHECKPOINT, "--split", "val")
     Path("moved").symlink_to("shapes")
-    command("test", "--ckpt_path", CHECKPOINT, "--data.source.init_args.root", "moved")
+    for words in (["--data.source.init_args.root", "moved"], ["--data.limit_images", "1"]):
+        error = refused(capsys, "test", "--ckpt_path", CHECKPOINT, *words)
+        assert f"{words[0]}: tests other data than the run's; name a folder" in error
+        command("test", "--ckpt_path", CHECKPOINT, *words, "--results", words[1])
     assert read("runs/tiny/test_metrics.json") == own
-    folders = ("val/1_images", "other", "data_moved")
-    written = [json.loads(read(f"runs/tiny/{name}/test_metrics.json")) for name in folders]
+    written = [json.loads(read(f"{name}/test_metrics.json")) for name in ("runs/tiny/val", "moved", "1")]
     sources = [metrics["provenance"]["settings"]["data"]["source"]["init_args"]["root"] for metrics in written]
-    assert sources == [str(workdir / "shapes"), str(workdir / "shapes"), "moved"]
+    assert sources == [str(workdir / "shapes"), "moved", str(workdir / "shapes")]
 
 
 def test_metrics_are_printed_although_their_files_cannot_be_written(workdir, capsys):
@@ -124,7 +125,7 @@ def test_several_models_are_tested_as_an_ensemble(workdir, capsys):
 def test_a_context_mode_reaches_the_models_of_an_ensemble_that_have_it(workdir, capsys):
     argmax = ["--context_mode", "argmax"]
     command("test", "--ckpt_path", CHECKPOINT, "--ensemble", OTHER, *argmax, *VAL)
-    (caption,) = json.loads(read("runs/tiny/argmax/ensemble_other_last/val/test_captions.json"))
+    (caption,) = json.loads(read("runs/tiny/argmax/ensemble_other/val/test_captions.json"))
     (image,) = sorted(Path("shapes").rglob("val*/*.png"))[:1]
     mode: dict[str, Any] = {"beam_size": 1, "context_mode": "argmax"}
     assert caption["log_prob"] == pytest.approx(load([CHECKPOINT, OTHER]).caption(image, **mode).log_prob)

@@ -6,7 +6,7 @@ import inspect
 import math
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +15,7 @@ from captioning.cli import model_name
 from captioning.errors import InputError, check_choice, check_whole
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder, checksum
-from captioning.settings import Split, flatten, read_config
+from captioning.settings import Split, read_config
 from captioning.trace import ContextMode
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def score(
             drawn location.
         ensemble: Further models; the word probabilities of all models are averaged.
         results: Folder of the files; by default the run's folder, or a subfolder for another context mode, an ensemble,
-            other data (--config, --data.source), another split or --data.limit_images.
+            --config or another split. Needed with --data.source and --data.limit_images.
         name: Run whose best or last is scored.
         runs: Folder of all runs.
         bound_draws: Draws per caption that estimate the bounds of stochastic attention; 0 for none.
@@ -91,13 +91,11 @@ def score(
     seed = seeds[-1] if seed_everything is None else seed_everything
     stage = "val" if task == "validate" else "test"
     own_mode = captioner.members[0].decoder.attention.context_mode
-    members = [model_name(model) + "_last" * model.endswith("last.ckpt") for model in ensemble or ()]
     subfolders = (  # a name for each condition that differs from the test of a run, or ""
         context_mode if context_mode not in (None, own_mode) else "",
-        "_".join(["ensemble", *members]) if ensemble else "",
-        *_names_of_data(config or (), settings, data_settings),
+        "_".join(["ensemble", *map(model_name, ensemble)]) if ensemble else "",
+        config[-1].stem if config else "",
         split if split not in (None, stage) else "",
-        f"{data['limit_images']}_images" if "--data.limit_images" in overridden else "",
     )
     folder = results or (run.path if run else runs / "scored" / model_name(path)).joinpath(*subfolders)
     logged_run = run if task == "test" and run is not None and folder == run.path and not no_logger else None
@@ -126,23 +124,13 @@ def _check_options(task: str, overridden: Sequence[str], split: Split | None, re
     for option in (option for option in overridden if not option.startswith("--data.source.")):
         if (new := earlier_names.OPTIONS_OF_TEST.get(option.lstrip("-").rpartition(".")[2])) is not None:
             raise InputError(f"{option} of captioning {task} is now --{new}")
+    for option in overridden if results is None else ():
+        if option.startswith(("--data.source", "--data.limit_images")):
+            raise InputError(f"{option}: tests other data than the run's; name a folder for the files by --results")
     if results is not None and results.is_file():
         raise InputError(f"--results {results}: is a file; give a folder")
     if task == "validate" and split not in (None, "val"):
         raise InputError(f"--split {split}: captioning validate scores the validation split; use captioning test")
-
-
-def _names_of_data(
-    files: Sequence[Path], settings: Sequence[Mapping[str, Any]], data_settings: Mapping[str, Any]
-) -> Iterator[str]:
-    """Yield the name of the last --config file, and "data_" with the source's values that differ from every file's."""
-    for file in files[-1:]:
-        yield file.absolute().parent.name if file.name == "config.yaml" else file.stem
-    sources = [{"source": (content.get("data") or {}).get("source")} for content in settings]
-    configured = {key: value for source in sources for key, value in flatten(source).items()}
-    used_source = flatten({"source": data_settings["source"]})
-    if changed := [value for key, value in used_source.items() if configured.get(key, value) != value]:
-        yield "_".join(["data", *(Path(str(value)).name for value in changed)])
 
 
 def _read_settings(files: Sequence[Path]) -> list[dict[str, Any]]:

@@ -38,8 +38,6 @@ class _RecordsInitArgs(ABCMeta):
         for parameter in bound.signature.parameters.values():
             if parameter.kind is parameter.VAR_KEYWORD:
                 arguments |= arguments.pop(parameter.name)
-            elif parameter.kind is parameter.VAR_POSITIONAL:
-                component._unnamed_args = arguments.pop(parameter.name)
         return component
 
 
@@ -47,7 +45,6 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
     """A module whose constructor arguments are plain data or other components."""
 
     _init_args: dict[str, Any]
-    _unnamed_args: tuple[Any, ...] = ()
     is_built = False  # a captioner has built it; it belongs to no other
 
     def __init__(self) -> None:  # nn.Module's takes anything
@@ -64,8 +61,6 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
 
     def to_config(self) -> dict[str, Any]:
         """Return ``{"class_path": str, "init_args": {...}}`` of plain data, the shape the YAML files use."""
-        if self._unnamed_args:
-            raise InputError(f"{type(self).__name__}: give its arguments by name, so that a checkpoint can hold them")
         try:
             init_args = {name: _plain(value) for name, value in self._init_args.items()}
         except TypeError as error:

@@ -49,16 +49,9 @@ def test_arguments_that_a_class_passes_on_are_stored_one_by_one():
         def __init__(self, **options):
             super().__init__(**options)
 
-    class Listed(Component):
-        def __init__(self, *sizes):
-            super().__init__()
-
     config = Passes(attention_dim=3).to_config()
     assert config["init_args"] == {"attention_dim": 3}
     assert Score.from_config(config | {"class_path": Passes.__qualname__}).attention_dim == 3
-    assert Listed().to_config()["init_args"] == {}
-    with pytest.raises(InputError, match="Listed: give its arguments by name"):
-        Listed(3).to_config()
 
 
 def test_a_class_of_the_users_keeps_arguments_and_modules_that_have_old_names_of_ours():

@@ -106,8 +106,6 @@ MISTAKES = {
     ),
     FIT + "--model.search.beam_size 0": "beam_size must be in 1 .. 1000, got 0",
     FIT + "--model.decoder.dropout 1.5": "dropout must be in 0 .. 0.99, got 1.5",
-    FIT + "--trainer.val_check_interval 0": "--trainer.val_check_interval must be at least 1e-09, got 0",
-    FIT + "--trainer.use_distributed_sampler true": ".use_distributed_sampler: the samplers know the processes",
     FIT + "--seed_everything -1": "-1 is not in bounds, numpy accepts from 0 to 4294967295",
     FIT + "--config seed.yaml": "-1 is not in bounds, numpy accepts from 0 to 4294967295",
     FIT + "--trainer.accelerator toaster": "invalid accelerator name",

@@ -105,10 +105,3 @@ def test_places_are_refused_unless_they_are_in_the_configuration_of_a_run():
     plan(places | {"name": "a", "runs": "runs"})
     with pytest.raises(InputError, match=r"^--last\.dirpath: "):
         plan({}, {"name": "--name", "runs": "--runs", "last.dirpath": "--last.dirpath"})
-
-
-@pytest.mark.parametrize("value", [True, False])
-def test_the_sampler_is_no_setting_in_a_file_either(value):
-    with pytest.raises(InputError, match=r"^--trainer\.use_distributed_sampler: the samplers know the processes"):
-        plan({"trainer": {"use_distributed_sampler": value}})
-    plan({"trainer": {"use_distributed_sampler": value}, "name": "a", "runs": "runs"})  # a run's configuration

@@ -97,13 +97,8 @@ def _check_usable(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]])
     for option, value in (item for file in (*users, command_line) for item in file.items()):
         if value and storage_options.fullmatch(option):
             raise InputError(f"--{option}: checkpoints and logs of a run are in RUNS/NAME; give --runs and --name")
-        if option == "trainer.use_distributed_sampler":
-            raise InputError(f"--{option}: the samplers know the processes; leave it out")
     best, trainer = config["checkpoint"], config["trainer"]
-    lowest: dict[str, float] = {"accumulate_grad_batches": 1, "check_val_every_n_epoch": 1, "gradient_clip_val": 0}
-    if isinstance(trainer.get("val_check_interval"), (int, float)):  # it may be a duration
-        lowest["val_check_interval"] = 1e-9
-    for name, low in lowest.items():
+    for name, low in {"accumulate_grad_batches": 1, "check_val_every_n_epoch": 1, "gradient_clip_val": 0}.items():
         check_range(low, **{f"--trainer.{name}": trainer[name]})
     if trainer["overfit_batches"]:
         raise InputError("--trainer.overfit_batches: has no effect; give --config configs/overlays/overfit.yaml")

@@ -34,14 +34,7 @@ def read_config(path: Path, option: str = "") -> dict[str, Any]:
         problem = f"not a YAML file ({one_line(error, 120)})"
     if problem:
         raise InputError(f"{option} {path}: {problem}".lstrip())
-    return _with_named_files(settings, path.parent)
-
-
-def _with_named_files(settings: Any, folder: Path) -> Any:
-    """Return settings with the content of each YAML file in place of its name, as in ``data: mine.yaml``."""
-    if isinstance(settings, dict):
-        return {key: _with_named_files(value, folder) for key, value in settings.items()}
-    return read_config(folder / settings) if str(settings).endswith((".yaml", ".yml")) else settings
+    return settings
 
 
 @functools.cache

@@ -124,9 +124,9 @@ def test_files_that_a_configuration_names_are_beside_it_and_what_was_used_is_rec
     for name, content in {"data": config["data"], "main": config | {"data": "data.yaml"}}.items():
         Path(f"mine/{name}.yaml").write_text(yaml.safe_dump(content))
     command("fit", "--config", "mine/main.yaml")
-    command("test", "--ckpt_path", "runs/main/checkpoints/best.ckpt", "--config", "mine/main.yaml", *EXACT)
+    command("test", "--ckpt_path", "runs/main/checkpoints/best.ckpt", *EXACT)
     log = yaml.safe_load(Path("runs/main/metrics/version_0/hparams.yaml").read_text())
-    for provenance in (log["provenance"], metrics_of("runs/main/main")["provenance"]):
+    for provenance in (log["provenance"], metrics_of("runs/main")["provenance"]):
         assert provenance["used"].pop("device") in ("cpu", "cuda")
         assert provenance["used"].pop("processes", 1) == 1  # of a training
         assert provenance["used"] == {"precision": "32-true", "num_workers": 0}

@@ -40,18 +40,6 @@ def test_a_path_in_the_home_folder_is_written_out_in_settings_and_on_command_lin
     assert command_line(["fit", "~/a.yaml", "--data.features=~/features"]) == ["fit", f"{tmp_path}/a.yaml", features]
 
 
-def test_a_file_of_settings_that_another_names_is_beside_it(tmp_path):
-    (tmp_path / "parts").mkdir()
-    (tmp_path / "main.yaml").write_text("name: a\ndata: parts/data.yaml\n")
-    (tmp_path / "parts/data.yaml").write_text("source: source.yaml\nbatch_size: 3\n")
-    (tmp_path / "parts/source.yaml").write_text("class_path: Mine\n")
-    data = {"source": {"class_path": "Mine"}, "batch_size": 3}
-    assert read_config(tmp_path / "main.yaml") == {"name": "a", "data": data}
-    (tmp_path / "parts/source.yaml").unlink()
-    with pytest.raises(InputError, match=r"parts/source\.yaml: cannot be read \(No such file"):
-        read_config(tmp_path / "main.yaml")
-
-
 def test_settings_are_read_as_they_were_written(tmp_path):
     texts = ["05879e07", "1e5", "-2E-3", "1.5e7", "12345678", "true", "null", "a: b", "~x", "猫", "0x1f", "1_000", "e7"]
     settings = {"texts": texts, "numbers": [1e-5, 2e22, 3, 0.1, True, None], "parts": {"b": 1, "a": {}}}

@@ -1,13 +1,10 @@
 """The command ``export``: a trained captioner as a folder for others."""
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Literal
 
 from captioning.cli import model_name
 from captioning.files import check_output, read_text
-from captioning.run_folder import RunFolder
 
 
 def export(
@@ -37,15 +34,12 @@ def export(
     """
     check_output(output, "--output", inputs=[model])
     text = read_text(notes) if notes else ""
-    from captioning.checkpoint.model_card import UNTESTED, model_card
+    from captioning.checkpoint.model_card import model_card
     from captioning.inference import load
 
     captioner = load(model)
     content = (captioner.model, captioner.vocabulary, captioner.settings, model_name(model))
     card = model_card(*content, checkpoint=Path(model), license=license, notes=text)
-    if RunFolder.of(model) and UNTESTED in card:
-        test = f"captioning test --ckpt_path {shlex.quote(model)}"
-        print(f"captioning export: the card has no metrics; first {test}", file=sys.stderr)
     captioner.export(output, card, dtype=dtype)
     size = sum(file.stat().st_size for file in output.iterdir() if file.is_file()) / 1e6
     print(f"written to {output} ({size:.1f} MB): {', '.join(sorted(file.name for file in output.iterdir()))}")

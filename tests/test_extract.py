@@ -62,7 +62,6 @@ def test_the_value_of_an_option_of_the_configuration_may_have_spaces():
     ("options", "message"),
     [
         (["--model.encoder.trainable_from", "features.3", "--init_from", "tuned.ckpt"], "set trainable_from to null"),
-        (["--flipped", "--split", "val"], "--flipped: only training images are mirrored"),
         (["--init_from", "gone.ckpt"], "gone.ckpt: the checkpoint cannot be read"),
         (["--data.batch_size", "3"], "--data.batch_size 3; captioning fit has it"),
         (["--data.limit_images", "0"], "limit_images must be at least 1, got 0"),

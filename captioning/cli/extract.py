@@ -40,8 +40,6 @@ def extract(
         captioning extract --config configs/flickr8k_lite2_soft.yaml --output data/features --flipped
     """
     splits = split or ["train", "val"]
-    if flipped and "train" not in splits:
-        raise InputError("--flipped: only training images are mirrored; add --split train")
     check_whole(1, batch_size=batch_size)
     check_whole(0, num_workers=num_workers)
     from captioning.checkpoint.load import check_device

@@ -91,10 +91,7 @@ class Vocabulary:
         words = content.get("words") if isinstance(content, dict) else None
         if not isinstance(words, list):
             raise InputError(f'{path}: not a vocabulary file, expected {{"words": [...]}}')
-        try:
-            return cls(words, tokenizer)
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from error
+        return cls(words, tokenizer)
 
 
 def tokenizer_config(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -102,20 +102,19 @@ def _get_flickr(name: str, root: Path, form: str, archive: str) -> None:
     from captioning.data.karpathy import KarpathySource
     from captioning.data.records import SPLITS
 
-    images, empty = root / "images", ""
+    images = root / "images"
     _get_split_file(name, root)
     source = KarpathySource(str(root / f"dataset_{name}.json"), str(images))
     for file in sorted(root.iterdir()):
-        is_archive = re.search(r"(?i)\.(zip|tar|tgz|tar\.\w+)$", file.name)
-        if is_archive and not unpack(file, images, _OF_FLICKR, flat=True):
-            empty += f"{file} has no images. "
+        if re.search(r"(?i)\.(zip|tar|tgz|tar\.\w+)$", file.name):
+            unpack(file, images, _OF_FLICKR, flat=True)
     if not images.exists() and (image := next(root.rglob(source.index("test").paths[0]), None)):  # unpacked by hand
         images.symlink_to(os.path.relpath(image.parent, root))
     try:
         _finish(source, *SPLITS)
     except InputError as error:
         what_to_do = f"Fill in {form}, put {archive} into {root}, and run this again"
-        raise InputError(f"{error}. {empty}{what_to_do}") from error
+        raise InputError(f"{error}. {what_to_do}") from error
 
 
 def shapes(

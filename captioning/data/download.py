@@ -73,8 +73,8 @@ def _receive(url: str, part: Path) -> None:
         raise ConnectionError("the connection broke")
 
 
-def unpack(path: Path, root: Path, wanted: str, *, flat: bool = False) -> int:
-    """Write the wanted files of a zip or tar archive below ``root``, and return their number.
+def unpack(path: Path, root: Path, wanted: str, *, flat: bool = False) -> None:
+    """Write the wanted files of a zip or tar archive below ``root``.
 
     Complete files are skipped. ``wanted`` is a pattern of their names. ``flat`` drops folders from the names and makes
     them lower case. Raises InputError if the archive is damaged.
@@ -95,6 +95,5 @@ def unpack(path: Path, root: Path, wanted: str, *, flat: bool = False) -> int:
                     target.parent.mkdir(parents=True, exist_ok=True)
                     with read(info) as source, target.open("wb") as file:
                         shutil.copyfileobj(source, file, CHUNK)
-        return len(files)
     except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError) as error:
         raise InputError(f"{path}: damaged ({error}); download it again") from error

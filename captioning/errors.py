@@ -2,7 +2,6 @@
 
 import difflib
 import functools
-import io
 import logging
 import math
 import os
@@ -115,14 +114,10 @@ def exits_on_input_error(main: Callable[P, None]) -> Callable[P, None]:
     """Wrap a script's ``main``: an ``InputError``, a full disk or a full memory ends in one line and exit code 2.
 
     The exit code is 130 after Ctrl-C, and 141 if the reader of a pipe has closed it. Other errors keep their traceback.
-    Characters that the terminal's encoding lacks are printed as ``\\u732b``.
     """
 
     @functools.wraps(main)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")
         try:
             main(*args, **kwargs)
             sys.stdout.flush()

@@ -55,7 +55,7 @@ FIT = "fit --config tiny.yaml "
 IN_RUNS = ": checkpoints and logs of a run are in RUNS/NAME; give --runs and --name"
 MISTAKES = {
     # commands and files; test_startup has those that are found before torch is imported
-    "fit --config gone.yaml": "--config Unable to load config 'gone.yaml' or directory)",
+    "fit --config gone.yaml": "--config gone.yaml: cannot be read (No such file or directory)",
     "test --ckpt_path=gone.ckpt": "gone.ckpt: the checkpoint cannot be read (No such file or directory)",
     "fit --config tiny.yaml --init_from gone.ckpt": "gone.ckpt: the checkpoint cannot be read (No such file",
     "caption gone.png": "error: gone.png: no such image file",

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -103,19 +102,6 @@ def test_what_the_page_cannot_show_is_said(tested_pair, tmp_path, capsys):
     assert re.search(r"The page shows no images: \S+ is not there\.", " ".join(capsys.readouterr().out.split()))
     edit_images(tested_pair, lambda image: {key: value for key, value in image.items() if key != "file"})
     assert explored_by(tested_pair) == ([], [NO_FILES])
-
-
-@pytest.mark.slow
-def test_a_run_on_other_data_is_left_out_of_the_page(tested_pair, capsys):
-    other = tested_pair[0].parent / "a_third"
-    shutil.copytree(tested_pair[1], other)
-    captions = json.loads((other / "test_captions.json").read_text())
-    moved = [image | {"image_id": image["image_id"] + 1000} for image in captions]
-    (other / "test_captions.json").write_text(json.dumps(moved))
-    compare_command(str(other.parent), resamples=9)
-    assert "a_third was tested on other data than hard, and is left out of this comparison." in capsys.readouterr().out
-    (image, *_) = explored_images((other.parent / "comparison.html").read_text())
-    assert [run["run"] for run in image["runs"]] == ["hard", "soft"]
 
 
 def test_images_whose_files_are_gone_are_left_out_of_the_page(tested_pair):

@@ -123,29 +123,13 @@ def test_references_that_differ_between_the_runs_are_mentioned():
 
 
 @pytest.mark.parametrize("other_data_set", [False, True])
-def test_runs_without_a_common_image_are_scored_but_not_tested(other_data_set):
+def test_runs_without_a_common_image_are_refused(other_data_set):
     other = make_captions(9, first=500)
     if other_data_set:  # other images under the same numbers
         other = {i: dataclasses.replace(image, references=["nothing alike"]) for i, image in make_captions(9).items()}
-    comparison = compare_runs([run_of("a", make_captions(8)), run_of("b", other)], resamples=50)
-    assert (
-        comparison.image_count == 0
-        and comparison.tests == {}
-        and comparison.verdicts == {}
-        and comparison.disagreements == []
-    )
-    assert "no image in common (a 8, b 9)" in comparison.notices[0]
-    shown = cells(comparison, "Captions of each run's own images", "BLEU-1")
-    assert all(cell.value is not None and not cell.change for cell in shown)
-
-
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_run_on_other_data_is_set_aside_with_a_line_and_the_others_are_tested(place):
-    runs = [run_of("a", make_captions(8)), run_of("b", make_captions(8, 0.9, seed=1))]
-    runs.insert(place, run_of("elsewhere", make_captions(9, first=500)))
-    comparison = compare_runs(runs, resamples=50)
-    assert (comparison.runs, comparison.image_count, list(comparison.tests)) == (["a", "b"], 8, ["b"])
-    assert comparison.notices[0] == "elsewhere was tested on other data than a, and is left out of this comparison."
+    runs = [run_of("a", make_captions(8)), run_of("b", other), run_of("c", make_captions(8, 0.9))]
+    with pytest.raises(InputError, match=r"no image in common \(a 8, b 9, c 8\)"):
+        compare_runs(runs, resamples=50)
 
 
 def test_hard_attention_that_drew_nothing_in_training_is_named_above_the_tables_and_beside_the_run():

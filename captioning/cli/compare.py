@@ -80,11 +80,10 @@ def compare(
         name_runs(chosen)
         captioners, problems = load_models(chosen)
         comparison = compare_runs(chosen, metric=metric, resamples=resamples, seed=seed, images=images)
-        compared = [run for run in chosen if run.name in comparison.runs]  # without runs on other data
-        explorer, missing_attention = explore(compared, captioners, comparison, seed=seed)
+        explorer, missing_attention = explore(chosen, captioners, comparison, seed=seed)
         comparison.notices += problems + missing_attention
         first_seeds = {names[0] for names in comparison.variant_runs}
-        picture = common_reference([run for run in compared if run.name in first_seeds], captioners)
+        picture = common_reference([run for run in chosen if run.name in first_seeds], captioners)
         if figure is not None:
             if picture is None:
                 raise InputError(f"--figure {figure}: the runs have no image in common whose file and models are there")

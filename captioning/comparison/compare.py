@@ -41,7 +41,7 @@ def compare_runs(
 ) -> Comparison:
     """Compare runs with the first one; their names must differ. Runs that differ only in their seed are a variant.
 
-    Runs that were tested on other images than most are left out, with a notice. METEOR needs Java and English captions.
+    Raises InputError if they have no image in common, or the metric is METEOR without Java or English captions.
 
     Args:
         metric: The metric of the verdict and of single images, one of ``CAPTION_METRICS``.
@@ -49,13 +49,12 @@ def compare_runs(
         images: Number of disagreements to list.
     """
     check_choice(CAPTION_METRICS, metric=metric)
-    runs, left_out_notices = _on_the_same_data(runs)
     variant_runs = [variant.runs for variant in group_variants(runs)]
     names = [name for variant in variant_runs for name in variant]
     runs = sorted(runs, key=lambda run: names.index(run.name))
     captioned = {run.name: run.captions for run in runs if run.captions}
     common, image_notices = _common_images(captioned)
-    images_by_run = {name: [captions[i] for i in common or sorted(captions)] for name, captions in captioned.items()}
+    images_by_run = {name: [captions[i] for i in common] for name, captions in captioned.items()}
     caption_counts = caption_families(images_by_run, java=not any(run.conditions.get("tokenizer") for run in runs))
     noun_counts = grounding_families(images_by_run)
     if caption_counts and not any(metric in family.names for family in caption_counts):
@@ -63,23 +62,24 @@ def compare_runs(
     variants = group_variants([run for run in runs if run.captions])
     # A run is compared with the first over images alone if the variant of either has one seed.
     seeds = {run: len(variant.runs) for variant in variants for run in variant.runs}
-    compared = [run for run in names[1:] if common and min(seeds.get(run, 0), seeds.get(names[0], 0)) == 1]
-    first_title = f"Captions of {len(common)} images" if common else "Captions of each run's own images"
+    compared = [run for run in names[1:] if min(seeds.get(run, 0), seeds.get(names[0], 0)) == 1]
     note = _CAPTIONS_NOTE.format(_CHANGE_NOTE if compared else "", resamples, few_images_warning(len(common)))
+    captions_table = Table(f"Captions of {len(common)} images", names, [], note)
+    tables = (captions_table, caption_counts), (Table("Grounding", names, [], _GROUNDING_NOTE), noun_counts)
     run_measures = [
-        measure_runs(Table(title, names, [], text), families, compared, resamples=resamples, seed=seed)
-        for title, text, families in ((first_title, note, caption_counts), ("Grounding", _GROUNDING_NOTE, noun_counts))
+        measure_runs(table, families, compared, resamples=resamples, seed=seed)
+        for table, families in tables
         if families
     ]
     all_counts = [*caption_counts, *noun_counts]
     variants = [with_metrics(variant, all_counts, runs, len(common)) for variant in variants]
     variants = variants if max(seeds.values(), default=0) > 1 else []
-    variant_measures = [measure_variants(variants, all_counts, with_tests=bool(common))] if variants else []
+    variant_measures = [measure_variants(variants, all_counts)] if variants else []
     test_notices = [notice for part in (*run_measures, *variant_measures) for notice in part.notices]
     return Comparison(
         variant_runs,
         metric,
-        notices=[*left_out_notices, *_run_notices(runs), *image_notices, *test_notices],
+        notices=[*_run_notices(runs), *image_notices, *test_notices],
         tables=[*(part.table for part in (*variant_measures, *run_measures)), *condition_tables(runs, metric)],
         metrics=by_name(*(part.metrics for part in run_measures)),
         tests=by_name(*(part.tests for part in run_measures)),
@@ -105,19 +105,6 @@ def _run_notices(runs: Sequence[Run]) -> Iterator[str]:
     yield from (sentence.format(run.name) for run in runs if run.never_drew)
 
 
-def _on_the_same_data(runs: Sequence[Run]) -> tuple[Sequence[Run], list[str]]:
-    """Return the runs that share images with most runs, and a sentence on each other run.
-
-    Two runs on different data are both kept.
-    """
-    captioned = {run.name: run.captions for run in runs if run.captions}
-    shared = {name: [other for other in captioned if _shared(captioned[name], captioned[other])] for name in captioned}
-    kept = max(shared.values(), key=len, default=[])
-    aside = [name for name in shared if name not in kept] if len(kept) > 1 else []
-    sentence = "{} was tested on other data than {}, and is left out of this comparison."
-    return [run for run in runs if run.name not in aside], [sentence.format(name, kept[0]) for name in aside]
-
-
 def _shared(first: Captions, second: Captions) -> set[int]:
     """Return the ids of the images that both runs captioned; an image of another data set has other references."""
     return {i for i in first if i in second and set(first[i].references) & set(second[i].references)}
@@ -129,10 +116,10 @@ def _common_images(captioned: Mapping[str, Captions]) -> tuple[list[int], list[s
     common = sorted(set.intersection(*(_shared(first, run) for run in captioned.values()))) if captioned else []
     if any(len(run) != len(common) for run in captioned.values()):
         sizes = ", ".join(f"{name} {len(run)}" for name, run in captioned.items())
+        if not common:
+            raise InputError(f"the tests of the runs have no image in common ({sizes}); compare runs on the same data")
         notices.append(
             f"The runs were evaluated on different images ({sizes}); compared on the {len(common)} in common."
-            if common
-            else f"The runs have no image in common ({sizes}): each is scored on its own images, and no test is made."
         )
     differ = sum(any(set(run[i].references) != set(first[i].references) for run in captioned.values()) for i in common)
     if differ:

@@ -127,10 +127,10 @@ def _cell(family: CountedFamily, key: Key, metrics: dict[Key, Interval], tests: 
     return TableCell.measured(metric.value, f"{metric.low:.1f} to {metric.high:.1f}{nouns}", tests.get(key))
 
 
-def measure_variants(variants: Sequence[Variant], families: Sequence[CountedFamily], *, with_tests: bool) -> Measured:
-    """Return the mean and standard deviation of each metric over seeds, and, if ``with_tests``, the tests."""
+def measure_variants(variants: Sequence[Variant], families: Sequence[CountedFamily]) -> Measured:
+    """Return the mean and standard deviation of each metric over seeds, and the tests."""
     families = [family for family in families if not family.baseline]
-    tests = _variant_tests(variants, families) if with_tests else {}
+    tests = _variant_tests(variants, families)
     titles = {key: TITLES[key] for family in families for key in family.names}
     stored = [key for key in _NEEDS_MODEL if any(key in variant.metrics for variant in variants)]
     titles |= {key: f"{TITLES[key]}, {METRICS[key].unit}" for key in stored}
@@ -172,7 +172,7 @@ def with_metrics(variant: Variant, families: Sequence[CountedFamily], runs: Sequ
             values = [np.atleast_1d(family.statistic(family.counts[run].sum(axis=0))) for run in variant.runs]
             metrics |= dict(zip(family.names, np.stack(values, axis=1).tolist(), strict=True))
     # The metrics of a run's test are over all of its images.
-    if not image_count or all(len(run.captions or ()) == image_count for run in members):
+    if all(len(run.captions or ()) == image_count for run in members):
         stored = [key for key in _NEEDS_MODEL if all(key in run.metrics for run in members)]
         metrics |= {key: [run.metrics[key] for run in members] for key in stored}
     return dataclasses.replace(variant, metrics=metrics)

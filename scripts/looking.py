@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def looking(records: Any) -> dict[str, Any]:
     """Return the metrics of attention at nouns and phrases with intervals, and how far pointing is above the center."""
-    measures = {family.names[0]: family.counts[""] for family in grounding_families({"": records})}
+    measures = {name: family.counts[""] for family in grounding_families({"": records}) for name in family.metrics}
     facts: dict[str, Any] = {}
     for name, counts in measures.items():
         (interval,) = intervals(counts, percentage)

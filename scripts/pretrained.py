@@ -181,7 +181,7 @@ def score(runs: Path) -> None:
             captions += [record.words for record in records]
             sets[title] = {"nll": round(values["nll"], 4), **looking(records)}
             for family, counts in family_counts([r.words for r in records], [r.reference_words for r in records]):
-                for metric, interval in zip(family.names, intervals(counts, family.statistic), strict=True):
+                for metric, interval in zip(family.metrics, intervals(counts, family.statistic), strict=True):
                     sets[title][metric] = {end: round(number, 2) for end, number in vars(interval).items()}
         measured[name] = {"sets": sets, "sentences": sentences.faults(captions)}
         print(f"{name}  {json.dumps(measured[name])}")

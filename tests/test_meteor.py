@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from captioning.metrics.meteor import JavaError, meteor_counts, meteor_from_counts
+from captioning.errors import InputError
+from captioning.metrics.meteor import meteor_counts, meteor_from_counts
 from captioning.metrics.table import caption_metrics
 from captioning.tokenizers import PennTreebank
 
@@ -138,15 +139,15 @@ def test_the_metrics_of_a_corpus_have_meteor_where_java_is(fake):
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        ("sys.exit('Error: no memory\\nat x')", r"METEOR failed \(exit code 1\): Error: no memory$"),
-        ("print('Error: x\\nError: y')", r"METEOR failed \(exit code 0\): Error: x$"),
-        ("print('1.0 2.0')", r"METEOR failed \(exit code 0\): 1.0 2.0$"),
-        ("pass", r"METEOR failed \(exit code 0\): no answer$"),
+        ("sys.exit('Error: no memory\\nat x')", r"no METEOR: it failed \(exit code 1\): Error: no memory$"),
+        ("print('Error: x\\nError: y')", r"no METEOR: it failed \(exit code 0\): Error: x$"),
+        ("print('1.0 2.0')", r"no METEOR: it failed \(exit code 0\): 1.0 2.0$"),
+        ("pass", r"no METEOR: it failed \(exit code 0\): no answer$"),
     ],
 )
 def test_a_failing_program_is_reported_in_one_line(fake, program, message):
     fake(program)
-    with pytest.raises(JavaError, match=message) as error:
+    with pytest.raises(InputError, match=message) as error:
         meteor_counts([["a"], ["b"]], [[["a"]], [["b"]]])
     assert "\n" not in str(error.value)
 
@@ -154,5 +155,5 @@ def test_a_failing_program_is_reported_in_one_line(fake, program, message):
 def test_what_is_missing_is_named(monkeypatch, tmp_path):
     monkeypatch.delenv("CAPTIONING_JAVA")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(JavaError, match=r"^no Java runtime: no `java` on the PATH$"):
+    with pytest.raises(InputError, match=r"^no METEOR: no `java` on the PATH$"):
         meteor_counts([["a"]], [[["a"]]])

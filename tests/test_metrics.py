@@ -166,7 +166,7 @@ def test_the_metrics_of_a_corpus_are_those_of_their_functions():
         "rouge_l": pytest.approx(100 * rouge_l(hypotheses, references).mean()),
         "cider_d": pytest.approx(100 * cider_d(hypotheses, references).mean()),
     }
-    assert values.keys() | {name for family in metrics.FAMILIES for name in family.names} <= METRICS.keys()
+    assert values.keys() | {name for family in metrics.FAMILIES for name in family.metrics} <= METRICS.keys()
 
 
 def test_metrics_of_fewer_than_100_images_are_said_to_say_little():
@@ -184,11 +184,11 @@ def test_every_family_gives_intervals_and_paired_tests():
     ):
         bounds = intervals(counts, family.statistic, resamples=200)
         assert [interval.value for interval in bounds] == pytest.approx(family.statistic(counts.sum(axis=0)))
-        assert len(bounds) == len(family.names)
+        assert len(bounds) == len(family.metrics)
         assert all(interval.low < interval.value < interval.high for interval in bounds)
         tests = differences(counts, other, family.statistic, resamples=200)
-        assert len(tests) == len(family.names) and all(test.interval.value > 0 and test.clear for test in tests)
-        assert family.image_statistic(counts).shape == (len(hypotheses), len(family.names))
+        assert len(tests) == len(family.metrics) and all(test.interval.value > 0 and test.clear for test in tests)
+        assert family.image_statistic(counts).shape == (len(hypotheses), len(family.metrics))
 
 
 def test_one_image_has_no_document_frequencies_and_the_log_says_so(caplog):

@@ -57,7 +57,7 @@ def compare_runs(
     images_by_run = {name: [captions[i] for i in common] for name, captions in captioned.items()}
     caption_counts = caption_families(images_by_run, java=not any(run.conditions.get("tokenizer") for run in runs))
     noun_counts = grounding_families(images_by_run)
-    if caption_counts and not any(metric in family.names for family in caption_counts):
+    if caption_counts and not any(metric in family.metrics for family in caption_counts):
         raise InputError(f"metric: {TITLES[metric]} cannot be computed here; it needs Java and English captions")
     variants = group_variants([run for run in runs if run.captions])
     # A run is compared with the first over images alone if the variant of either has one seed.
@@ -131,9 +131,9 @@ def _disagreements(
     captioned: Mapping[str, Captions], families: Sequence[CountedFamily], common: Sequence[int], metric: str
 ) -> list[Disagreement]:
     """Return the common images whose captions differ, largest difference of the metric first."""
-    (counted,) = [family for family in families if metric in family.names]
-    (family,) = [family for family in FAMILIES if metric in family.names]
-    column = family.names.index(metric)
+    (counted,) = [family for family in families if metric in family.metrics]
+    (family,) = [family for family in FAMILIES if metric in family.metrics]
+    column = list(family.metrics).index(metric)
     values = np.stack([family.image_statistic(counted.counts[run])[:, column] for run in captioned])  # (runs, images)
     spread = np.round(np.ptp(values, axis=0), 9)
     disagreements = []

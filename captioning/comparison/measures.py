@@ -22,7 +22,7 @@ from captioning.metrics.resampling import (
     percentage,
 )
 from captioning.metrics.seeds import RULE, seed_differences
-from captioning.metrics.table import METRICS, NOUN_METRICS, TITLES, family_counts
+from captioning.metrics.table import METRICS, NOUN_METRICS, TITLES, Family, Metric, family_counts
 from captioning.progress import Progress
 
 _CORRECTION_NOTE = (
@@ -44,20 +44,19 @@ Captions = Mapping[int, CaptionedImage]
 class CountedFamily(NamedTuple):
     """S metrics that are functions of the same C counts."""
 
-    names: tuple[str, ...]  # names in files; ``TITLES`` has the names in tables
+    metrics: Mapping[str, Metric]  # by name
     counts: dict[str, Floats]  # by run, (images, C)
-    statistic: Statistic  # from counts summed over images, (.., C), to percent, (.., S), or (..) of a single metric
+    statistic: Statistic  # from counts summed over images, (.., C), to percent, (.., S)
     baseline: bool = False  # whether attention ignores the caption; not tested
-    unit: str = ""  # noun, if the second count is a number of nouns; a table shows it beside the metric
 
 
 def caption_families(images_by_run: Mapping[str, Sequence[CaptionedImage]], *, java: bool) -> list[CountedFamily]:
     """Return the metrics of captions, with METEOR if ``java`` and available."""
-    families: dict[tuple[str, ...], CountedFamily] = {}
+    families: dict[Family, CountedFamily] = {}
     for run, images in Progress("scoring captions", over=images_by_run.items(), unit=" runs"):
         hypotheses, references = [image.words for image in images], [image.reference_words for image in images]
         for family, counted in family_counts(hypotheses, references, java=java):
-            families.setdefault(family.names, CountedFamily(family.names, {}, family.statistic)).counts[run] = counted
+            families.setdefault(family, CountedFamily(family.metrics, {}, family.statistic)).counts[run] = counted
     return list(families.values())
 
 
@@ -71,7 +70,7 @@ def grounding_families(images_by_run: Mapping[str, Sequence[CaptionedImage]]) ->
             if any(judged):  # (images, 2): the sum over an image's nouns, and their number
                 counts[run] = np.array([[sum(values), len(values)] for values in judged], dtype=np.float64)
         if counts:
-            families.append(CountedFamily((name,), counts, percentage, baseline=metric.better is None, unit="noun"))
+            families.append(CountedFamily({name: metric}, counts, percentage, baseline=metric.better is None))
     return families
 
 
@@ -94,17 +93,17 @@ def measure_runs(
         first = family.counts.get(table.columns[0])
         for run, counts in () if family.baseline else family.counts.items():
             with_ends = intervals(counts, family.statistic, resamples=resamples, seed=seed)
-            metrics |= {(run, key): interval for key, interval in zip(family.names, with_ends, strict=True)}
+            metrics |= {(run, key): interval for key, interval in zip(family.metrics, with_ends, strict=True)}
             if run in compared and first is not None:
                 changes = differences(first, counts, family.statistic, resamples=resamples, seed=seed)
-                tests |= {(run, key): change for key, change in zip(family.names, changes, strict=True)}
+                tests |= {(run, key): change for key, change in zip(family.metrics, changes, strict=True)}
     tests = _holm_corrected(tests)
     rows = [
         Row(TITLES[key], [_cell(family, (run, key), metrics, tests) for run in table.columns], family.baseline)
         for family in families
-        for key in family.names
+        for key in family.metrics
     ]
-    if "bleu4" in families[0].names:
+    if "bleu4" in families[0].metrics:
         ratios = {run: bleu_metrics(counts.sum(axis=0))["length_ratio"] for run, counts in families[0].counts.items()}
         rows.append(Row(TITLES["length_ratio"], [TableCell.plain(ratios.get(run), "{:.3f}") for run in table.columns]))
     note = f"{_CORRECTION_NOTE} The tests are over images; {ONE_SEED}." if tests else ""
@@ -121,9 +120,9 @@ def _cell(family: CountedFamily, key: Key, metrics: dict[Key, Interval], tests: 
     if counts is None:
         return TableCell()
     if family.baseline:
-        return TableCell.plain(float(family.statistic(counts.sum(axis=0))), "{:.1f}")
+        return TableCell.plain(family.statistic(counts.sum(axis=0)).item(), "{:.1f}")
     metric, count = metrics[key], int(counts[:, 1].sum())
-    nouns = f", {count} {family.unit}{'s' * (count != 1)}" if family.unit else ""
+    nouns = f", {count} noun{'s' * (count != 1)}" if key[1] in NOUN_METRICS else ""
     return TableCell.measured(metric.value, f"{metric.low:.1f} to {metric.high:.1f}{nouns}", tests.get(key))
 
 
@@ -131,7 +130,7 @@ def measure_variants(variants: Sequence[Variant], families: Sequence[CountedFami
     """Return the mean and standard deviation of each metric over seeds, and the tests."""
     families = [family for family in families if not family.baseline]
     tests = _variant_tests(variants, families)
-    titles = {key: TITLES[key] for family in families for key in family.names}
+    titles = {key: TITLES[key] for family in families for key in family.metrics}
     stored = [key for key in _NEEDS_MODEL if any(key in variant.metrics for variant in variants)]
     titles |= {key: f"{TITLES[key]}, {METRICS[key].unit}" for key in stored}
     rows = [
@@ -156,7 +155,7 @@ def _variant_tests(variants: Sequence[Variant], families: Sequence[CountedFamily
             continue
         for name, variant_counts in counts.items():
             changes = seed_differences(first, variant_counts, family.statistic)
-            tests |= {(name, key): change for key, change in zip(family.names, changes, strict=True)}
+            tests |= {(name, key): change for key, change in zip(family.metrics, changes, strict=True)}
     return _holm_corrected(tests)
 
 
@@ -169,8 +168,8 @@ def with_metrics(variant: Variant, families: Sequence[CountedFamily], runs: Sequ
     members, metrics = [run for run in runs if run.name in variant.runs], dict[str, list[float]]()
     for family in families:
         if not family.baseline and family.counts.keys() >= set(variant.runs):
-            values = [np.atleast_1d(family.statistic(family.counts[run].sum(axis=0))) for run in variant.runs]
-            metrics |= dict(zip(family.names, np.stack(values, axis=1).tolist(), strict=True))
+            values = [family.statistic(family.counts[run].sum(axis=0)) for run in variant.runs]
+            metrics |= dict(zip(family.metrics, np.stack(values, axis=1).tolist(), strict=True))
     # The metrics of a run's test are over all of its images.
     if all(len(run.captions or ()) == image_count for run in members):
         stored = [key for key in _NEEDS_MODEL if all(key in run.metrics for run in members)]

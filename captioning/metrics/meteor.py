@@ -13,15 +13,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from captioning.errors import InputError
 from captioning.metrics.bleu import Words
 from captioning.metrics.resampling import Floats, ratio
 
 _ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.2, 0.6, 0.75  # METEOR 1.5's parameters for English, task "rank"
 _STAGES = np.array([1.0, 0.6, 0.8, 0.6])  # weights of exact matches, stems, synonyms and paraphrases
-
-
-class JavaError(RuntimeError):
-    """METEOR is not available, or failed. The message is one line."""
 
 
 def meteor_counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Floats:
@@ -32,15 +29,15 @@ def meteor_counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Wor
         matches, the content words and the function words of both; chunks; matched words of both.
 
     Raises:
-        JavaError: METEOR fails or is not available, as where ``CAPTIONING_JAVA=off`` is in the environment.
+        InputError: METEOR fails or is not available, as where ``CAPTIONING_JAVA=off`` is in the environment.
         ValueError: The lists differ in length.
     """
     if os.environ.get("CAPTIONING_JAVA") == "off":
-        raise JavaError("CAPTIONING_JAVA=off")
+        raise InputError("no METEOR: CAPTIONING_JAVA=off")
     if shutil.which("java") is None:
-        raise JavaError("no Java runtime: no `java` on the PATH")
+        raise InputError("no METEOR: no `java` on the PATH")
     if importlib.util.find_spec("pycocoevalcap") is None:
-        raise JavaError("pycocoevalcap is not installed: pip install -e '.[metrics]'")
+        raise InputError("no METEOR: pycocoevalcap is not installed; pip install -e '.[metrics]'")
     lines = [
         " ||| ".join(["SCORE", *map(_without_separator, image_references), _without_separator(hypothesis)]) + "\n"
         for hypothesis, image_references in zip(hypotheses, references, strict=True)
@@ -55,7 +52,7 @@ def meteor_counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Wor
         counts = np.array([line.split() for line in ran.stdout.splitlines()], np.float64).reshape(len(lines), 23)
     except ValueError:
         answer = (ran.stderr.strip() or ran.stdout.strip() or "no answer").splitlines()[0][:200]
-        raise JavaError(f"METEOR failed (exit code {ran.returncode}): {answer}") from None
+        raise InputError(f"no METEOR: it failed (exit code {ran.returncode}): {answer}") from None
     # METEOR does not count the single chunk of a caption whose words all match in a row.
     matches = counts[:, 4:20].reshape(-1, 8, 2).sum(axis=1)
     counts[(matches == counts[:, 0:2]).all(axis=1) & (counts[:, 20] == 1), 20] = 0

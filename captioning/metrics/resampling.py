@@ -112,9 +112,9 @@ def holm(tests: Sequence[Difference]) -> list[Difference]:
 
 
 def percentage(counts: Floats) -> Floats:
-    """Return percent (..) of counts (.., 2), hits and trials; nan for no trial."""
+    """Return percent (.., 1) of counts (.., 2), hits and trials; nan for no trial."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(100 * counts[..., 0] / counts[..., 1])
+        return 100 * counts[..., :1] / counts[..., 1:]
 
 
 def ratio(numerator: Floats, denominator: Floats) -> Floats:

@@ -10,10 +10,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from captioning.errors import warn_once
+from captioning.errors import InputError, warn_once
 from captioning.metrics.bleu import ORDERS, Words, bleu_counts, bleu_from_counts, bleu_metrics, sentence_bleu
 from captioning.metrics.cider import CiderD
-from captioning.metrics.meteor import JavaError, meteor_counts, meteor_from_counts
+from captioning.metrics.meteor import meteor_counts, meteor_from_counts
 from captioning.metrics.resampling import Floats, percentage
 from captioning.metrics.rouge import rouge_l
 
@@ -55,11 +55,50 @@ def _at_nouns(metrics: Mapping[str, Metric], hits: str) -> dict[str, Metric]:
     return {name: metric._replace(hits=hits) for name, metric in metrics.items()} | of_references
 
 
+OfImages = Callable[[Sequence[Words], Sequence[Sequence[Words]]], Floats]
+"""Maps hypotheses, a word list per image, and references, word lists per image, to an array with a row per image."""
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """S metrics of captions that are functions of the same counts."""
+
+    metrics: Mapping[str, Metric]  # by name
+    count: OfImages  # counts (images, C)
+    statistic: Callable[[Floats], Floats]
+    """Maps counts that are summed over images, (.., C), to the corpus' metrics in ``UNIT``, (.., S)."""
+    image_statistic: Callable[[Floats], Floats]
+    """Maps (images, C) to metrics of images, (images, S). Their mean is not the corpus' BLEU or METEOR."""
+    java: bool = False
+
+
+def _mean_over_images(name: str, title: str, of_images: OfImages) -> Family:
+    """Return the family of a metric whose corpus value is the mean over images. Its counts are the value and 1."""
+
+    def count(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Floats:
+        values = of_images(hypotheses, references)
+        return np.stack([values, np.ones_like(values)], axis=1)
+
+    return Family({name: Metric(title)}, count, percentage, percentage)
+
+
+def _meteor(counts: Floats) -> Floats:
+    return 100 * meteor_from_counts(counts)[..., None]
+
+
+FAMILIES = (
+    Family(
+        {f"bleu{n}": Metric(f"BLEU-{n}") for n in range(1, ORDERS + 1)}, bleu_counts, bleu_from_counts, sentence_bleu
+    ),
+    _mean_over_images("rouge_l", "ROUGE-L", rouge_l),
+    # Resampling does not count the document frequencies again.
+    _mean_over_images("cider_d", "CIDEr-D", lambda captions, references: CiderD(references).values(captions)),
+    Family({"meteor": Metric("METEOR", in_validation=False)}, meteor_counts, _meteor, _meteor, java=True),
+)
+"""The metrics of captions, which have intervals and tests."""
+
 METRICS: dict[str, Metric] = {
-    **{f"bleu{n}": Metric(f"BLEU-{n}") for n in range(1, ORDERS + 1)},
-    "rouge_l": Metric("ROUGE-L"),
-    "cider_d": Metric("CIDEr-D"),
-    "meteor": Metric("METEOR", in_validation=False),
+    **{name: metric for family in FAMILIES for name, metric in family.metrics.items()},
     **{f"bleu{n}_no_penalty": Metric(f"BLEU-{n}, no brevity penalty", better=None) for n in range(1, ORDERS + 1)},
     "brevity_penalty": Metric("Brevity penalty", "ratio", None),
     "length_ratio": Metric("Words per reference word", "ratio", None),
@@ -71,6 +110,7 @@ METRICS: dict[str, Metric] = {
 }
 """All metrics that an evaluation can have, for any data and attention, by their names in logs and files."""
 
+CAPTION_METRICS = tuple(name for family in FAMILIES for name in family.metrics)
 NOUN_METRICS = {name: metric for name, metric in METRICS.items() if metric.hits}
 TITLES = {name: metric.title for name, metric in METRICS.items()}
 
@@ -83,49 +123,6 @@ def log_key(stage: str, name: str) -> str:
 def few_images_warning(image_count: int) -> str:
     """Return a warning to print after a metric of fewer than 100 images, "" for more images."""
     return "; BLEU of fewer than 100 images says little" if 0 < image_count < 100 else ""
-
-
-@dataclass(frozen=True)
-class Family:
-    """S metrics of captions that are functions of the same counts."""
-
-    names: tuple[str, ...]  # keys of ``METRICS``, as logs and files have them
-    count: Callable[[Sequence[Words], Sequence[Sequence[Words]]], Floats]
-    """Maps hypotheses, a word list per image, and references, word lists per image, to counts (images, C)."""
-    statistic: Callable[[Floats], Floats]
-    """Maps counts that are summed over images, (.., C), to the corpus' metrics in ``UNIT``, (.., S)."""
-    image_statistic: Callable[[Floats], Floats]
-    """Maps (images, C) to metrics of images, (images, S). Their mean is not the corpus' BLEU or METEOR."""
-    java: bool = False
-
-
-def _mean_over_images(name: str, of_images: Callable[[Sequence[Words], Sequence[Sequence[Words]]], Floats]) -> Family:
-    """Return the family of a metric whose corpus value is the mean over images. Its counts are the value and 1."""
-
-    def count(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Floats:
-        values = of_images(hypotheses, references)
-        return np.stack([values, np.ones_like(values)], axis=1)
-
-    def percent(counts: Floats) -> Floats:
-        return percentage(counts)[..., None]
-
-    return Family((name,), count, percent, percent)
-
-
-def _meteor(counts: Floats) -> Floats:
-    return 100 * meteor_from_counts(counts)[..., None]
-
-
-FAMILIES = (
-    Family(tuple(f"bleu{n}" for n in range(1, ORDERS + 1)), bleu_counts, bleu_from_counts, sentence_bleu),
-    _mean_over_images("rouge_l", rouge_l),
-    # Resampling does not count the document frequencies again.
-    _mean_over_images("cider_d", lambda captions, references: CiderD(references).values(captions)),
-    Family(("meteor",), meteor_counts, _meteor, _meteor, java=True),
-)
-"""The metrics of captions, which have intervals and tests."""
-
-CAPTION_METRICS = tuple(name for family in FAMILIES for name in family.names)
 
 
 def family_counts(
@@ -142,8 +139,8 @@ def family_counts(
         if java or not family.java:
             try:
                 yield family, family.count(hypotheses, references)
-            except JavaError as error:
-                warn_once(f"no {TITLES[family.names[0]]}: {error}")
+            except InputError as error:
+                warn_once(str(error))
 
 
 def caption_metrics(
@@ -153,6 +150,6 @@ def caption_metrics(
     metrics: dict[str, float] = {}
     for family, counts in family_counts(hypotheses, references, java=java):
         total = counts.sum(axis=0)
-        values = dict(zip(family.names, family.statistic(total).tolist(), strict=True))
+        values = dict(zip(family.metrics, family.statistic(total).tolist(), strict=True))
         metrics |= bleu_metrics(total) if "bleu4" in values else values
     return metrics

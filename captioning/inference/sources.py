@@ -5,7 +5,7 @@ import io
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +14,14 @@ from torch import Tensor
 
 from captioning.data.images import formats, load_image, rgb, why_unreadable
 from captioning.data.transforms import Preprocessing
-from captioning.errors import InputError, one_line, warn_once
+from captioning.errors import InputError, warn_once
 from captioning.inference.caption import Photo
 
-ImageSource = str | os.PathLike[str] | Image.Image | bytes | IO[bytes] | NDArray[Any] | Tensor
-"""A path, a PIL image, the bytes of an image file, an open file or upload, an array (height, width, 1, 3 or 4) or
-(height, width), or a tensor (1, 3 or 4, height, width) or (height, width); numbers are uint8 or floats in 0 .. 1."""
+ImageSource = str | os.PathLike[str] | Image.Image | bytes | NDArray[Any] | Tensor
+"""A path, a PIL image, the bytes of an image file, an array (height, width, 1, 3 or 4) or (height, width), or a tensor
+(1, 3 or 4, height, width) or (height, width); numbers are uint8 or floats in 0 .. 1."""
 
-_ACCEPTED = "a path, a PIL image, the bytes of an image file, an open file, an array or a tensor"
+_ACCEPTED = "a path, a PIL image, the bytes of an image file, an array or a tensor"
 _PHOTO_SIDE = 768  # pixels of a photo's shorter side, about what a figure shows
 
 
@@ -36,24 +36,9 @@ def open_views(
         path = os.path.abspath(os.path.expanduser(source))  # the working directory may change
         views = [preprocessing.view(open_image(source, preprocessing.resize)) for preprocessing in preprocessings]
         return views, functools.partial(_photo_of, path, _file_version(path), preprocessings[0])
-    image = open_image(_without_file(source), 0)
+    image = open_image(source, 0)
     views = [preprocessing.view(image) for preprocessing in preprocessings]
     return views, functools.partial(_photo_of, image, None, preprocessings[0])
-
-
-def _without_file(source: Any) -> ImageSource:
-    """Return the bytes of an open file or an upload, which may be closed soon; other sources unchanged."""
-    if not hasattr(source, "read"):
-        return bytes(source) if isinstance(source, (bytearray, memoryview)) else source
-    file, reason = getattr(source, "file", source), "it is not open in binary mode"  # uploads of FastAPI are async
-    try:
-        with suppress(OSError, AttributeError):  # a stream cannot go back
-            file.seek(0)
-        if isinstance(content := file.read(), bytes):
-            return content
-    except (OSError, ValueError) as error:
-        reason = one_line(error)
-    raise InputError(f"image: {type(source).__name__} that cannot be read ({reason}); open the file with mode 'rb'")
 
 
 def _photo_of(source: str | Image.Image, version: tuple[int, int] | None, preprocessing: Preprocessing) -> Photo | None:
@@ -74,7 +59,7 @@ def is_single(images: ImageSource | Iterable[ImageSource]) -> bool:
     """Return whether this is one image and not several, which may lie in one array. Raises InputError for no image."""
     if isinstance(images, Tensor) or (isinstance(images, np.ndarray) and images.dtype.kind not in "OUS"):  # paths
         return images.ndim != 4
-    if isinstance(images, (str, os.PathLike, Image.Image, bytes, bytearray, memoryview)) or hasattr(images, "read"):
+    if isinstance(images, (str, os.PathLike, Image.Image, bytes)) or hasattr(images, "read"):
         return True
     if isinstance(images, dict) or not isinstance(images, Iterable):
         raise InputError(f"images: an image is {_ACCEPTED}, or give several of them, got {type(images).__name__}")

@@ -117,8 +117,6 @@ def test_an_overlay_of_two_models_has_a_row_for_each_of_the_same_words(capsys, f
     words = len(line.split())
     assert shown.count(">its_weights</text>") == shown.count(">its_cells</text>") >= 1
     assert shown.count("<image ") == 2 + 2 * words and "its_weights" not in target.read_text()
-    _, err = run(capsys, folder / "b.png", *both, "--overlay", target, "--heads", code=2)
-    assert "heads: " in err
 
 
 def test_a_summed_outputs_evidence_is_drawn_and_explored(capsys, folder, tmp_path):
@@ -264,7 +262,6 @@ def test_a_wrong_command_line_is_named_before_any_work(capsys, tmp_path, monkeyp
         (["--beam_size", 0], "beam_size must be in 1 .. 1000, got 0"),
         (["--batch_size", 0], "batch_size must be at least 1, got 0"),
         (["--top_k", 3], "top_k=3 has an effect only with method sample"),
-        (["--heads", "--overlay", "o.png"], "heads: this model's attention has none"),
         (["--explorer", "b.png/x.html"], "error: --explorer b.png/x.html: cannot be written ("),
     ],
 )

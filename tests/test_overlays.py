@@ -183,18 +183,6 @@ def test_details_show_the_evidence_beneath_the_alphas():
     assert figure.texts[-1].get_window_extent().x1 <= figure.bbox.x1
 
 
-def test_heads_stand_beneath_their_mean():
-    cells = [[0, 4, 14], [10, 12, 2]]  # of three heads at two words
-    heads = np.array([[one_hot(cell) for cell in word_cells] for word_cells in cells], dtype=np.float32)
-    trace = trace_of(heads.mean(1), [0.25, 0.5])._replace(head_alphas=heads)
-    assert len(panels(figure_of(GREY, ["two", "cats"], trace))) == 2
-    figure = figure_of(GREY, ["two", "cats"], trace, heads=True)
-    brightest = brightest_cells(figure)
-    assert brightest[1:4] == cells[0] and brightest[5:] == cells[1]
-    assert brightest[0] in cells[0] and brightest[4] in cells[1]  # the mean has three of them
-    assert [axes.get_ylabel() for axes in panels(figure)[:4]] == ["mean of 3 heads", "head 1", "head 2", "head 3"]
-
-
 @pytest.mark.parametrize(("both", "details"), [(False, False), (False, True), (True, True)])
 @pytest.mark.parametrize("steps", [quick_if(steps < 11, steps) for steps in (0, 1, 6, 7, 11, 30)])
 def test_panels_lie_inside_the_figure_and_do_not_overlap(steps, both, details):

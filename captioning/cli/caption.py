@@ -21,7 +21,6 @@ def caption(
     overlay: Path | None = None,
     style: Literal["color", "paper"] = "color",
     details: bool = False,
-    heads: bool = False,
     explorer: Path | None = None,
     json: Path | None = None,
     device: str = "auto",
@@ -41,7 +40,6 @@ def caption(
         style: Style of overlays: the map in color or, as in the paper, in white on the gray image.
         details: Also draw the evidence on overlays: where each word came from. Also write the greatest attention of
             each word and its beta, the weight of the image.
-        heads: Also draw each head of multi-head attention on overlays.
         explorer: Write a page to explore attention and other captions, an HTML file.
         json: Also write words, attention and more, one JSON object a line; - prints them in place of captions.
         device: auto, cpu, cuda or cuda:N.
@@ -54,8 +52,8 @@ def caption(
         captioning caption holiday/ --explorer holiday.html
         captioning caption holiday/ --model best.ckpt --overlay attention/ --json captions.jsonl
     """
-    if overlay is None and (details or heads or style != "color"):
-        raise InputError("--style, --details and --heads: have no effect without --overlay")
+    if overlay is None and (details or style != "color"):
+        raise InputError("--style and --details: have no effect without --overlay")
     if sample and decoding.keys() & {"beam_size", "length_normalization"}:
         raise InputError("--beam_size and --length_normalization: have no effect with --sample")
     models = model or ["pretrained"]
@@ -86,7 +84,7 @@ def caption(
             if overlay is not None:
                 content["overlay"] = str(overlays[str(result.path)])
                 picture = captioner.with_members(result, labels)
-                picture.save_figure(content["overlay"], style=style, heads=heads, details=details)
+                picture.save_figure(content["overlay"], style=style, details=details)
             if lines is not None:
                 print(json_text.dumps(content), file=lines, flush=True)
             if lines is not sys.stdout:

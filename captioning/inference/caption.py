@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from captioning.cells import CellGrid
-from captioning.errors import InputError, printable
+from captioning.errors import printable
 from captioning.files import FIGURE_SUFFIXES, check_output, replacing
 from captioning.trace import AttentionTrace
 from captioning.views.maps import Style
@@ -97,33 +97,28 @@ class Caption:
         left, top, right, bottom = map(round, np.multiply(box, photo.size * 2).tolist())
         return photo.crop((left, top, right, bottom))
 
-    def figure(self, style: Style = "color", *, heads: bool = False, details: bool = False) -> Figure:
+    def figure(self, style: Style = "color", *, details: bool = False) -> Figure:
         """Return the paper's figure: the image, then the attention at each word.
 
         If the image file has changed since, the figure shows the model's view.
 
         Args:
             style: "color": the map's colors on the image. "paper": white on the gray image, as in Fig. 2.
-            heads: Also show each head of multi-head attention.
             details: Also write beta and the greatest attention of each word, and show the evidence below the alphas.
         """
-        if heads and self.trace.head_alphas is None:
-            raise InputError("heads: this model's attention has none; leave it out")
-        if heads and self.other_models:
-            raise InputError("heads: several models are drawn as one row each; leave it out")
         captions = {self.model: self, **self.other_models}
         photos = {name: caption.photo() for name, caption in captions.items()}
         attention = {n: ModelAttention(c.trace, c.cells, photos[n].view_box) for n, c in captions.items()}
-        options: dict[str, Any] = {"style": style, "text": self.text, "heads": heads, "details": details}
-        return attention_figure(photos[self.model].image, self.words, attention, **options)
+        photo = photos[self.model].image
+        return attention_figure(photo, self.words, attention, style=style, text=self.text, details=details)
 
-    def save_figure(self, path: str | Path, style: Style = "color", **options: bool) -> None:
-        """Write ``figure`` with these options to a .png, .pdf or .svg file. Raises InputError for another suffix."""
+    def save_figure(self, path: str | Path, style: Style = "color", *, details: bool = False) -> None:
+        """Write ``figure`` to a .png, .pdf or .svg file. Raises InputError for another suffix."""
         from matplotlib import rc_context
 
         check_output(path, suffixes=FIGURE_SUFFIXES)
         with rc_context({"pdf.fonttype": 42}), replacing(Path(path)) as temporary:  # TrueType, not Type 3
-            self.figure(style, **options).savefig(temporary, format=Path(path).suffix[1:].lower())
+            self.figure(style, details=details).savefig(temporary, format=Path(path).suffix[1:].lower())
 
     def explorer_run(self, run: str, **options: Any) -> dict[str, Any]:
         """Return this caption and its alternatives as the explorer shows them; see ``explorer.explorer_run``."""

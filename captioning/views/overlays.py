@@ -54,7 +54,6 @@ def attention_figure(
     *,
     style: Style = "color",
     text: str | None = None,
-    heads: bool = False,
     details: bool = False,
 ) -> Figure:
     """Return the image and its caption, followed by a panel per word with the attention over the model's view.
@@ -67,12 +66,12 @@ def attention_figure(
         photo: The whole image, on which the first model's view is outlined.
         words: T words.
         attention_by_model: By label, the attention of models at these words; a row of panels for each.
-        style, heads, details: As in ``Caption.figure``.
+        style, details: As in ``Caption.figure``.
         text: The caption as written; by default the words with spaces between them.
     """
     check_choice(Style, style=style)
     photo, first = photo.convert("RGB"), next(iter(attention_by_model.values()))
-    strips = [x for item in attention_by_model.items() for x in _strips(*item, photo, heads=heads, details=details)]
+    strips = [x for item in attention_by_model.items() for x in _strips(*item, photo, details)]
     ends: dict[str, float] = {}  # upper ends of the scales of attention and evidence
     for strip in strips:
         spread = [weights.max() for weights, cell in zip(strip.weights, strip.chosen, strict=True) if cell is None]
@@ -154,21 +153,17 @@ class _Strip(NamedTuple):
         return paint(self.background, smooth_alphas(weights, self.cells), end, style)
 
 
-def _strips(name: str, attention: ModelAttention, photo: Image.Image, *, heads: bool, details: bool) -> list[_Strip]:
+def _strips(name: str, attention: ModelAttention, photo: Image.Image, details: bool) -> list[_Strip]:
     """Return the rows of panels of a model."""
     trace, background = map_fields(attention.trace, np.asarray), _background(photo, attention.view_box)
     cells = attention.cells.scaled(background.shape[:2])
     maps = {"attention": trace.alphas}
-    if heads:
-        by_head = trace.head_alphas.swapaxes(0, 1)  # (h, T, L)
-        maps = {f"mean of {len(by_head)} heads": trace.alphas} | {f"head {k}": x for k, x in enumerate(by_head, 1)}
-    elif details and trace.evidence is not None:
+    if details and trace.evidence is not None:
         maps["evidence"] = trace.evidence
     strips = []
-    for title, weights in maps.items():
-        label = ": ".join(filter(None, (name, title if len(maps) > 1 else "")))
-        is_alphas = weights is trace.alphas
-        kind = "evidence" if weights is trace.evidence else "attention"
+    for kind, weights in maps.items():
+        label = ": ".join(filter(None, (name, kind if len(maps) > 1 else "")))
+        is_alphas = kind == "attention"
         chosen = [cell if is_alphas else None for cell in trace.chosen()]
         notes = _notes(weights, chosen, trace.betas if is_alphas else None, details)
         strips.append(_Strip(label, kind, background, cells, weights, chosen, notes))

@@ -145,10 +145,6 @@ class Comparison:
         several = {name: _on_variant(self, name, tests[self.metric]) for name, tests in self.variant_tests.items()}
         return several | single
 
-    def is_clear(self, name: str) -> bool:
-        """Return whether a variant's metric clearly differs from the first variant's; false for single runs."""
-        return name in self.variant_tests and self.variant_tests[name][self.metric].clear
-
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers as plain data for JSON."""
         return {
@@ -197,12 +193,8 @@ def _on_run(result: Comparison, name: str, test: Difference) -> str:
 def _on_variant(result: Comparison, name: str, test: Difference) -> str:
     first, (other,) = result.variants[0], [variant for variant in result.variants if variant.name == name]
     before, after = (f"{variant.mean(result.metric):.1f}" for variant in (first, other))
-    counts = len(other.runs), len(first.runs)
-    seeds = f"{counts[0]} seeds each" if counts[0] == counts[1] else "{} and {} seeds".format(*counts)
+    seeds = f"{len(other.runs)} + {len(first.runs)} seeds"
     numbers = f"{TITLES[result.metric]} {_difference(test)}, {result.image_count} images, {seeds}."
-    # Half a digit: a smaller difference is shown as 0.0.
-    if abs(test.interval.value) < 0.05 and not test.excludes_zero and after == before:
-        return f"Equal: {name} and {first.name} both have {after} {numbers}"
     return f"{finding(test)}: {name} has {after} and {first.name} {before} {numbers}"
 
 
@@ -210,8 +202,6 @@ def finding(test: Difference) -> str:
     """Return a test's result in words; a difference is clear only if interval and test agree."""
     if test.clear:
         return "Clear difference"
-    if test.excludes_zero:
-        return "Weak evidence of a difference (the interval excludes zero, the test is not significant)"
-    if test.significant:
-        return "Weak evidence of a difference (the test is significant, the interval includes zero)"
+    if test.excludes_zero or test.significant:
+        return "Weak evidence of a difference (interval and test disagree)"
     return "No clear difference"

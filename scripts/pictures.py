@@ -37,7 +37,7 @@ from captioning.inference.caption import Caption
 from captioning.model import AttentionDecoder, SummedOutput
 from captioning.settings import command_line
 from captioning.trace import AttentionTrace
-from captioning.views.explorer import explorer_image, explorer_page
+from captioning.views.explorer import explorer_image, explorer_page, explorer_run
 from captioning.views.maps import paint, smooth_alphas
 from captioning.vocabulary import FUNCTION_WORDS, SPECIALS, START, Vocabulary
 
@@ -229,7 +229,7 @@ def explorer(captioner: ImageCaptioner[Any]) -> None:
     from playwright.sync_api import sync_playwright
 
     caption = captioner.caption(str(EXAMPLES / SHOWN), beam_size=5)
-    page = explorer_page([explorer_image(SHOWN, caption.seen(), [caption.explorer_run("pretrained")])], caption.text)
+    page = explorer_page([explorer_image(SHOWN, caption.seen(), [explorer_run("pretrained", caption)])], caption.text)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         file = Path(folder) / "explorer.html"
         file.write_text(page, encoding="utf-8")

@@ -84,6 +84,8 @@ class Attended(NamedTuple):
     trace: AttentionTrace
     log_probs: list[float]
     log_prob: float
+    cells: CellGrid = CellGrid.regular(GRID, (40, 60))
+    alternatives: Sequence["Attended"] = ()
 
 
 def attended(
@@ -104,8 +106,8 @@ def run_captions(
     numbers: Mapping[str, float | str] | None = None,
     **caption: Any,
 ) -> ExplorerData:
-    captions = [attended(words, **caption), *alternatives]
-    return explorer_run(run, captions, CellGrid.regular(grid_size, (40, 60)), numbers=numbers)
+    shown = attended(words, **caption)._replace(cells=CellGrid.regular(grid_size, (40, 60)), alternatives=alternatives)
+    return explorer_run(run, shown, numbers=numbers)
 
 
 def explored(

@@ -12,7 +12,7 @@ from PIL import Image
 from captioning.cells import CellGrid
 from captioning.errors import InputError
 from captioning.inference.caption import Caption, Photo
-from captioning.views.explorer import explorer_image, explorer_page
+from captioning.views.explorer import explorer_image, explorer_page, explorer_run
 
 ROWS, COLUMNS = 3, 5
 CELLS = ROWS * COLUMNS
@@ -93,7 +93,7 @@ def test_plain_data_survives_json(caption):
 
 
 def test_the_explorer_gets_the_caption_and_its_beam(caption):
-    captions = hard(caption, [3, 0, 14]).explorer_run("mine", numbers={"BLEU-4": 0.5})
+    captions = explorer_run("mine", hard(caption, [3, 0, 14]), numbers={"BLEU-4": 0.5})
     page = explorer_page([explorer_image("0.png", caption.view, [captions])])
     (text,) = re.findall(r'explorer-data">(.*?)</script>', page, flags=re.DOTALL)
     (shown,) = json.loads(text)["images"][0]["runs"]

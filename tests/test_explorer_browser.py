@@ -238,8 +238,8 @@ def test_cells_are_framed_and_found_where_the_encoder_has_them(visit):
     cells = CellGrid(
         (3, 4), (2, 20), (16, 16), (48, 64)
     )  # the first row begins 6 pixels above, columns 12 to the right
-    words = attended("here", peaked([5]), locations=[0])
-    page = visit(explorer_page([explored(explorer_run("own", [words], cells), view=grey())]))
+    words = attended("here", peaked([5]), locations=[0])._replace(cells=cells)
+    page = visit(explorer_page([explored(explorer_run("own", words), view=grey())]))
     stage = panel(page, "own").locator(".stage")
     outer = stage.bounding_box()
     scale = outer["width"] / 64

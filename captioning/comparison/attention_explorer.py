@@ -14,7 +14,7 @@ from captioning.inference import ImageCaptioner, load, same_words
 from captioning.inference.caption import Caption
 from captioning.metrics.table import TITLES
 from captioning.progress import Progress
-from captioning.views.explorer import ExplorerData, explorer_fragment, explorer_image
+from captioning.views.explorer import ExplorerData, explorer_fragment, explorer_image, explorer_run
 
 if TYPE_CHECKING:
     from captioning.model.captioner import Captioner
@@ -77,7 +77,7 @@ def explore(
             # Start at the first word at which the captions differ; a caption may end before it.
             columns = zip(*(text.split() for text in item.captions.values()), strict=False)
             first = len(list(itertools.takewhile(lambda column: len(set(column)) == 1, columns)))
-            images[name]["runs"].append(caption.explorer_run(run.name, numbers=numbers, first_word=first))
+            images[name]["runs"].append(explorer_run(run.name, caption, numbers=numbers, first_word=first))
     return explorer_fragment(list(images.values())) if images else "", notices
 
 

@@ -120,17 +120,11 @@ class Caption:
         with rc_context({"pdf.fonttype": 42}), replacing(Path(path)) as temporary:  # TrueType, not Type 3
             self.figure(style, details=details).savefig(temporary, format=Path(path).suffix[1:].lower())
 
-    def explorer_run(self, run: str, **options: Any) -> dict[str, Any]:
-        """Return this caption and its alternatives as the explorer shows them; see ``explorer.explorer_run``."""
-        from captioning.views.explorer import explorer_run
-
-        return explorer_run(run, [self, *self.alternatives], self.cells, **options)
-
     def explorer_image(self, run: str) -> dict[str, Any]:
         """Return the image with this caption and its alternatives for a page of the explorer."""
-        from captioning.views.explorer import explorer_image
+        from captioning.views.explorer import explorer_image, explorer_run
 
-        return explorer_image(printable(Path(self.path or "").name), self.seen(), [self.explorer_run(run)])
+        return explorer_image(printable(Path(self.path or "").name), self.seen(), [explorer_run(run, self)])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the caption as plain data for JSON, without pixels and heads, with attention rounded to 6 digits.

@@ -57,23 +57,18 @@ def explorer_image(
 
 
 def explorer_run(
-    run: str,
-    captions: Sequence[Any],
-    cells: CellGrid,
-    *,
-    numbers: Mapping[str, float | str] | None = None,
-    first_word: int = 1,
+    run: str, caption: Any, *, numbers: Mapping[str, float | str] | None = None, first_word: int = 1
 ) -> ExplorerData:
-    """Return one run's captions of an image with their attention.
+    """Return one run's caption of an image and its alternatives, with their attention.
 
     Args:
         run: Name of the run, the same on every image.
-        captions: Like ``inference.Caption``, with words, trace, log_prob and log_probs; the best one first.
-        cells: The L cells on the view.
+        caption: An ``inference.Caption``.
         numbers: Values beside the run's name, such as a metric of the caption, rounded to 4 digits.
         first_word: Index of the word that is shown first; a shorter caption starts at its last word. The default, the
             second word, is most often a noun.
     """
+    cells: CellGrid = caption.cells
     height, width = cells.size
     return {
         "run": run,
@@ -82,7 +77,7 @@ def explorer_run(
         "offset": [cells.offset[0] / height, cells.offset[1] / width],  # of the view's sides
         "stride": [cells.stride[0] / height, cells.stride[1] / width],
         "numbers": {name: x if isinstance(x, str) else _number(x) for name, x in (numbers or {}).items()},
-        "captions": [_caption(caption) for caption in captions],
+        "captions": [_caption(shown) for shown in (caption, *caption.alternatives)],
         "start": first_word,
     }
 

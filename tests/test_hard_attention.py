@@ -185,27 +185,6 @@ def test_ramp_moves_the_probability_linearly_between_fractions_of_training(ramp,
         assert attention.may_draw == (probability > 0) == bool(drawn.any())
 
 
-@pytest.mark.parametrize(
-    ("probability", "ramp", "progress", "note"),
-    [
-        (0.5, (), None, ""),
-        (0.0, (), None, "HardAttention has drawn no location with sample_probability 0.0"),
-        (0.5, (0.2, 0.2), 0.2, ""),
-        (
-            0.5,
-            (0.2, 0.4),
-            0.2,
-            "HardAttention has drawn no location with sample_probability 0.5: the last batch was at 20%",
-        ),
-        (0.5, (0.2, 0.4, 0.6, 0.8), 0.9, ""),
-    ],
-)
-def test_only_a_training_without_draws_ends_with_a_note(probability, ramp, progress, note):
-    attention = HardAttention(AdditiveScore(A), sample_probability=probability, ramp=ramp)
-    attention.progress = progress
-    assert attention.closing_note().startswith(note) and bool(attention.closing_note()) == bool(note)
-
-
 def test_the_count_of_batches_in_a_checkpoint_of_0_2_is_ignored():
     attention = training(HardAttention(AdditiveScore(A), ramp=(0, 1)))
     attention.load_state_dict(attention.state_dict() | {"batches": torch.tensor(8)})

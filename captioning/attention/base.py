@@ -99,10 +99,6 @@ class Attention(Component):
         """Return current values for the logs, by name."""
         return {}
 
-    def closing_note(self) -> str:
-        """Return a line about the training that has ended, such as that no location was drawn; "" for none."""
-        return ""
-
     @contextmanager
     def in_context_mode(self, mode: str) -> Iterator[None]:
         """Use the context mode ``mode`` within this ``with`` block, also during training."""

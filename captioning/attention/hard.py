@@ -80,14 +80,6 @@ class StochasticAttention(Attention):
     def logged_values(self) -> dict[str, float]:
         return {"sample_probability": self.current_sample_probability}
 
-    def closing_note(self) -> str:
-        # A ramp without width draws from its only value on.
-        last, ramp = self.progress or 0.0, self.ramp
-        if self.sample_probability > 0 and (not ramp or last > ramp[0] or last >= ramp[1]):
-            return ""
-        where = f": the last batch was at {last:.0%} of training, the ramp is {list(ramp)}" if ramp else ""
-        return f"{type(self).__name__} has drawn no location with sample_probability {self.sample_probability}{where}"
-
     def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
         memory = super().prepare(annotations, mask)
         if not self.training:

@@ -164,10 +164,6 @@ class CaptioningModule(pl.LightningModule):
         if learns and (cause := self._watch.cause()) is not None:
             rank_zero_warn(f"attention has collapsed: {cause}")
 
-    def on_train_end(self) -> None:
-        if self.trainer.is_global_zero and (note := self.attention.closing_note()):
-            print(note, flush=True)
-
     def configure_optimizers(self) -> Any:
         steps = 0 if self.scheduler is None else self._run_length()[0]
         decoder = [p for p in self.captioner.decoder.parameters() if p.requires_grad]

@@ -3,6 +3,7 @@
 import math
 from abc import abstractmethod
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -142,38 +143,21 @@ class HardAttention(StochasticAttention):
 class GumbelAttention(StochasticAttention):
     """Straight-through Gumbel-softmax (Jang et al. 2017; Maddison et al. 2017), the control without REINFORCE.
 
-    It has no ``normalizer``: the relaxation is of the softmax.
-
     The context is the annotation of a drawn location, as in ``HardAttention``. The backward pass differentiates the
     relaxed draw softmax((log alpha + g) / temperature) with Gumbel noise g instead. The gradient is biased: as the
     temperature falls, the bias falls and the variance grows.
 
     Args:
-        score: Gives the logits, whose softmax are the alphas.
+        score: Gives the logits.
         temperature: Temperature at the beginning of training. It decays exponentially to half of this value at the end.
-        sample_probability, ramp, per_batch, dropout, context_mode: As in ``StochasticAttention``, but all contexts are
-            drawn by default.
+        sample_probability: As in ``StochasticAttention``, but all contexts are drawn by default.
+        options: The other arguments of ``StochasticAttention``.
     """
 
     def __init__(
-        self,
-        score: Score,
-        *,
-        temperature: float = 1.0,
-        sample_probability: float = 1.0,
-        ramp: tuple[float, ...] | None = (),
-        per_batch: bool = False,
-        dropout: float = 0.0,
-        context_mode: str = "expected",
+        self, score: Score, *, temperature: float = 1.0, sample_probability: float = 1.0, **options: Any
     ) -> None:
-        super().__init__(
-            score,
-            sample_probability=sample_probability,
-            ramp=ramp,
-            per_batch=per_batch,
-            dropout=dropout,
-            context_mode=context_mode,
-        )
+        super().__init__(score, sample_probability=sample_probability, **options)
         if not 0 < temperature < math.inf:
             raise InputError(f"temperature must be positive, got {temperature}; hard draws are the limit 0")
         self.first_temperature = temperature

@@ -267,11 +267,6 @@ def test_top_k_and_top_p_cut_the_tail():
     assert drawn(temperature=0.02) == {4}
 
 
-def test_fewer_words_than_the_smallest_number_are_refused():
-    with pytest.raises(InputError, match=r"at most max_length\) must be in 0 \.\. 3, got 4"):
-        greedy(markov(table()), start(1), max_length=3, constraints=Constraints(4))
-
-
 @pytest.mark.parametrize("search", [sample, functools.partial(beam_search, beam_size=2)], ids=["sample", "beam"])
 def test_a_model_without_a_finite_probability_is_refused_by_every_search(search):
     with pytest.raises(InputError, match="the model gives no word a finite probability"):

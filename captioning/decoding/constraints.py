@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from captioning.decoding_options import DecodingOptions
-from captioning.errors import InputError, check_whole
+from captioning.errors import InputError
 from captioning.vocabulary import END, FUNCTION_WORDS, PAD, START, UNK, Vocabulary
 
 NEVER = (PAD, START, UNK)
@@ -47,9 +47,7 @@ class Constraints:
         return cls(*limits, tuple(vocabulary.encode(words)), repeatable if options.no_repeat_content else None)
 
     def check(self, max_length: int) -> None:
-        """Raise InputError if captions of at most ``max_length`` words cannot meet the constraints."""
-        check_whole(1, max_length=max_length)
-        check_whole(0, max_length, **{"min_length (at most max_length)": self.min_length})
+        """Raise InputError if the prefix leaves no room for a word in captions of at most ``max_length`` words."""
         if len(self.prefix) >= max_length:
             raise InputError(f"prefix: {len(self.prefix)} words leave no room below max_length {max_length}")
 

@@ -18,8 +18,8 @@ def decode(
 ) -> list[list[Hypothesis]]:
     """Return the captions of every image of ``state``, (B, ..) each: best first, or in the order of sampling.
 
-    ``vocabulary`` is the model's, which ``prefix`` and ``no_repeat_content`` need. Raises InputError without it, if no
-    caption meets the constraints, or if the model does not know a word of the prefix. The model applies ``seed`` and
+    ``vocabulary`` is the model's, which ``prefix`` and ``no_repeat_content`` need. Raises InputError without it, if
+    the prefix is too long, or if the model does not know a word of it. The model applies ``seed`` and
     ``context_mode`` (``CaptionModel.search``).
     """
     if not isinstance(options, DecodingOptions):
@@ -50,7 +50,7 @@ def beam_search(
 
     As in the authors' code, a finished hypothesis leaves the beam and narrows it. The search for an image ends when K
     have finished, or at ``max_length``: the others are returned as unfinished, after the finished ones. Raises
-    InputError if no caption of ``max_length`` words meets the constraints, or no word has a finite probability.
+    InputError if the prefix leaves no room below ``max_length``, or no word has a finite probability.
 
     Args:
         state: State of B rows, one per image; after the first step it has K rows per image.

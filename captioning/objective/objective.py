@@ -108,9 +108,6 @@ class Likelihood(Objective):
         self.label_smoothing = label_smoothing
         self.samples = samples
         self.guidance: Sequence[Guidance] = nn.ModuleList(guidance or [])  # type: ignore[assignment]
-        names = [term.name for term in self.guidance]
-        if len({*names}) < len(names):
-            raise InputError(f"guidance: the names of terms, keys in logs, must differ; got {', '.join(names)}")
         self.needs_regions = any(term.needs_regions for term in self.guidance)
         self.reduction = reduction or Reduction()
 

@@ -102,7 +102,7 @@ class SelfCriticalTraining(Objective):
             captions, rewards = self.sample(captioner, memory, batch.index_rows.tolist())  # N, (N,)
             if self.dropout:
                 _train_dropout(captioner.decoder)
-            log_probs, output = self.log_probs(captioner, batch, memory, captions)  # (N,)
+            log_probs, output = self.log_probs(captioner.decoder, memory, captions)  # (N,)
         finally:
             captioner.train(training)
         baseline = leave_one_out(rewards, self.samples)
@@ -134,15 +134,13 @@ class SelfCriticalTraining(Objective):
         return captions, self.reward(index_rows_of_captions, captions).to(state[0].device)
 
     def log_probs(
-        self, captioner: Captioner, batch: CaptionBatch, memory: Memory, captions: Sequence[Hypothesis]
+        self, decoder: Decoder, memory: Memory, captions: Sequence[Hypothesis]
     ) -> tuple[Tensor, DecoderOutput]:
         """Return log p(w | a) of N sampled captions (N,) in nats, and the decoder's output for them."""
-        device, B = memory.annotations.device, len(batch.index_rows)
+        device = memory.annotations.device
         ids, lengths = pad_captions([caption.ids for caption in captions])
         lengths = lengths - torch.tensor([not caption.finished for caption in captions]).long()  # cut off: no <end>
-        image_index = repeat_rows(torch.arange(B, device=device), len(captions) // B)  # (N,)
-        sampled = batch._replace(captions=ids.to(device), lengths=lengths.to(device), image_index=image_index)
-        output = captioner.teacher_force(sampled, memory)
+        output = decoder(ids.to(device), lengths.to(device), memory)
         logits = _sampleable_logits(output, self.search.min_length)
         return step_log_probs(logits, output.targets, output.mask).sum(dim=1), output
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -169,37 +168,35 @@ def test_what_is_compared_is_not_written_over(tested_pair, tmp_path):
 
 
 @pytest.fixture
-def commands(tested_pair, monkeypatch) -> list[list[str]]:
-    """The commands of `captioning` that were started. The second run has no captions before one has tested it."""
-    captions, real, started = tested_pair[1] / "test_captions.json", subprocess.run, []
+def tested(tested_pair, monkeypatch) -> list[str]:
+    """The checkpoints that were tested. The second run has no captions before it is tested."""
+    captions, checkpoints = tested_pair[1] / "test_captions.json", list[str]()
     content = captions.read_text()
     captions.unlink()
 
-    def run(command, **options):
-        if "captioning" not in command:
-            return real(command, **options)
-        started.append(command[1:])
+    def score(task: str, *, ckpt_path: str) -> None:
+        checkpoints.append(ckpt_path)
         captions.write_text(content)
-        return real(["echo", "printed by the test"], **options)
+        print("printed by the test")
 
-    monkeypatch.setattr(subprocess, "run", run)
-    return started
+    monkeypatch.setattr("captioning.cli.score.score", score)
+    return checkpoints
 
 
-def test_an_untested_run_is_named_with_its_command_and_tested_if_that_is_asked_for(tested_pair, commands, capsys):
+def test_an_untested_run_is_named_with_its_command_and_tested_if_that_is_asked_for(tested_pair, tested, capsys):
     best = str(tested_pair[1] / "checkpoints" / "best.ckpt")
     missing = f"hard has no captions of its test split; to make them: captioning test --ckpt_path {best}"
     compare_command(*map(str, tested_pair), resamples=9, images=0)
-    assert missing in capsys.readouterr().out and commands == []
+    assert missing in capsys.readouterr().out and tested == []
     compare_command(*map(str, tested_pair), resamples=9, images=0, test=True)
     printed = capsys.readouterr()
     assert "testing hard" in printed.err
-    assert commands == [["-m", "captioning", "test", "--ckpt_path", best]]
+    assert tested == [best]
     assert "has no captions" not in printed.out
 
 
 @pytest.mark.slow
-def test_a_run_that_was_trained_on_after_its_test_is_left_out_or_tested_again(tested_pair, commands, capsys):
+def test_a_run_that_was_trained_on_after_its_test_is_left_out_or_tested_again(tested_pair, tested, capsys):
     best, metrics = tested_pair[0] / "checkpoints/best.ckpt", tested_pair[0] / "test_metrics.json"
     content = json.loads(metrics.read_text())
     content["search"] |= {"checkpoint": "best.ckpt", "weights": checksum(best)}
@@ -212,13 +209,13 @@ def test_a_run_that_was_trained_on_after_its_test_is_left_out_or_tested_again(te
     assert (run.captions, run.metrics, run.contexts, run.checkpoint) == (None, {}, {}, best)
     compare_command(*map(str, tested_pair), resamples=9, images=0)
     old = "soft was tested with other weights than its best.ckpt has now; to test it again: captioning test"
-    assert f"{old} --ckpt_path {best}" in capsys.readouterr().out and commands == []
+    assert f"{old} --ckpt_path {best}" in capsys.readouterr().out and tested == []
     compare_command(*map(str, tested_pair), resamples=9, images=0, test=True)
-    assert [words[-1] for words in commands] == [str(best), str(tested_pair[1] / "checkpoints/best.ckpt")]
+    assert tested == [str(best), str(tested_pair[1] / "checkpoints/best.ckpt")]
 
 
 @pytest.mark.slow
-def test_json_alone_is_printed_also_if_runs_are_tested_first(tested_pair, commands, capfd):
+def test_json_alone_is_printed_also_if_runs_are_tested_first(tested_pair, tested, capfd):
     compare_command(*map(str, tested_pair), resamples=9, images=0, test=True, json=Path("-"))
     printed = capfd.readouterr()
     assert json.loads(printed.out)["runs"] and "printed by the test" not in printed.err

@@ -69,10 +69,6 @@ def test_a_missing_library_of_a_logger_is_one_line(workdir, capsys):
     assert line.startswith("error: 'own.Needs': needs nowhere; pip install nowhere")
 
 
-def test_a_callback_that_lacks_something_in_the_model_is_one_line(workdir, capsys):
-    assert "the learning rate finder" in refused(capsys, *FIT, "--trainer.callbacks", "LearningRateFinder")
-
-
 def test_an_interruption_before_the_first_step_leaves_no_folder(workdir):
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(SystemExit):

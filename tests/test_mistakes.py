@@ -74,7 +74,6 @@ MISTAKES = {
     FIT + "--config section.yaml": "is not accepted; did you mean --model.search.beam_size?",
     FIT + "--config stoping.yaml": "is not accepted; did you mean --early_stopping.monitor?",
     FIT + "--config argument.yaml": "Option 'chanels' is not accepted",
-    FIT + "--seed_everything false": "Expected a <class 'int'>. Got value: False",
     FIT + "--config names.yaml": "Unable to load config 'gone.yaml'",
     # options, classes and their arguments
     FIT + "--data.batch_sise 3": "unrecognized arguments: --data.batch_sise 3; did you mean --data.batch_size?",
@@ -166,7 +165,6 @@ MISTAKES = {
     FIT + "--ckpt_path exported": "exported: is a folder; give a .ckpt file (caption --model and fit --init_from",
     FIT + "--ckpt_path pretrained": "pretrained: is a folder; give a .ckpt file (caption --model and",
     "average --model pretrained --output mean.ckpt": "pretrained: is a folder; give a .ckpt file (caption --model",
-    "predict --ckpt_path pretrained --config tiny.yaml --results notes.txt": "--results notes.txt: is a file; give a f",
     "export --model pretrained --output out --notes latin.md": "latin.md: is not in UTF-8 (",
     # the other commands
     "prepare coco --karpathy --year 2017 --root coco": "--year 2017: Karpathy's split is of the 2014 images; leave out",

@@ -68,7 +68,7 @@ def _library_errors_as_input_errors(*kinds: type[Exception]) -> Iterator[None]:
     except Exception as error:
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         module = str(frame.f_globals.get("__name__"))
-        is_theirs = type(error).__module__.startswith(_LIBRARIES) or module == "pytorch_lightning.tuner.lr_finder"
+        is_theirs = type(error).__module__.startswith(_LIBRARIES)
         if module.startswith(_LIBRARIES):
             kinds += (ValueError, TypeError, ImportError, RuntimeError)
         if not (is_theirs or isinstance(error, kinds) or str(error).startswith("Error(s) in loading state_dict")):
@@ -112,14 +112,11 @@ class Fit(LightningCLI):
             CaptionDataModule,
             auto_configure_optimizers=False,  # the module takes its own
             load_from_checkpoint_support=False,
+            seed_everything_default=1,
             run=False,
             parser_kwargs={"prog": "captioning fit", "allow_abbrev": False, "exit_on_error": False},
             args=args,
         )
-
-    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        # A number, whereas LightningCLI's may be `true`.
-        parser.add_argument("--seed_everything", type=int, default=1, help="Seed of all random numbers.")
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         self._add(pl.Trainer, "trainer", default={"num_sanity_val_steps": 0, "enable_model_summary": False})

@@ -127,8 +127,6 @@ def _check_options(task: str, overridden: Sequence[str], split: Split | None, re
     for option in overridden if results is None else ():
         if option.startswith(("--data.source", "--data.limit_images")):
             raise InputError(f"{option}: tests other data than the run's; name a folder for the files by --results")
-    if results is not None and results.is_file():
-        raise InputError(f"--results {results}: is a file; give a folder")
     if task == "validate" and split not in (None, "val"):
         raise InputError(f"--split {split}: captioning validate scores the validation split; use captioning test")
 

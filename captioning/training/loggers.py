@@ -37,7 +37,6 @@ def logger_settings(config: Mapping[str, Any], folder: Path) -> list[dict[str, A
         is_of_another_run = isinstance(chosen, list) and arguments.get("save_dir") not in (None, ".")
         arguments = {**arguments, "save_dir": str(folder)}
         if logger["class_path"].endswith("WandbLogger"):
-            arguments.pop("experiment", None)  # an object, which no configuration can hold
             if config["ckpt_path"] is None and is_of_another_run:
                 arguments |= {"id": None, "name": None}
             defaults = {"project": os.environ.get("WANDB_PROJECT", "captioning"), "job_type": "train"}

@@ -28,7 +28,6 @@ def workdir(tmp_path_factory) -> Iterator[Path]:
     (folder / "twice.yaml").write_text("trainer: {max_epochs: 1}\ntrainer: {}\n")
     (folder / "encoder.yaml").write_text("class_path: ConvEncoder\nclass_path: ConvEncoder\n")
     (folder / "seed.yaml").write_text("seed_everything: -1\n")
-    (folder / "places.yaml").write_text("checkpoint: {dirpath: big_disk}\n")
     (folder / "names.yaml").write_text("data: gone.yaml\n")
     (folder / "section.yaml").write_text("modle: {search: {beam_size: 3}}\n")
     (folder / "limit.yaml").write_text("data: {limit_imagess: 5}\n")
@@ -124,7 +123,6 @@ MISTAKES = {
     FIT + "--checkpoint.dirpath big_disk": "--checkpoint.dirpath" + IN_RUNS,
     FIT + "--last.dirpath=big_disk": "--last.dirpath" + IN_RUNS,
     FIT + "--trainer.default_root_dir big_disk": "--trainer.default_root_dir" + IN_RUNS,
-    FIT + "--config places.yaml": "--checkpoint.dirpath" + IN_RUNS,
     FIT + "--trainer.logger CSVLogger --trainer.logger.save_dir logs": "--trainer.logger.save_dir" + IN_RUNS,
     FIT + "--trainer.accumulate_grad_batches 0": "--trainer.accumulate_grad_batches must be at least 1, got 0",
     FIT + "--trainer.check_val_every_n_epoch 0": "--trainer.check_val_every_n_epoch must be at least 1, got 0",

@@ -105,8 +105,8 @@ class Fit(LightningCLI):
     """
 
     def __init__(self, args: list[str]) -> None:
-        args, self.given = _read_files(args)
-        self.given.append({word[2:].partition("=")[0]: word for word in args if word.startswith("--")})
+        args = _with_config(args)
+        self.given = [word[2:].partition("=")[0] for word in args if word.startswith("--")]
         super().__init__(
             CaptioningModule,
             CaptionDataModule,
@@ -278,8 +278,8 @@ class Fit(LightningCLI):
             print(advice)
 
 
-def _read_files(args: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the command line and the settings of its --config files, by default the config.yaml of a resumed run."""
+def _with_config(args: list[str]) -> list[str]:
+    """Return the command line, with the config.yaml of a resumed run if it names no --config."""
     parser = CommandParser("captioning fit", add_help=False, allow_abbrev=False)
     parser.add_argument("-c", "--config", action="append", default=[])
     for option in ("--runs", "--ckpt_path", "--name"):
@@ -290,8 +290,8 @@ def _read_files(args: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
     if options.ckpt_path and not options.config:
         run = RunFolder.of(options.ckpt_path, Path(options.runs or "runs", options.name or "run"))
         if run is not None and run.config.is_file():
-            options.config = [str(run.config)]
-            args = ["--config", str(run.config), *args]
-        else:
-            read_checkpoint(Path(options.ckpt_path))  # refuses what is none
-    return args, [read_config(Path(file), "--config") for file in options.config]
+            return ["--config", str(run.config), *args]
+        read_checkpoint(Path(options.ckpt_path))  # refuses what is none
+    for file in options.config:
+        read_config(Path(file), "--config")  # refuses what is none
+    return args

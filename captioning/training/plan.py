@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 from captioning.errors import InputError, check_range, did_you_mean
 from captioning.metrics.table import METRICS, log_key
 from captioning.run_folder import RunFolder
-from captioning.settings import flatten
 from captioning.training.loggers import is_wandb_sweep, logger_settings
 
 
@@ -24,18 +23,17 @@ class RunPlan:
     settings: dict[str, Any]  # to be set in the configuration, by dotted key: paths, modes of monitors, loggers
 
 
-def plan_run(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]], folder: str | None = None) -> RunPlan:
+def plan_run(config: Mapping[str, Any], given: Collection[str], folder: str | None = None) -> RunPlan:
     """Return the plan of a run. The function looks for files, and writes none.
 
     Args:
         config: The full configuration of `captioning fit`.
-        given: The settings of each file, and last those of the command line, whose values are not parsed.
+        given: The names of the command line's options, without --.
         folder: The run's folder, if another process of the run has chosen it.
 
     Raises:
         InputError: An option of Lightning has no effect here or is set by the run.
     """
-    given = [flatten(settings) for settings in given]
     _check_usable(config, given)
     name, checkpoint = config["name"], config["ckpt_path"]
     if not name:  # the name of the first file; later files are overlays
@@ -46,7 +44,7 @@ def plan_run(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]], fold
     if resumed is not None and resumed.config.is_file() and not folder:
         # A resumed run stays in its folder, whatever the configuration says; the command line may name another.
         folder_settings: dict[str, Any] = {"runs": resumed.path.parent, "name": resumed.path.name}
-        folder_settings |= {name: config[name] for name in folder_settings if name in given[-1]}
+        folder_settings |= {name: config[name] for name in folder_settings if name in given}
         wanted = RunFolder(Path(folder_settings["runs"], folder_settings["name"]))
     run = wanted
     is_same_run = resumed is not None and resumed.path.resolve() == wanted.path.resolve()
@@ -64,11 +62,8 @@ def plan_run(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]], fold
         "last.dirpath": str(run.checkpoints),
     }
     for callback in ("checkpoint", "early_stopping"):
-        keys = {f"{callback}.monitor", f"{callback}.mode"}
-        latest = next((options for options in reversed(given) if keys & options.keys()), given[-1])
-        # A new monitor drops the mode of the old one.
-        mode = config[callback]["mode"] if latest.get(f"{callback}.mode") else None
-        settings[f"{callback}.mode"] = monitor_mode(f"--{callback}", config[callback]["monitor"], mode)
+        monitor, mode = config[callback]["monitor"], config[callback]["mode"]
+        settings[f"{callback}.mode"] = monitor_mode(f"--{callback}", monitor, mode)
     return RunPlan(run, wanted if run is not wanted else None, claims_folder, settings)
 
 
@@ -88,14 +83,11 @@ def monitor_mode(option: str, monitor: str | None, mode: str | None) -> str:
     return mode or str(metric_mode)
 
 
-def _check_usable(config: Mapping[str, Any], given: Sequence[Mapping[str, Any]]) -> None:
+def _check_usable(config: Mapping[str, Any], given: Collection[str]) -> None:
     """Raise InputError if an option of Lightning has no effect here or is set by the run."""
-    *configurations, command_line = given
-    # A file with name and runs is the config.yaml of a run. The run has set its paths, not the user.
-    users = [file for file in configurations if not {"name", "runs"} <= file.keys()]
     storage_options = re.compile(r"(checkpoint|last)\.dirpath|trainer\.(default_root_dir|logger\b.*\.(save_)?dir)")
-    for option, value in (item for file in (*users, command_line) for item in file.items()):
-        if value and storage_options.fullmatch(option):
+    for option in given:
+        if storage_options.fullmatch(option):
             raise InputError(f"--{option}: checkpoints and logs of a run are in RUNS/NAME; give --runs and --name")
     best, trainer = config["checkpoint"], config["trainer"]
     for name, low in {"accumulate_grad_batches": 1, "check_val_every_n_epoch": 1, "gradient_clip_val": 0}.items():

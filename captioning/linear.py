@@ -1,4 +1,4 @@
-"""The linear layer of a step: fast for the few rows of a search, with one weight gradient for a whole recurrence."""
+"""The linear layer of a step, with one weight gradient for a whole recurrence."""
 
 from collections.abc import Callable
 
@@ -36,33 +36,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x W^T + b for x (.., in), W (out, in), b (out,), as ``torch.nn.functional.linear`` does."""
     if deferred_uses(weight) is not None:
         rows = x.to(weight.dtype).flatten(0, -2)  # (N, in)
-        y = deferred_product(rows, weight, _product, torch.matmul, _weight_gradient)  # (N, out)
-    elif _is_few(x, weight):
-        y = _product(x.flatten(0, -2), weight)  # (N, out)
-    else:
-        return nn.functional.linear(x, weight, bias)
-    y = y.unflatten(0, x.shape[:-1])
-    return y if bias is None else y + bias.to(y.dtype)
-
-
-def _product(x: Tensor, weight: Tensor) -> Tensor:
-    return (weight @ x.t()).t().contiguous() if _is_few(x, weight) else nn.functional.linear(x, weight)
+        y = deferred_product(rows, weight, nn.functional.linear, torch.matmul, _weight_gradient)  # (N, out)
+        y = y.unflatten(0, x.shape[:-1])
+        return y if bias is None else y + bias.to(y.dtype)
+    return nn.functional.linear(x, weight, bias)
 
 
 def _weight_gradient(weight: Tensor, uses: list[Use]) -> Tensor:
     inputs, gradients = zip(*uses, strict=True)
     return torch.cat(gradients).t() @ torch.cat(inputs)
-
-
-def _is_few(x: Tensor, weight: Tensor) -> bool:
-    """Return whether x has so few rows, such as the beams of an image, that a CPU computes (W x^T)^T faster.
-
-    Also in training: ``deferred_product`` runs without autograd, and few rows remain when most captions have ended.
-    """
-    return (
-        not torch.is_grad_enabled()
-        and x.is_cpu
-        and x.dtype is weight.dtype is torch.float32
-        and 2 <= x.shape[:-1].numel() <= 8
-        and not torch.is_autocast_enabled("cpu")
-    )

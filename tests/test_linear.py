@@ -1,4 +1,4 @@
-"""The product of few rows is PyTorch's linear layer, whatever the rows, types and strides."""
+"""The linear layer of a step is PyTorch's, whatever the rows, types and strides."""
 
 import pytest
 import torch

@@ -11,7 +11,7 @@ from PIL import Image
 from captioning.data.folder import FolderSource, hashed_split
 from captioning.data.loading import CaptionDataset
 from captioning.data.transforms import Preprocessing
-from captioning.errors import InputError, warn_once
+from captioning.errors import InputError
 from captioning.vocabulary import Vocabulary
 
 ROWS = [
@@ -90,7 +90,6 @@ def test_the_file_of_captions_is_found_by_its_usual_name_and_has_a_known_ending(
     csv(tmp_path, "image,caption\na.jpg,a dog\n")
     assert [path.name for path in FolderSource(str(tmp_path)).files] == ["captions.csv"]
     (tmp_path / "captions.csv").rename(tmp_path / "Captions.CSV")
-    (tmp_path / "metadata.jsonl").touch()  # another data set's, behind our own
     assert FolderSource(str(tmp_path)).index("val" if hashed_split("a.jpg") == "val" else "train").paths == ["a.jpg"]
     with pytest.raises(InputError, match=r"captions\.xlsx: captions must be a \.jsonl, \.csv or \.txt file"):
         FolderSource(str(tmp_path), captions="captions.xlsx")
@@ -103,63 +102,27 @@ def test_the_file_of_captions_is_found_by_its_usual_name_and_has_a_known_ending(
         ("captions.csv", "caption;image\nA cat, asleep.;a/1.jpg\nThe cat sleeps;a/1.jpg\n"),
         ("captions.txt", 'image\tcaption\na/1.jpg\t"A cat\t asleep."\na/1.jpg\tThe cat sleeps\n'),
         ("captions.txt", 'image,caption\na/1.jpg,"A cat, asleep ."\na/1.jpg,The cat sleeps\n'),
-        ("captions.csv", "image,caption\na\\1.jpg,A cat; asleep.\na\\1.jpg,The cat sleeps\n"),  # written on Windows
         ("captions.csv", 'Filename;Caption;Split\na/1.jpg;"A cat, asleep.";\na/1.jpg;The cat sleeps;\n'),
         (
             "metadata.jsonl",
             '{"file_name": "a/1.jpg", "text": "A cat, asleep."}\n{"file_name": "a/1.jpg", "text": "The cat sleeps"}\n',
         ),
         ("metadata.csv", 'file_name,text\na/1.jpg,"A cat, asleep."\na/1.jpg,The cat sleeps\n'),
-        ("Flickr8k.token.txt", "a/1.jpg#0\tA cat, asleep .\na/1.jpg#1\tThe cat sleeps\n"),
-        ("results_20130124.token", "a/1.jpg#0\tA cat , asleep .\na/1.jpg#1\tThe cat sleeps\n"),
-        (
-            "results.csv",
-            'image_name| comment_number| comment\na/1.jpg| 0| A cat, "asleep.\na/1.jpg| 2| The cat sleeps\n',
-        ),
     ],
 )
 def test_captions_as_other_data_sets_write_them_are_read(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     index = FolderSource(str(tmp_path)).index("train" if "split" in text else hashed_split("a/1.jpg"))
-    assert [reference.replace("`` ", "") for reference in index.references(0)] == ["a cat asleep", "the cat sleeps"]
-    assert index.paths == ["a/1.jpg"]
+    assert index.references(0) == ["a cat asleep", "the cat sleeps"] and index.paths == ["a/1.jpg"]
 
 
-PUBLISHED = {
-    "Flickr8k.token.txt": (
-        "{}#0\tA dog .\n{}#1\tOne dog .\n2258277193_586949ec62.jpg.1#0\tPeople wait .\n",
-        ["left out 2258277193_586949ec62.jpg.1"],
-    ),
-    "results.csv": (
-        "image_name| comment_number| comment\n{}| 0| A dog .\n{}| 4   One dog .\n",
-        ["lines without the bar before the caption"],
-    ),
-    "captions.txt": ("image,caption\n{},A dog .\n{},One dog .\n", []),  # as Kaggle has it
-}
-
-
-@pytest.mark.parametrize("folder", [".", "Flicker8k_Dataset"])
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_files_are_read_as_they_are_published_beside_their_images_and_what_is_wrong_in_them_is_said(
-    tmp_path, name, folder, caplog
-):
-    warn_once.cache_clear()
-    image = next(f"{i}.jpg" for i in range(100) if hashed_split(f"{i}.jpg") == "train")
-    text, messages = PUBLISHED[name]
-    (tmp_path / name).write_text(text.replace("{}", image))
-    (tmp_path / folder).mkdir(exist_ok=True)
-    Image.new("RGB", (8, 8)).save(tmp_path / folder / image)
-    index = FolderSource(str(tmp_path)).index("train")
-    index.check_images()
-    assert len(index) == 1 and index.references(0) == ["a dog", "one dog"]
-    assert [re.split(": |, ", record.getMessage())[1] for record in caplog.records] == messages
-
-
-def test_an_image_that_its_archive_lacks_is_read_where_a_user_has_it(tmp_path):
-    name = "2258277193_586949ec62.jpg.1"
-    (tmp_path / name).touch()
-    (tmp_path / "Flickr8k.token.txt").write_text(f"{name}#0\tPeople wait .\n")
-    assert FolderSource(str(tmp_path)).index(hashed_split(name)).paths == [name]
+def test_a_file_of_captions_beside_the_folder_of_its_images_is_read(tmp_path):
+    """As Kaggle has Flickr8k."""
+    (tmp_path / "captions.txt").write_text("image,caption\n1.jpg,A dog .\n1.jpg,One dog .\n")
+    (tmp_path / "Images").mkdir()
+    source = FolderSource(str(tmp_path / "Images"), captions="../captions.txt")
+    index = source.index(hashed_split("1.jpg"))
+    assert index.image_path(0) == tmp_path / "Images/1.jpg" and index.references(0) == ["a dog", "one dog"]
 
 
 @pytest.mark.parametrize("val", ["validation", "val", "valid", "Dev"])
@@ -203,9 +166,9 @@ def test_splits_that_are_not_empty_stay_as_they_were_when_another_is_filled(tmp_
     assert len(source.index("test")) == 2 and len(source.index("train")) == 26
 
 
-def test_two_images_are_too_few_and_the_line_says_how_many_are_enough(tmp_path):
+def test_two_images_are_too_few(tmp_path):
     source = csv(tmp_path, "image,caption\n1.jpg,a dog\n2.jpg,a cat\n")
-    with pytest.raises(InputError, match=r"captions.csv: none of 2 images is in the val split; .* three or more"):
+    with pytest.raises(InputError, match=r"captions.csv: none of 2 images is in the val split; .* add images"):
         source.index("val")
     with pytest.raises(InputError, match=r"none of 3 images is in the test split; write it in the split column"):
         csv(tmp_path, "image,caption,split\n1.jpg,a,train\n2.jpg,a,val\n3.jpg,a,train\n").index("test")
@@ -226,17 +189,17 @@ def test_a_split_without_a_folder_takes_one_in_ten_of_the_training_images(tmp_pa
         ({"captions.jsonl": "", "captions.csv": ""}, "has captions.csv and captions.jsonl; give captions"),
         (
             {"captions.csv": "image,words\na,b\n"},
-            "line 1: no column is called 'caption': 'image', 'words'",
+            "line 1: one column must be called 'caption', got ['image', 'words']",
         ),
         (
             {"captions.csv": "image ,caption\n"},
-            "line 1: no column is called 'image': 'image ', 'caption'",
+            "line 1: one column must be called 'image', got ['image ', 'caption']",
         ),
         (
             {"captions.csv": "image,caption,caption\n"},
-            "line 1: several columns are called 'caption': ",
+            "line 1: one column must be called 'caption', got ",
         ),
-        ({"captions.csv": ""}, "line 1: no column is called 'image': the line is empty"),
+        ({"captions.csv": ""}, "line 1: one column must be called 'image', got []"),
         ({"captions.csv": "image,caption\n"}, "captions.csv: holds no caption"),
         (
             {"captions.csv": "image,caption\na.png,a dog, a cat\n"},
@@ -251,17 +214,15 @@ def test_a_split_without_a_folder_takes_one_in_ten_of_the_training_images(tmp_pa
         ),
         ({"captions.csv": "image,caption\n".encode("utf-16")}, "is not in UTF-8 (.*; save the file in UTF-8"),
         (
-            {"results.csv": "image_name| comment_number| comment\n1.jpg| 0| a\n1.jpg\n"},
-            "line 3: Object missing required field `caption`; a line has image_name| comment_number| comment",
-        ),
-        ({"Flickr8k.token.txt": "1.jpg#0\ta\n1.jpg#1 a\n"}, "line 2: Object missing required field `caption`"),
-        (
             {"captions.csv": "image,caption,split\na.png,a dog,trian\n"},
             "'trian' - at `$.split`.*(train, val or test)",
         ),
         ({"captions.csv": "image,caption,split\na,a dog,train\na,a,val\n"}, "a is in the val split here, in train abo"),
         ({"captions.csv": "image,caption,split\na.png,a dog,val\n"}, "none of 1 images is in the train split; write"),
-        ({"captions.csv": "image,caption\n4.jpg,a dog\n"}, "1 images is in the train split; add images, three or more"),
+        (
+            {"captions.csv": "image,caption\n4.jpg,a dog\n"},
+            "1 images is in the train split; write it in the split column of some, or add images",
+        ),
         ({"captions.jsonl": "{"}, "line 1: Input data was truncated"),
         ({"captions.jsonl": "[1]"}, "line 1: Expected `object`, got `array`"),
         ({"captions.jsonl": '{"caption": "a"}'}, "line 1: Object missing required field `image`"),

@@ -1,6 +1,5 @@
 """Image files as upright 8-bit RGB, and masks in the same orientation."""
 
-import io
 import math
 import warnings
 from collections.abc import Sequence
@@ -30,15 +29,6 @@ def suffixes() -> list[str]:
     return sorted(suffix for suffix, name in Image.registered_extensions().items() if name in readable)
 
 
-def why_unreadable(error: Exception, source: str | Path | bytes) -> str:
-    """Return why an image file, or its bytes, cannot be read."""
-    head = b""
-    with suppress(OSError), open(source, "rb") if isinstance(source, (str, Path)) else io.BytesIO(source) as file:
-        head = file.read(12)
-    heic = head[4:8] == b"ftyp" and head[8:11] in (b"hei", b"hev", b"mif", b"msf") and "HEIF" not in formats()
-    return HEIC if heic else one_line(error, 200)
-
-
 def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Image:
     """Read an image file as 8-bit RGB, upright as ``rgb`` turns it.
 
@@ -60,7 +50,8 @@ def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Im
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such image file") from error
     except Exception as error:  # Pillow's exceptions depend on the format
-        reason = why_unreadable(error, path)
+        is_heic = str(path).lower().endswith((".heic", ".heif")) and "HEIF" not in formats()
+        reason = HEIC if is_heic else one_line(error, 200)
         raise InputError(f"{path}: cannot be read as an image ({reason}); replace the file or drop it") from error
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from captioning.data.images import formats, load_image, rgb, why_unreadable
+from captioning.data.images import formats, load_image, rgb
 from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError, warn_once
 from captioning.inference.caption import Photo
@@ -85,8 +85,7 @@ def open_image(source: ImageSource, minimum_side: int) -> Image.Image:
     try:
         return rgb(Image.open(io.BytesIO(source), formats=formats()) if isinstance(source, bytes) else source)
     except Exception as error:  # damaged pixels raise errors of many types
-        reason = why_unreadable(error, source if isinstance(source, bytes) else b"")
-        raise InputError(f"image: {type(source).__name__} that cannot be read ({reason})") from error
+        raise InputError(f"image: {type(source).__name__} that cannot be read ({one_line(error, 200)})") from error
 
 
 def _from_numbers(source: NDArray[Any] | Tensor) -> Image.Image:

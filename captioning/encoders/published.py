@@ -125,9 +125,8 @@ class TimmEncoder(PublishedEncoder):
 
     Args:
         name: The network's name in timm, with or without the tag of its published weights.
-        out_index: Index of the feature map; for most networks 3 is at 1/16 of the input's side, 4 at 1/32. Or the name
-            of a block in the middle of a stage, such as ``blocks.4.0``, whose output is taken. Or ``head``: the whole
-            network without pooling and classifier, with its head convolution if it has one.
+        out_index: Index of the feature map; for most networks 3 is at 1/16 of the input's side, 4 at 1/32. Or ``head``:
+            the whole network without pooling and classifier, with its head convolution if it has one.
         weights: "DEFAULT" for the published weights, a file as in ``TorchvisionEncoder``, or None for random weights.
         image_size, crop, mean, std: As in ``TorchvisionEncoder``.
         model_args: Further arguments of ``timm.create_model``, such as ``{"pad_type": "same"}``, ``{"output_stride":
@@ -158,40 +157,26 @@ class TimmEncoder(PublishedEncoder):
 def _timm_network(
     name: str, out_index: int | str, weights: str | None, image_size: int | None, model_args: dict[str, Any]
 ) -> PublishedNetwork:
-    network = _up_to(name, out_index, _without_weights(model_args), image_size)
+    if named := sorted({"pretrained", "checkpoint_path"} & model_args.keys()):  # only a run may open those
+        raise InputError(f"TimmEncoder: model_args: {named[0]} is not allowed; give the weights as --{WEIGHTS_OPTION}")
+    network = _up_to(name, out_index, model_args, image_size)
     config = network.pretrained_cfg
     side = image_size or config["input_size"][-1]
     scaled = max(side, int(side / config["crop_pct"]))
     preprocessing = Preprocessing(scaled, side, config["mean"], config["std"], config["interpolation"])
-    pretrained = weights == "DEFAULT" or (weights is None and bool(model_args.get("pretrained")))
-    if pretrained or "checkpoint_path" in model_args:
-        args = {**model_args, "pretrained": pretrained}
+    if weights == "DEFAULT":
+        args = {**model_args, "pretrained": True}
         return network, preprocessing, (lambda: _up_to(name, out_index, args, image_size).state_dict())
     return network, preprocessing, weights
 
 
-def _without_weights(model_args: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments without files and addresses, which only ``load_published_weights`` may open."""
-    return {key: value for key, value in model_args.items() if key not in ("pretrained", "checkpoint_path")}
-
-
 def _up_to(name: str, out_index: int | str, args: dict[str, Any], image_size: int | None) -> Any:
-    """Return the network up to a feature map, to a block in the middle of a stage, or to its head."""
+    """Return the network up to a feature map, or to its head."""
     if out_index == "head":
         return _create(name, {**args, "num_classes": 0, "global_pool": ""}, image_size)
-    args, block, index = {**args, "features_only": True}, str(out_index), out_index
-    if isinstance(index, str):
-        stages = _create(name, _without_weights(args), image_size).feature_info.module_name()
-        index = next((i for i, stage in enumerate(stages) if f"{block}.".startswith(f"{stage}.")), -1)
-        if index < 0:
-            raise InputError(f"out_index: {name} has no {block!r} in its stages, {', '.join(stages)}; or head")
-    network = _create(name, {**args, "out_indices": (index,)}, image_size)
-    stage = network.feature_info.module_name()[-1]
-    last = stage if isinstance(out_index, int) else block
+    network = _create(name, {**args, "features_only": True, "out_indices": (out_index,)}, image_size)
     paths = {timm_name(f"{path}.")[:-1]: path for path, _ in network.named_modules()}
-    parent, _, child = paths.get(last, "").rpartition(".")
-    if block not in (str(index), stage) and not isinstance(network.get_submodule(parent), nn.Sequential):
-        raise InputError(f"out_index: {name} has no block {block!r} in a sequence of blocks")
+    parent, _, child = paths.get(network.feature_info.module_name()[-1], "").rpartition(".")
     while child:  # some networks compute all of their stages
         sequence = network.get_submodule(parent)
         children = [name for name, _ in sequence.named_children()]

@@ -57,7 +57,7 @@ class Encoder(Component):
     """
 
     freeze_batch_norm_statistics = True
-    not_in_identity = frozenset({"weights", "trainable_from", "learning_rate", "image_size", "crop", "mean", "std"})
+    not_in_identity = frozenset({"weights", "trainable_from", "learning_rate", "image_size", "crop"})
     """Arguments that do not change the computation, or are compared as preprocessing; a subclass adds its own."""
 
     def __init__(

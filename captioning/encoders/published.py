@@ -23,11 +23,10 @@ PublishedNetwork = tuple[nn.Module, Preprocessing, Weights | None]
 class PublishedEncoder(Encoder):
     """The encoder of a published network. Without ``crop``, the whole image is squashed into the input's square."""
 
-    def __init__(self, published: PublishedNetwork, crop: bool, mean: Any, std: Any, **training: Any) -> None:
+    def __init__(self, published: PublishedNetwork, crop: bool, **training: Any) -> None:
         network, preprocessing, weights = published
         if not crop:
             preprocessing = replace(preprocessing, resize=preprocessing.size[0], crop=None)
-        preprocessing = replace(preprocessing, mean=mean or preprocessing.mean, std=std or preprocessing.std)
         super().__init__(network, preprocessing, weights, **training)
 
     def maps(self, images: Tensor) -> Tensor:
@@ -49,8 +48,6 @@ class TorchvisionEncoder(PublishedEncoder):
             published weights of the same file name, or else as for the default weights.
         image_size: Side of the square input in pixels; None takes the published one.
         crop: True crops the published fraction of the image; False squashes the whole image into the square.
-        mean: Mean of RGB in 0 .. 1; None takes the published one.
-        std: Standard deviation of RGB in 0 .. 1; None takes the published one.
         model_args: Further arguments of the network's builder, such as ``replace_stride_with_dilation``.
         trainable_from: First stage that is fine-tuned, such as ``layer3`` or ``features.28``; None freezes everything.
         learning_rate: Learning rate of the fine-tuned part; None uses the decoder's.
@@ -64,15 +61,13 @@ class TorchvisionEncoder(PublishedEncoder):
         weights: str | None = "DEFAULT",
         image_size: int | None = None,
         crop: bool = True,
-        mean: tuple[float, float, float] | None = None,
-        std: tuple[float, float, float] | None = None,
         model_args: dict[str, Any] | None = None,
         trainable_from: str | None = None,
         learning_rate: float | None = None,
     ) -> None:
         check_whole(1, image_size=image_size)
         published = _torchvision_network(name, node, weights, image_size, model_args or {})
-        super().__init__(published, crop, mean, std, trainable_from=trainable_from, learning_rate=learning_rate)
+        super().__init__(published, crop, trainable_from=trainable_from, learning_rate=learning_rate)
 
 
 def _torchvision_network(
@@ -128,7 +123,7 @@ class TimmEncoder(PublishedEncoder):
         out_index: Index of the feature map; for most networks 3 is at 1/16 of the input's side, 4 at 1/32. Or ``head``:
             the whole network without pooling and classifier, with its head convolution if it has one.
         weights: "DEFAULT" for the published weights, a file as in ``TorchvisionEncoder``, or None for random weights.
-        image_size, crop, mean, std: As in ``TorchvisionEncoder``.
+        image_size, crop: As in ``TorchvisionEncoder``.
         model_args: Further arguments of ``timm.create_model``, such as ``{"pad_type": "same"}``, ``{"output_stride":
             16}``, or ``{"feature_location": "expansion"}`` for the maps within the last inverted residual of a stage.
         trainable_from: First stage that is fine-tuned, such as ``blocks.3``; None freezes everything.
@@ -143,15 +138,13 @@ class TimmEncoder(PublishedEncoder):
         weights: str | None = "DEFAULT",
         image_size: int | None = None,
         crop: bool = True,
-        mean: tuple[float, float, float] | None = None,
-        std: tuple[float, float, float] | None = None,
         model_args: dict[str, Any] | None = None,
         trainable_from: str | None = None,
         learning_rate: float | None = None,
     ) -> None:
         check_whole(1, image_size=image_size)
         published = _timm_network(name, out_index, weights, image_size, model_args or {})
-        super().__init__(published, crop, mean, std, trainable_from=trainable_from, learning_rate=learning_rate)
+        super().__init__(published, crop, trainable_from=trainable_from, learning_rate=learning_rate)
 
 
 def _timm_network(

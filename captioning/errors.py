@@ -104,7 +104,6 @@ _REMEDIES = {
     "(?i)allocate memory|MemoryError": "out of memory ({}); lower the batch size, or give smaller images",
     "Too many open files": "too many open files; raise the limit, as by ulimit -n 65536, or lower num_workers",
     "shared memory|</torch_": "/dev/shm is full ({}); docker run --ipc=host or --shm-size 8g, or --data.num_workers 0",
-    "DataLoader timed out": "no batch came ({}); does a disk hang? To do without workers: --data.num_workers 0",
     r"DataLoader worker \(pid": "a process that loads images died ({}), as where memory is short; lower num_workers",
 }
 """Messages for errors of PyTorch and the system, by a pattern of the error."""

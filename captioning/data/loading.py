@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, InitVar, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,7 +20,7 @@ from captioning.data.features import Features, features_key
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.regions import LARGEST_REGION, RegionsInView
 from captioning.data.transforms import Augmentation, Preprocessing, ViewFunction
-from captioning.errors import InputError, check_whole, warn_once
+from captioning.errors import check_whole
 from captioning.trace import map_fields
 from captioning.vocabulary import Vocabulary
 
@@ -51,45 +49,13 @@ def _end_with_the_main_process() -> None:
 
 
 class BatchLoader(DataLoader[Any]):
-    """A ``DataLoader`` that knows since when it waits for a batch, and gives up after a time-out."""
-
-    waits_since: ClassVar[float | None] = None  # time.monotonic() at the beginning of the wait in progress
-    workers: tuple[Any, ...] = ()
+    """A ``DataLoader`` whose error says that a worker died also if the worker died while it sent a batch."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        others = multiprocessing.active_children()
         try:
-            if self.num_workers:
-                multiprocessing.Lock()  # fails without a /dev/shm, as would the queues of the workers
-            batches = super().__iter__()
-        except OSError as error:
-            failed = f"processes that load images cannot start ({error.strerror}), perhaps for lack of a /dev/shm"
-            raise InputError(f"{failed}; to do without: --data.num_workers 0") from error
-        self.workers += tuple(child for child in multiprocessing.active_children() if child not in others)
-        while (batch := self._next(batches)) is not None:
-            yield batch
-
-    def _next(self, batches: Iterator[Any]) -> Any:
-        """Return the next batch, None at the end."""
-        BatchLoader.waits_since = time.monotonic()
-        try:
-            try:
-                return next(batches, None)
-            except RuntimeError as error:
-                if "timed out" not in str(error):
-                    raise
-                warn_once(f"no batch has come for {self.timeout} seconds; does a disk or the network hang?")
-                return next(batches, None)  # a process that was stopped for a while also times out
-            except (ConnectionError, EOFError) as error:  # a worker died while it sent a batch
-                raise RuntimeError(f"DataLoader worker (pid unknown) is gone: {error}") from error
-        except BaseException:
-            for worker in self.workers:  # PyTorch would wait for each worker
-                if worker.is_alive():
-                    worker.terminate()
-                    os.kill(worker.pid, getattr(signal, "SIGCONT", signal.SIGTERM))  # it may be suspended
-            raise
-        finally:
-            BatchLoader.waits_since = None
+            yield from super().__iter__()
+        except (ConnectionError, EOFError) as error:
+            raise RuntimeError(f"DataLoader worker (pid unknown) is gone: {error}") from error
 
 
 def batch_loader(
@@ -99,7 +65,7 @@ def batch_loader(
     if num_workers:
         # The worker puts its batch into shared memory itself, so that the main process raises its errors. In PyTorch's
         # default, a thread of the worker does so, and its errors are lost.
-        options = {"timeout": 300, "collate_fn": functools.partial(map_fields, function=Tensor.share_memory_)} | options
+        options["collate_fn"] = functools.partial(map_fields, function=Tensor.share_memory_)
     options |= {"num_workers": num_workers, "worker_init_fn": _obey_the_main_process}
     return BatchLoader(dataset, None, sampler=batches, **options)
 

@@ -16,7 +16,6 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from captioning.checkpoint.format import write_checkpoint
 from captioning.data.batch import CaptionBatch
-from captioning.data.loading import BatchLoader
 from captioning.errors import check_whole
 from captioning.training.loggers import log_figures, write_figures
 from captioning.training.resume import is_inside_step, next_batch
@@ -192,15 +191,12 @@ class Unfreeze(Callback):
     on_train_start = on_train_epoch_start  # a run resumed inside an epoch skips the start of the epoch
 
 
-_GRACE_SECONDS = 5  # for a batch, after a request to end
-
-
 class StopOnRequest(Callback):
     """Saves and ends training on SIGTERM, SIGHUP (a closed terminal) or Ctrl-C.
 
     A step of several batches is finished first, because checkpoints have no gradients. A validation is finished first,
-    because a resumed run would lack its metrics. All processes end at the same batch. If no batch comes for a few
-    seconds, training ends without it. A second Ctrl-C ends at once, without saving.
+    because a resumed run would lack its metrics. All processes end at the same batch. A second Ctrl-C ends at once,
+    without saving.
     """
 
     def __init__(self) -> None:
@@ -217,27 +213,12 @@ class StopOnRequest(Callback):
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             print("\nending after this step; Ctrl-C again ends at once, without saving", file=sys.stderr, flush=True)
         self.stop_signal = number
-        signal.signal(signal.SIGALRM, self._end_waiting)
-        signal.setitimer(signal.ITIMER_REAL, 1, 1)  # every second
-
-    def on_exception(self, *_: Any, **__: Any) -> None:
-        if self.stop_signal is not None:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-
-    teardown = on_exception
 
     def _is_asked(self, trainer: pl.Trainer) -> bool:
         """Return whether any process was asked to end; all processes must call this."""
         if agreed := bool(trainer.strategy.reduce_boolean_decision(self.stop_signal is not None, all=False)):
             self.stop_signal = self.stop_signal or int(signal.SIGTERM)
         return agreed
-
-    def _end_waiting(self, *_: Any) -> None:
-        """End training if it has waited for a batch too long."""
-        since = BatchLoader.waits_since
-        if since is not None and time.monotonic() - since >= _GRACE_SECONDS:
-            print(f"\nno batch came for {_GRACE_SECONDS} seconds; ending now", file=sys.stderr, flush=True)
-            raise SIGTERMException
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         is_end = self._is_asked(trainer) and not trainer.is_last_batch and not is_inside_step(trainer)

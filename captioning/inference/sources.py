@@ -14,7 +14,7 @@ from torch import Tensor
 
 from captioning.data.images import formats, load_image, rgb
 from captioning.data.transforms import Preprocessing
-from captioning.errors import InputError, warn_once
+from captioning.errors import InputError, one_line, warn_once
 from captioning.inference.caption import Photo
 
 ImageSource = str | os.PathLike[str] | Image.Image | bytes | NDArray[Any] | Tensor

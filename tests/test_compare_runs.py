@@ -68,7 +68,6 @@ def test_two_runs_become_a_table_a_page_and_numbers(tested_pair, capsys):
     content = json.loads(numbers.read_text())
     assert content["runs"] == ["soft", "hard"] and ONE_SEED in content["verdicts"][0]
     assert content["provenance"]["command"].startswith("captioning compare ")
-    assert content["tables"]["Speed, size and decoding"]["Parameters, decoder"]["soft"] > 100
     page = (numbers.parent / "comparison.html").read_text()
     assert ONE_SEED in page and "The same words forced through one run of each variant" in page
     assert options["figure"].read_text().count("<image ") > 2

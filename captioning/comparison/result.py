@@ -24,19 +24,16 @@ class TableCell(NamedTuple):
     detail: str = ""  # such as the interval
     change: str = ""  # the difference from the first run
     clear: bool = False  # whether interval and test agree that there is a difference
-    value: float | None = None  # the number itself; None for a text
 
     @classmethod
     def plain(cls, value: Any, shape: str = "{}") -> TableCell:
         """Return a cell without details, an empty one for None and nan."""
-        if value is None or value != value:
-            return cls()
-        return cls(shape.format(value), value=float(value) if isinstance(value, (int, float)) else None)
+        return cls() if value is None or value != value else cls(shape.format(value))
 
     @classmethod
     def measured(cls, value: float, detail: str, test: Difference | None) -> TableCell:
         change, clear = ("", False) if test is None else (change_text(test), test.clear)
-        return cls(f"{value:.2f}", detail, change, clear, value)
+        return cls(f"{value:.2f}", detail, change, clear)
 
 
 def change_text(test: Difference) -> str:
@@ -64,13 +61,6 @@ class Table(NamedTuple):
     columns: list[str]
     rows: list[Row]
     note: str = ""
-
-    def to_dict(self) -> dict[str, dict[str, float | str]]:
-        """Return the values of every row by column, or their texts."""
-        values = {
-            row.name: [cell.text if cell.value is None else cell.value for cell in row.cells] for row in self.rows
-        }
-        return {name: dict(zip(self.columns, cells, strict=True)) for name, cells in values.items()}
 
 
 @dataclass
@@ -159,7 +149,6 @@ class Comparison:
             "differences": {run: _plain(tests) for run, tests in self.tests.items()},
             "variants": {variant.name: variant.to_dict() for variant in self.variants},
             "variant_differences": {name: _plain(tests) for name, tests in self.variant_tests.items()},
-            "tables": {table.title: table.to_dict() for table in self.tables},
             "disagreements": [vars(item) for item in self.disagreements],
         }
 

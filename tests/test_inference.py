@@ -307,14 +307,11 @@ def test_an_ensembles_caption_of_pixels_has_a_row_for_each_member(checkpoint, im
         assert [*rows.other_models] == ["b"] and rows.view.tobytes() == ensemble.caption(image).view.tobytes()
 
 
-def test_images_to_stream_are_several(captioner, images):
-    with pytest.raises(InputError, match="images: give a list, also of one image"):
-        next(captioner.stream(images[0]))
-
-
-def test_images_to_score_are_a_list(captioner, images):
-    with pytest.raises(InputError, match="images: give a list, also of one image"):
-        captioner.score_captions(str(images[0]), [["a"]])
+def test_one_image_may_be_streamed_and_scored(captioner, images):
+    expected = captioner(images[0])
+    assert [caption.text for caption in captioner.stream(images[0])] == [expected.text]
+    (scored,) = captioner.score_captions(images[0], [["a", "cat"]])
+    assert scored.words == ["a", "cat"]
 
 
 def test_an_image_that_cannot_be_read_does_not_stop_the_others(captioner, images, tmp_path):

@@ -19,7 +19,7 @@ from captioning.decoding import DecodingOptions, Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_whole
 from captioning.inference.caption import Caption, Photo
-from captioning.inference.sources import ImageSource, check_several, is_single, open_views
+from captioning.inference.sources import ImageSource, is_single, open_views
 from captioning.model.captioner import Captioner, CaptionModel
 from captioning.model.ensemble import Ensemble
 from captioning.trace import ContextMode, map_fields
@@ -99,17 +99,16 @@ class ImageCaptioner(Generic[Model]):
             options: Fields of ``DecodingOptions`` such as ``beam_size=5``. An option that is None or left out is taken
                 from ``self.options``.
         """
-        single = is_single(images)
         changes = {name: value for name, value in options.items() if value is not None}
         merged = dataclasses.replace(self.options, **changes)
-        captions = list(self.stream([images] if single else images, merged, batch_size=batch_size))
-        return captions[0] if single else captions
+        captions = list(self.stream(images, merged, batch_size=batch_size))
+        return captions[0] if is_single(images) else captions
 
     __call__ = caption
 
     def stream(
         self,
-        images: Iterable[ImageSource],
+        images: Any,
         options: DecodingOptions | None = None,
         *,
         batch_size: int = _BATCH_SIZE,
@@ -126,8 +125,8 @@ class ImageCaptioner(Generic[Model]):
                 the error is raised.
         """
         check_whole(1, batch_size=batch_size)
-        check_several(images)
-        sources, preprocessings = iter(images), self.model.preprocessings
+        several: Any = [images] if is_single(images) else images
+        sources, preprocessings = iter(several), self.model.preprocessings
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes without the GIL
 
             def read() -> list[tuple[ImageSource, Future[_Loaded]]]:
@@ -139,7 +138,7 @@ class ImageCaptioner(Generic[Model]):
                 return batch
 
             batches = iter(read, [])
-            if isinstance(images, Sequence):  # an iterator may wait for a caption before it gives the next image
+            if isinstance(several, Sequence):  # an iterator may wait for a caption before it gives the next image
                 batches = (batch for batch, _ in itertools.pairwise(itertools.chain(batches, [[]])))
             for batch_number, batch in enumerate(batches):
                 readable = []
@@ -154,7 +153,7 @@ class ImageCaptioner(Generic[Model]):
 
     def score_captions(
         self,
-        images: Iterable[ImageSource],
+        images: Any,
         captions: Sequence[Sequence[str]],
         *,
         context_mode: ContextMode | None = None,
@@ -169,8 +168,7 @@ class ImageCaptioner(Generic[Model]):
             context_mode, seed: How hard attention forms its contexts; see ``DecodingOptions``.
         """
         options = dataclasses.replace(self.options, context_mode=context_mode or self.options.context_mode, seed=seed)
-        check_several(images)
-        images = [*images]
+        images = [images] if is_single(images) else [*images]
         if len(images) != len(captions) or any(isinstance(caption, str) for caption in captions):
             raise InputError(f"captions: give a list of words for each of {len(images)} images, got {captions!r:.80}")
         results: list[Caption] = []

@@ -66,12 +66,6 @@ def is_single(images: ImageSource | Iterable[ImageSource]) -> bool:
     return False
 
 
-def check_several(images: ImageSource | Iterable[ImageSource]) -> None:
-    """Raise InputError if this is one image."""
-    if is_single(images):
-        raise InputError("images: give a list, also of one image")
-
-
 def open_image(source: ImageSource, minimum_side: int) -> Image.Image:
     """Return an image upright in RGB, a large file at a reduced size (``load_image``). Raises InputError if damaged."""
     if isinstance(source, str) and source.startswith(("https://", "http://")):

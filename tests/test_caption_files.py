@@ -68,11 +68,6 @@ def test_a_results_file_that_breaks_the_schema_is_refused_in_one_line(tmp_path, 
     assert str(error.value).startswith(f"{path}: ") and "\n" not in str(error.value)
 
 
-def test_the_lines_of_predict_are_refused_with_the_name_of_its_list(tmp_path):
-    with pytest.raises(InputError, match=r"x\.jsonl: expected one JSON list; .* predict_results.json"):
-        read_results(tmp_path / "x.jsonl")
-
-
 def test_references_of_coco_are_tokenised_and_gathered_by_image(folder):
     words = read_references(Path("refs.json"))
     assert words.keys() == {7, 8, 9} and [len(words[i]) for i in (7, 8, 9)] == [2, 1, 1]

@@ -63,8 +63,6 @@ def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.de
     """
     target, path = check_device(device), os.path.expanduser(path)
     source = PRETRAINED_FOLDER if path == PRETRAINED else _download(path) if path.startswith("hf:") else Path(path)
-    if path == PRETRAINED and not is_export(source):
-        raise InputError(f"this installation has no pretrained captioner ({source} is missing); name a model")
     checkpoint = {} if is_export(source) else read_checkpoint(source)
     try:
         checkpoint = checkpoint or read_export(source)

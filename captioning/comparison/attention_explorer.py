@@ -52,9 +52,7 @@ def explore(
     files = _image_files(captioned)
     items = [item for item in comparison.disagreements if item.image_id in files and files[item.image_id].is_file()]
     if not items:
-        file = files.get(comparison.disagreements[0].image_id)
-        reason = f"{file} is not there" if file else "the tests do not name their files; test the runs again"
-        return "", [f"The page shows no images: {reason}."]
+        return "", ["The page shows no images: the tests name no files, or the files are gone."]
     paths = [files[item.image_id] for item in items]
     notices: list[str] = []
     images: dict[str, ExplorerData] = {}

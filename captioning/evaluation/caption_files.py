@@ -125,8 +125,6 @@ def write_results(path: Path, images: Sequence[CaptionedImage]) -> None:
 
 def read_results(path: Path) -> dict[int, str]:
     """Return the captions of a results file by image number. Raises InputError if an image has two captions."""
-    if path.suffix == ".jsonl":
-        raise InputError(f"{path}: expected one JSON list; captioning predict writes it as predict_results.json")
     captions: dict[int, str] = {}
     for entry in convert(path, read_json(path), list[ImageCaption], '[{"image_id": 17, "caption": "a dog"}, ..]'):
         if entry.image_id in captions:

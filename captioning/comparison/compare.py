@@ -14,9 +14,8 @@ from captioning.comparison.measures import (
     grounding_families,
     measure_runs,
     measure_variants,
-    with_metrics,
 )
-from captioning.comparison.result import Comparison, Disagreement, Table, by_name
+from captioning.comparison.result import Comparison, Disagreement
 from captioning.comparison.runs import Run
 from captioning.comparison.variants import group_variants
 from captioning.errors import InputError, check_choice
@@ -64,31 +63,22 @@ def compare_runs(
     seeds = {run: len(variant.runs) for variant in variants for run in variant.runs}
     compared = [run for run in names[1:] if min(seeds.get(run, 0), seeds.get(names[0], 0)) == 1]
     note = _CAPTIONS_NOTE.format(_CHANGE_NOTE if compared else "", resamples, few_images_warning(len(common)))
-    captions_table = Table(f"Captions of {len(common)} images", names, [], note)
-    tables = (captions_table, caption_counts), (Table("Grounding", names, [], _GROUNDING_NOTE), noun_counts)
-    run_measures = [
-        measure_runs(table, families, compared, resamples=resamples, seed=seed)
-        for table, families in tables
-        if families
-    ]
-    all_counts = [*caption_counts, *noun_counts]
-    variants = [with_metrics(variant, all_counts, runs, len(common)) for variant in variants]
-    variants = variants if max(seeds.values(), default=0) > 1 else []
-    variant_measures = [measure_variants(variants, all_counts)] if variants else []
-    test_notices = [notice for part in (*run_measures, *variant_measures) for notice in part.notices]
-    return Comparison(
+    comparison = Comparison(
         variant_runs,
         metric,
-        notices=[*_run_notices(runs), *image_notices, *test_notices],
-        tables=[*(part.table for part in (*variant_measures, *run_measures)), *condition_tables(runs, metric)],
-        metrics=by_name(*(part.metrics for part in run_measures)),
-        tests=by_name(*(part.tests for part in run_measures)),
-        variants=variants,
-        variant_tests=by_name(*(part.tests for part in variant_measures)),
+        notices=[*_run_notices(runs), *image_notices],
         curves=ordered_curves(runs, metric),
         disagreements=_disagreements(captioned, caption_counts, common, metric)[:images] if common else [],
         image_count=len(common),
     )
+    if max(seeds.values(), default=0) > 1:
+        measure_variants(comparison, variants, [*caption_counts, *noun_counts], runs)
+    captions_title = f"Captions of {len(common)} images"
+    for title, text, families in (captions_title, note, caption_counts), ("Grounding", _GROUNDING_NOTE, noun_counts):
+        if families:
+            measure_runs(comparison, title, text, families, compared, resamples=resamples, seed=seed)
+    comparison.tables += condition_tables(runs, metric)
+    return comparison
 
 
 def _run_notices(runs: Sequence[Run]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from captioning.comparison.result import ONE_SEED, Row, Table, TableCell, Variant
+from captioning.comparison.result import ONE_SEED, Comparison, Row, Table, TableCell, Variant
 from captioning.comparison.runs import Run
 from captioning.evaluation.caption_files import CaptionedImage
 from captioning.metrics.bleu import bleu_metrics
@@ -14,7 +14,6 @@ from captioning.metrics.resampling import (
     SIGNIFICANCE_LEVEL,
     Difference,
     Floats,
-    Interval,
     Statistic,
     differences,
     holm,
@@ -74,78 +73,79 @@ def grounding_families(images_by_run: Mapping[str, Sequence[CaptionedImage]]) ->
     return families
 
 
-class Measured(NamedTuple):
-    """A table of metrics and the numbers in it."""
-
-    table: Table
-    tests: dict[Key, Difference]  # from the first run or variant, p-values corrected for their number
-    notices: list[str]  # sentences on what limits the tests
-    metrics: dict[Key, Interval]  # of runs
-
-
 def measure_runs(
-    table: Table, families: Sequence[CountedFamily], compared: Sequence[str], *, resamples: int, seed: int
-) -> Measured:
-    """Fill a table without rows with the metrics of its runs, and test the compared runs against the first one."""
-    metrics: dict[Key, Interval] = {}
+    comparison: Comparison,
+    title: str,
+    note: str,
+    families: Sequence[CountedFamily],
+    compared: Sequence[str],
+    *,
+    resamples: int,
+    seed: int,
+) -> None:
+    """Add the metrics of the runs to the comparison, with a table and tests of ``compared`` against the first run."""
     tests: dict[Key, Difference] = {}
-    for family in Progress(f"{table.title}: intervals", over=families, unit=" metrics"):
-        first = family.counts.get(table.columns[0])
+    for family in Progress(f"{title}: intervals", over=families, unit=" metrics"):
+        first = family.counts.get(comparison.runs[0])
         for run, counts in () if family.baseline else family.counts.items():
             with_ends = intervals(counts, family.statistic, resamples=resamples, seed=seed)
-            metrics |= {(run, key): interval for key, interval in zip(family.metrics, with_ends, strict=True)}
+            comparison.metrics.setdefault(run, {}).update(zip(family.metrics, with_ends, strict=True))
             if run in compared and first is not None:
                 changes = differences(first, counts, family.statistic, resamples=resamples, seed=seed)
                 tests |= {(run, key): change for key, change in zip(family.metrics, changes, strict=True)}
-    tests = _holm_corrected(tests)
+    _add_corrected(comparison.tests, tests)
     rows = [
-        Row(TITLES[key], [_cell(family, (run, key), metrics, tests) for run in table.columns], family.baseline)
+        Row(TITLES[key], [_run_cell(comparison, family, run, key) for run in comparison.runs], family.baseline)
         for family in families
         for key in family.metrics
     ]
     if "bleu4" in families[0].metrics:
         ratios = {run: bleu_metrics(counts.sum(axis=0))["length_ratio"] for run, counts in families[0].counts.items()}
-        rows.append(Row(TITLES["length_ratio"], [TableCell.plain(ratios.get(run), "{:.3f}") for run in table.columns]))
-    note = f"{_CORRECTION_NOTE} The tests are over images; {ONE_SEED}." if tests else ""
-    too_few = (
-        f"{table.title}: {resamples} resamples are too few for {len(tests)} tests; no corrected p-value can be below "
-        f"{SIGNIFICANCE_LEVEL}. Take at least {round(len(tests) / SIGNIFICANCE_LEVEL)}."
-    )
-    notices = [too_few] if len(tests) / (resamples + 1) >= SIGNIFICANCE_LEVEL else []
-    return Measured(table._replace(rows=rows, note=table.note + note), tests, notices, metrics)
+        rows.append(Row(TITLES["length_ratio"], [TableCell.plain(ratios.get(n), "{:.3f}") for n in comparison.runs]))
+    note += f"{_CORRECTION_NOTE} The tests are over images; {ONE_SEED}." if tests else ""
+    comparison.tables.append(Table(title, comparison.runs, rows, note))
+    if len(tests) / (resamples + 1) >= SIGNIFICANCE_LEVEL:
+        comparison.notices.append(
+            f"{title}: {resamples} resamples are too few for {len(tests)} tests; no corrected p-value can be below "
+            f"{SIGNIFICANCE_LEVEL}. Take at least {round(len(tests) / SIGNIFICANCE_LEVEL)}."
+        )
 
 
-def _cell(family: CountedFamily, key: Key, metrics: dict[Key, Interval], tests: Mapping[Key, Difference]) -> TableCell:
-    counts = family.counts.get(key[0])
+def _run_cell(comparison: Comparison, family: CountedFamily, run: str, key: str) -> TableCell:
+    counts = family.counts.get(run)
     if counts is None:
         return TableCell()
     if family.baseline:
         return TableCell.plain(family.statistic(counts.sum(axis=0)).item(), "{:.1f}")
-    metric, count = metrics[key], int(counts[:, 1].sum())
-    nouns = f", {count} noun{'s' * (count != 1)}" if key[1] in NOUN_METRICS else ""
-    return TableCell.measured(metric.value, f"{metric.low:.1f} to {metric.high:.1f}{nouns}", tests.get(key))
+    metric, count = comparison.metrics[run][key], int(counts[:, 1].sum())
+    nouns = f", {count} noun{'s' * (count != 1)}" if key in NOUN_METRICS else ""
+    test = comparison.tests.get(run, {}).get(key)
+    return TableCell.measured(metric.value, f"{metric.low:.1f} to {metric.high:.1f}{nouns}", test)
 
 
-def measure_variants(variants: Sequence[Variant], families: Sequence[CountedFamily]) -> Measured:
-    """Return the mean and standard deviation of each metric over seeds, and the tests."""
+def measure_variants(
+    comparison: Comparison, variants: Sequence[Variant], families: Sequence[CountedFamily], runs: Sequence[Run]
+) -> None:
+    """Add the variants to the comparison, with a table of means and deviations over seeds, and tests."""
     families = [family for family in families if not family.baseline]
-    tests = _variant_tests(variants, families)
+    comparison.variants = [_with_metrics(variant, families, runs, comparison.image_count) for variant in variants]
+    _add_corrected(comparison.variant_tests, _variant_tests(variants, families))
     titles = {key: TITLES[key] for family in families for key in family.metrics}
-    stored = [key for key in _NEEDS_MODEL if any(key in variant.metrics for variant in variants)]
+    stored = [key for key in _NEEDS_MODEL if any(key in variant.metrics for variant in comparison.variants)]
     titles |= {key: f"{TITLES[key]}, {METRICS[key].unit}" for key in stored}
     rows = [
-        Row(title, [_variant_cell(variant, key, tests.get((variant.name, key))) for variant in variants])
+        Row(title, [_variant_cell(comparison, variant, key) for variant in comparison.variants])
         for key, title in titles.items()
     ]
-    note = _VARIANTS_NOTE + (_CORRECTION_NOTE if tests else "")
-    table = Table("Variants over seeds", [variant.name for variant in variants], rows, note)
-    single = [variant.name for variant in variants if len(variant.runs) == 1]
-    notice = f"One seed each: {', '.join(single)}. Differences from them are not tested over seeds."
-    return Measured(table, tests, [notice] if single else [], {})
+    note = _VARIANTS_NOTE + (_CORRECTION_NOTE if comparison.variant_tests else "")
+    comparison.tables.append(Table("Variants over seeds", [variant.name for variant in variants], rows, note))
+    if single := [variant.name for variant in variants if len(variant.runs) == 1]:
+        names = ", ".join(single)
+        comparison.notices.append(f"One seed each: {names}. Differences from them are not tested over seeds.")
 
 
 def _variant_tests(variants: Sequence[Variant], families: Sequence[CountedFamily]) -> dict[Key, Difference]:
-    """Return corrected tests of variants against the first one; both need several seeds and all counts."""
+    """Return tests of variants against the first one; both need several seeds and all counts."""
     tests: dict[Key, Difference] = {}
     several_seeds = [variant for variant in variants if len(variant.runs) > 1]
     for family in families:
@@ -156,18 +156,22 @@ def _variant_tests(variants: Sequence[Variant], families: Sequence[CountedFamily
         for name, variant_counts in counts.items():
             changes = seed_differences(first, variant_counts, family.statistic)
             tests |= {(name, key): change for key, change in zip(family.metrics, changes, strict=True)}
-    return _holm_corrected(tests)
+    return tests
 
 
-def _holm_corrected(tests: Mapping[Key, Difference]) -> dict[Key, Difference]:
-    return dict(zip(tests, holm(list(tests.values())), strict=True))
+def _add_corrected(stored: dict[str, dict[str, Difference]], tests: Mapping[Key, Difference]) -> None:
+    """Store the tests of a table, with p-values that are corrected for their number."""
+    for (name, key), test in zip(tests, holm(list(tests.values())), strict=True):
+        stored.setdefault(name, {})[key] = test
 
 
-def with_metrics(variant: Variant, families: Sequence[CountedFamily], runs: Sequence[Run], image_count: int) -> Variant:
+def _with_metrics(
+    variant: Variant, families: Sequence[CountedFamily], runs: Sequence[Run], image_count: int
+) -> Variant:
     """Return a variant with the metrics of its runs; their tests have ``image_count`` images in common."""
     members, metrics = [run for run in runs if run.name in variant.runs], dict[str, list[float]]()
     for family in families:
-        if not family.baseline and family.counts.keys() >= set(variant.runs):
+        if family.counts.keys() >= set(variant.runs):
             values = [family.statistic(family.counts[run].sum(axis=0)) for run in variant.runs]
             metrics |= dict(zip(family.metrics, np.stack(values, axis=1).tolist(), strict=True))
     # The metrics of a run's test are over all of its images.
@@ -177,9 +181,10 @@ def with_metrics(variant: Variant, families: Sequence[CountedFamily], runs: Sequ
     return dataclasses.replace(variant, metrics=metrics)
 
 
-def _variant_cell(variant: Variant, key: str, test: Difference | None) -> TableCell:
+def _variant_cell(comparison: Comparison, variant: Variant, key: str) -> TableCell:
     if key not in variant.metrics:
         return TableCell()
     deviation = variant.deviation(key)
     detail = "" if deviation is None else f"deviation {deviation:.2f} of {len(variant.runs)} seeds"
+    test = comparison.variant_tests.get(variant.name, {}).get(key)
     return TableCell.measured(variant.mean(key), detail, test)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Mapping
@@ -151,14 +150,6 @@ class Comparison:
             "variant_differences": {name: _plain(tests) for name, tests in self.variant_tests.items()},
             "disagreements": [vars(item) for item in self.disagreements],
         }
-
-
-def by_name(*parts: Mapping[tuple[str, str], Any]) -> dict[str, dict[str, Any]]:
-    """Return values by name and metric as a dict for each name."""
-    nested: dict[str, dict[str, Any]] = {}
-    for (name, metric), value in itertools.chain.from_iterable(part.items() for part in parts):
-        nested.setdefault(name, {})[metric] = value
-    return nested
 
 
 def _plain(tests: Mapping[str, Difference]) -> dict[str, dict[str, float]]:

@@ -59,8 +59,8 @@ def test_metrics_are_corpus_bleu_with_their_interval_around_and_the_difference_b
 def test_the_verdict_on_one_seed_each_says_what_was_measured_and_judges_nothing(pair):
     verdict = pair.verdicts["hard"]
     values = [pair.metrics[run]["bleu4"].value for run in ("hard", "soft")]
-    assert verdict.startswith("BLEU-4: hard {:.1f}, soft {:.1f} on these 40 images (+".format(*values))
-    assert verdict.endswith("); one seed each, so nothing follows about the method.")
+    assert verdict.startswith("BLEU-4: hard {:.1f}, soft {:.1f} on these 40 images, +".format(*values))
+    assert verdict.endswith("; one seed each, so nothing follows about the method.")
     assert finding(pair.tests["hard"]["bleu4"]) == "Clear difference"
     runs = [run_of("a", make_captions(9, 0.6)), run_of("b", make_captions(9, 0.6, seed=2))]
     other = compare_runs(runs, metric="bleu1", resamples=200)
@@ -68,7 +68,7 @@ def test_the_verdict_on_one_seed_each_says_what_was_measured_and_judges_nothing(
     same = compare_runs([run_of("a", make_captions(9)), run_of("b", make_captions(9))], resamples=20)
     value = same.metrics["a"]["bleu4"].value
     assert same.verdicts["b"] == (
-        f"BLEU-4: b {value:.1f}, a {value:.1f} on these 9 images (+0.0, +0.0 to +0.0, p = 1.000); {ONE_SEED}."
+        f"BLEU-4: b {value:.1f}, a {value:.1f} on these 9 images, equal (+0.00 to +0.00), p = 1.000; {ONE_SEED}."
     )
     assert {cell.change for cell in cells(same, "Captions", "BLEU-4")} == {"", "equal (+0.00 to +0.00), p = 1.000"}
     assert same.disagreements == []

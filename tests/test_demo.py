@@ -91,7 +91,7 @@ def test_the_demo_ends_with_the_comparison_of_its_runs_and_says_where_it_is(test
     demo.report(runs, {"soft": entry, "hard": entry})
     out = capfd.readouterr().out
     assert f"$ captioning compare {runs}/soft {runs}/hard --output {runs}/comparison.html" in out
-    assert re.search(r"BLEU-4: hard .*, soft .* on these \d+ images .*one seed each", out)
+    assert re.search(r"BLEU-4: hard .*, soft .* on these \d+ images, .*one seed each", out)
     assert "hard: two cats\n  expected    a cat left of a dog   (one of five references)" in out
     assert "explorer-data" in (runs / "comparison.html").read_text()
 

@@ -145,8 +145,8 @@ def test_variants_are_tested_over_seeds_and_images_and_their_seeds_are_not_teste
     assert study.tests == {} and list(study.verdicts) == ["study_hard"]
     verdict = study.verdicts["study_hard"]
     means = [variant.mean("bleu4") for variant in study.variants[::-1]]
-    assert verdict.startswith("Clear difference: study_hard has {:.1f} and study_soft {:.1f} BLEU-4 (+".format(*means))
-    assert ", 40 images, 3 + 3 seeds." in verdict and ONE_SEED not in verdict
+    assert verdict.startswith("Clear difference: study_hard has {:.1f} and study_soft {:.1f} BLEU-4, +".format(*means))
+    assert "; 40 images, 3 + 3 seeds." in verdict and ONE_SEED not in verdict
 
 
 def test_the_runs_of_a_variant_stand_together(study):

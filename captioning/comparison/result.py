@@ -38,11 +38,8 @@ class TableCell(NamedTuple):
 def change_text(test: Difference) -> str:
     """Return a difference with its interval and p-value."""
     value, low, high = (f"{number:+.2f}" for number in vars(test.interval).values())
-    return f"{'equal' if value in ('+0.00', '-0.00') else value} ({low} to {high}), {p_text(test.corrected_p_value)}"
-
-
-def p_text(value: float) -> str:
-    return f"p = {value:.3f}" if value > 0.001 else "p ≤ 0.001"
+    p_value = f"p = {test.corrected_p_value:.3f}" if test.corrected_p_value > 0.001 else "p ≤ 0.001"
+    return f"{'equal' if value in ('+0.00', '-0.00') else value} ({low} to {high}), {p_value}"
 
 
 class Row(NamedTuple):
@@ -159,14 +156,9 @@ def _plain(tests: Mapping[str, Difference]) -> dict[str, dict[str, float]]:
     }
 
 
-def _difference(test: Difference) -> str:
-    change = test.interval
-    return f"({change.value:+.1f}, {change.low:+.1f} to {change.high:+.1f}, {p_text(test.corrected_p_value)})"
-
-
 def _on_run(result: Comparison, name: str, test: Difference) -> str:
     after, before = (f"{run} {result.metrics[run][result.metric].value:.1f}" for run in (name, result.runs[0]))
-    numbers = f"on these {result.image_count} images {_difference(test)}"
+    numbers = f"on these {result.image_count} images, {change_text(test)}"
     return f"{TITLES[result.metric]}: {after}, {before} {numbers}; {ONE_SEED}."
 
 
@@ -174,7 +166,7 @@ def _on_variant(result: Comparison, name: str, test: Difference) -> str:
     first, (other,) = result.variants[0], [variant for variant in result.variants if variant.name == name]
     before, after = (f"{variant.mean(result.metric):.1f}" for variant in (first, other))
     seeds = f"{len(other.runs)} + {len(first.runs)} seeds"
-    numbers = f"{TITLES[result.metric]} {_difference(test)}, {result.image_count} images, {seeds}."
+    numbers = f"{TITLES[result.metric]}, {change_text(test)}; {result.image_count} images, {seeds}."
     return f"{finding(test)}: {name} has {after} and {first.name} {before} {numbers}"
 
 

@@ -25,7 +25,7 @@ def one_hot(cell: int, cells: int = 15) -> np.ndarray:
 
 def figure_of(photo, words, trace, cells=CELLS, *, region=WHOLE, **options):
     """The figure of one model."""
-    return attention_figure(photo, words, {"": ModelAttention(trace, cells, region)}, **options)
+    return attention_figure(photo, words, {"": ModelAttention(trace, cells, region)}, text=" ".join(words), **options)
 
 
 def panels(figure) -> list:
@@ -245,7 +245,8 @@ def test_models_stand_beneath_one_another_and_of_hard_attention_the_chosen_cell_
     words, chosen = ["a", "b", "c"], [0, 14, 9]
     spread = np.full((3, 15), 1 / 15)  # what hard attention drew from
     traces = {"soft": trace_of([one_hot(cell) for cell in (7, 2, 12)]), "hard": trace_of(spread, locations=chosen)}
-    figure = attention_figure(GREY, words, {name: ModelAttention(trace, CELLS) for name, trace in traces.items()})
+    attention = {name: ModelAttention(trace, CELLS) for name, trace in traces.items()}
+    figure = attention_figure(GREY, words, attention, text=" ".join(words))
     assert brightest_cells(figure) == [7, 0, 2, 14, 12, 9]
     assert [axes.get_ylabel() for axes in panels(figure)] == ["soft", "hard", "", "", "", ""]
     assert [bool(axes.patches) for axes in panels(figure)] == [False, True] * 3

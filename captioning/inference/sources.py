@@ -4,7 +4,6 @@ import functools
 import io
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -35,24 +34,18 @@ def open_views(
     if isinstance(source, (str, os.PathLike)):
         path = os.path.abspath(os.path.expanduser(source))  # the working directory may change
         views = [preprocessing.view(open_image(source, preprocessing.resize)) for preprocessing in preprocessings]
-        return views, functools.partial(_photo_of, path, _file_version(path), preprocessings[0])
+        return views, functools.partial(_photo_of, path, os.path.getmtime(path), preprocessings[0])
     image = open_image(source, 0)
     views = [preprocessing.view(image) for preprocessing in preprocessings]
     return views, functools.partial(_photo_of, image, None, preprocessings[0])
 
 
-def _photo_of(source: str | Image.Image, version: tuple[int, int] | None, preprocessing: Preprocessing) -> Photo | None:
-    if isinstance(source, str) and _file_version(source) != version:
+def _photo_of(source: str | Image.Image, changed: float | None, preprocessing: Preprocessing) -> Photo | None:
+    if isinstance(source, str) and not (os.path.exists(source) and os.path.getmtime(source) == changed):
         warn_once(f"{source}: is no longer the image that was captioned; figures show the pixels that the model saw")
         return None
     photo = open_image(source, _PHOTO_SIDE)
     return Photo(photo, preprocessing.view_box(photo.size))
-
-
-def _file_version(path: str) -> tuple[int, int] | None:
-    with suppress(OSError):
-        return os.stat(path).st_mtime_ns, os.stat(path).st_size
-    return None
 
 
 def is_single(images: ImageSource | Iterable[ImageSource]) -> bool:

@@ -52,8 +52,8 @@ def attention_figure(
     words: Sequence[str],
     attention_by_model: Mapping[str, ModelAttention],
     *,
+    text: str,
     style: Style = "color",
-    text: str | None = None,
     details: bool = False,
 ) -> Figure:
     """Return the image and its caption, followed by a panel per word with the attention over the model's view.
@@ -66,8 +66,8 @@ def attention_figure(
         photo: The whole image, on which the first model's view is outlined.
         words: T words.
         attention_by_model: By label, the attention of models at these words; a row of panels for each.
+        text: The caption as written.
         style, details: As in ``Caption.figure``.
-        text: The caption as written; by default the words with spaces between them.
     """
     check_choice(Style, style=style)
     photo, first = photo.convert("RGB"), next(iter(attention_by_model.values()))
@@ -76,7 +76,6 @@ def attention_figure(
     for strip in strips:
         spread = [weights.max() for weights, cell in zip(strip.weights, strip.chosen, strict=True) if cell is None]
         ends[strip.kind] = float(max([ends.get(strip.kind, 0.0), *spread]))
-    text = " ".join(words) if text is None else text
     figure, photo_axes, panels = _empty_figure(text, words, strips, _WORD_WITH_DETAILS if details else _WORD)
     _draw_photo(photo_axes, photo, first.view_box)
     for step, column in enumerate(panels):

@@ -69,6 +69,8 @@ def test_paths_can_come_from_standard_input(capsys, checkpoint, folder, monkeypa
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
     lines, _ = run(capsys, "-", "--model", checkpoint)
     assert [line.split("\t")[0] for line in lines] == [str(folder / "b.png"), str(folder / "more" / "b.png")]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{folder / 'b.png'}\0".encode())))  # -print0
+    assert run(capsys, "-", "--model", checkpoint)[0][0].split("\t")[0] == str(folder / "b.png")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\n")))
     assert "no image is named" in run(capsys, "-", "--model", checkpoint, code=2)[1]
 
@@ -265,10 +267,20 @@ def test_a_wrong_command_line_is_named_before_any_work(capsys, tmp_path, monkeyp
         (["--explorer", "b.png/x.html"], "error: --explorer b.png/x.html: cannot be written ("),
     ],
 )
-def test_a_refused_option_is_named(capsys, checkpoint, folder, monkeypatch, options, message):
+def test_a_refused_option_is_named_and_keeps_the_file_of_an_earlier_command(
+    capsys, checkpoint, folder, monkeypatch, options, message
+):
     monkeypatch.chdir(folder)
+    Path("c.json").write_text("before")
     _, err = run(capsys, "b.png", "--model", checkpoint, "--json", "c.json", *options, code=2)
-    assert message in err
+    assert message in err and (Path("c.json").read_text() == "before" or "--explorer" in options)
+
+
+def test_an_image_that_cannot_be_read_keeps_the_file_of_an_earlier_command(capsys, checkpoint, folder):
+    kept = folder / "c.json"
+    kept.write_text("before")
+    run(capsys, folder / "notes.txt", "--model", checkpoint, "--json", kept, code=2)
+    assert kept.read_text() == "before"
 
 
 def test_a_caption_of_one_word_is_asked_for_by_max_length_alone(capsys, checkpoint, folder):

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json as json_text
 import os
 import sys
@@ -78,8 +79,10 @@ def caption(
     labels = names if len({*names}) == len(names) else models
     title = printable(" + ".join(names))
     explored: list[ExplorerData] = []
-    with _json_lines(json) as lines:
-        for result in captioner.stream(paths, options, batch_size=batch_size, on_error=skip):
+    results = captioner.stream(paths, options, batch_size=batch_size, on_error=skip)
+    first = list(itertools.islice(results, 1))  # a command that fails keeps the file of an earlier one
+    with _json_lines(json if first else None) as lines:
+        for result in itertools.chain(first, results):
             content = result.to_dict() if lines is not None else {}
             if overlay is not None:
                 content["overlay"] = str(overlays[str(result.path)])
@@ -116,7 +119,7 @@ def _paths(images: Sequence[str]) -> Iterator[str]:
     """Yield the named files, the images below named folders in order, and the paths of standard input for ``-``."""
     for name in images:
         if name == "-":
-            lines = sys.stdin.buffer.read().splitlines()
+            lines = sys.stdin.buffer.read().replace(b"\0", b"\n").splitlines()  # find -print0 ends names with 0
             yield from (os.path.expanduser(os.fsdecode(line)) for line in lines if line.strip())
         else:
             yield from _images_below(name) if os.path.isdir(name) else [name]

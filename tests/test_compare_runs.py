@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -167,35 +168,37 @@ def test_what_is_compared_is_not_written_over(tested_pair, tmp_path):
 
 
 @pytest.fixture
-def tested(tested_pair, monkeypatch) -> list[str]:
-    """The checkpoints that were tested. The second run has no captions before it is tested."""
-    captions, checkpoints = tested_pair[1] / "test_captions.json", list[str]()
+def commands(tested_pair, monkeypatch) -> list[list[str]]:
+    """The commands of `captioning` that were started. The second run has no captions before one has tested it."""
+    captions, real, started = tested_pair[1] / "test_captions.json", subprocess.run, []
     content = captions.read_text()
     captions.unlink()
 
-    def score(task: str, *, ckpt_path: str) -> None:
-        checkpoints.append(ckpt_path)
+    def run(command, **options):
+        if "captioning" not in command:
+            return real(command, **options)
+        started.append(command[1:])
         captions.write_text(content)
-        print("printed by the test")
+        return real(["echo", "printed by the test"], **options)
 
-    monkeypatch.setattr("captioning.cli.score.score", score)
-    return checkpoints
+    monkeypatch.setattr(subprocess, "run", run)
+    return started
 
 
-def test_an_untested_run_is_named_with_its_command_and_tested_if_that_is_asked_for(tested_pair, tested, capsys):
+def test_an_untested_run_is_named_with_its_command_and_tested_if_that_is_asked_for(tested_pair, commands, capsys):
     best = str(tested_pair[1] / "checkpoints" / "best.ckpt")
     missing = f"hard has no captions of its test split; to make them: captioning test --ckpt_path {best}"
     compare_command(*map(str, tested_pair), resamples=9, images=0)
-    assert missing in capsys.readouterr().out and tested == []
+    assert missing in capsys.readouterr().out and commands == []
     compare_command(*map(str, tested_pair), resamples=9, images=0, test=True)
     printed = capsys.readouterr()
     assert "testing hard" in printed.err
-    assert tested == [best]
+    assert commands == [["-m", "captioning", "test", "--ckpt_path", best]]
     assert "has no captions" not in printed.out
 
 
 @pytest.mark.slow
-def test_a_run_that_was_trained_on_after_its_test_is_left_out_or_tested_again(tested_pair, tested, capsys):
+def test_a_run_that_was_trained_on_after_its_test_is_left_out_or_tested_again(tested_pair, commands, capsys):
     best, metrics = tested_pair[0] / "checkpoints/best.ckpt", tested_pair[0] / "test_metrics.json"
     content = json.loads(metrics.read_text())
     content["search"] |= {"checkpoint": "best.ckpt", "weights": checksum(best)}
@@ -208,13 +211,13 @@ def test_a_run_that_was_trained_on_after_its_test_is_left_out_or_tested_again(te
     assert (run.captions, run.metrics, run.contexts, run.checkpoint) == (None, {}, {}, best)
     compare_command(*map(str, tested_pair), resamples=9, images=0)
     old = "soft was tested with other weights than its best.ckpt has now; to test it again: captioning test"
-    assert f"{old} --ckpt_path {best}" in capsys.readouterr().out and tested == []
+    assert f"{old} --ckpt_path {best}" in capsys.readouterr().out and commands == []
     compare_command(*map(str, tested_pair), resamples=9, images=0, test=True)
-    assert tested == [str(best), str(tested_pair[1] / "checkpoints/best.ckpt")]
+    assert [words[-1] for words in commands] == [str(best), str(tested_pair[1] / "checkpoints/best.ckpt")]
 
 
 @pytest.mark.slow
-def test_json_alone_is_printed_also_if_runs_are_tested_first(tested_pair, tested, capfd):
+def test_json_alone_is_printed_also_if_runs_are_tested_first(tested_pair, commands, capfd):
     compare_command(*map(str, tested_pair), resamples=9, images=0, test=True, json=Path("-"))
     printed = capfd.readouterr()
     assert json.loads(printed.out)["runs"] and "printed by the test" not in printed.err

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from captioning.cli import json_output, print_written
+from captioning.cli import IMPORTED, json_output, print_written
 from captioning.errors import InputError, check_choice, check_whole
 from captioning.files import FIGURE_SUFFIXES, JSON_SUFFIXES, PAGE_SUFFIXES, check_output, write_text
 from captioning.provenance import provenance
@@ -102,12 +101,13 @@ def compare(
 
 def _test_if_needed(run: Run) -> Run:
     """Return a run; if it has no captions, first test its checkpoint without showing the output."""
-    from captioning.cli.score import score
     from captioning.comparison.runs import read_run
 
     if run.captions is not None or run.checkpoint is None:
         return run
     print(f"testing {run.name} ...", file=sys.stderr, flush=True)
-    with contextlib.redirect_stdout(io.StringIO()):
-        score("test", ckpt_path=str(run.checkpoint))
+    options = ["--ckpt_path", str(run.checkpoint), *(f"--import={module}" for module in IMPORTED)]
+    command = [sys.executable, "-m", "captioning", "test", *options]
+    if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
+        raise InputError(f"{run.name}: captioning test failed")
     return read_run(run.folder)

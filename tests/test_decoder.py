@@ -8,6 +8,7 @@ from helpers_models import draw_weights
 from captioning.attention import AdditiveScore, Attention, SoftAttention, UniformAttention
 from captioning.data.batch import pad_captions
 from captioning.model import AttentionDecoder
+from captioning.vocabulary import START
 
 B, T, L, D, A, E, H, V = 2, 5, 9, 7, 6, 8, 10, 13
 
@@ -178,7 +179,12 @@ def test_gradients_match_finite_differences():
     torch.autograd.gradcheck(loss, torch.randn(B, 4, D, dtype=torch.double, requires_grad=True))
 
 
-def test_an_image_without_locations_is_refused():
+def test_wrong_shapes_are_refused_by_name():
     decoder = make_decoder()
+    memory = decoder.encode(torch.randn(B, L, D))
+    with pytest.raises(ValueError, match=r"captions must be \(N, T\+1\)"):
+        decoder(torch.full((3,), START), torch.tensor([1]), memory)
+    with pytest.raises(ValueError, match="annotation mask must be"):
+        decoder.encode(torch.randn(B, L, D), torch.ones(B, L + 1, dtype=torch.bool))
     with pytest.raises(ValueError, match="at least one location"):
         decoder.encode(torch.randn(B, L, D), torch.zeros(B, L, dtype=torch.bool))

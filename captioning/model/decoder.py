@@ -49,6 +49,8 @@ class ExistingSteps:
     """
 
     def __init__(self, captions: Tensor, lengths: Tensor) -> None:
+        if captions.ndim != 2 or lengths.shape != captions.shape[:1]:
+            raise ValueError(f"captions must be (N, T+1), lengths (N,); got {captions.shape} and {lengths.shape}")
         self.mask = torch.arange(captions.shape[1] - 1, device=captions.device) < lengths.unsqueeze(1)
         self._index = self.mask.flatten().nonzero().squeeze(1)  # (M,), positions among all N * T
         self.targets = self.pack(captions[:, 1:])
@@ -141,6 +143,8 @@ class Decoder(Component):
             annotations: (B, L, D), any float type.
             mask: (B, L) bool, True where a location exists, at least one for each image.
         """
+        if mask is not None and mask.shape != annotations.shape[:2]:
+            raise ValueError(f"annotation mask must be {tuple(annotations.shape[:2])}, got {tuple(mask.shape)}")
         if mask is not None and not mask.any(dim=1).all():
             raise ValueError("every image needs at least one location that is not masked")
         annotations = annotations.to(self.embedding.weight.dtype)

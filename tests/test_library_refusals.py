@@ -116,9 +116,7 @@ def test_wandb_without_a_login_or_with_a_bad_key_is_one_line(nobody, monkeypatch
     monkeypatch.setenv(name, value)
     line = refused(capsys, *FIT, "--trainer.logger", "true")
     assert line.startswith("error: trainer.logger: WandbLogger: ") and message in line
-    assert line.endswith(
-        "set WANDB_MODE=offline, or log elsewhere by --trainer.logger false (fit) or --no_logger (test)"
-    )
+    assert line.endswith("set WANDB_MODE=offline, or --trainer.logger false (fit) or --no_logger (test)")
 
 
 def test_without_a_login_training_and_its_test_log_offline(nobody, capsys):

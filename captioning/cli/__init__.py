@@ -20,7 +20,6 @@ RUN_COMMANDS = {
     "test": "score any model on the test split of its data or of others, or an ensemble",
     "predict": "write captions of the test split to files, for the COCO evaluation server",
 }
-"""The commands around a run, with what each does."""
 
 OTHER_COMMANDS = {
     "caption": "caption images of your own, and draw where the model looked",
@@ -32,7 +31,6 @@ OTHER_COMMANDS = {
     "prepare": "get a data set, or an encoder's weights",
     "extract": "compute a frozen encoder's features once, for faster training",
 }
-"""All other commands, with what each does."""
 
 IMPORTED: list[str] = []
 """Modules that ``--import`` named; a configuration may name their classes."""

@@ -20,11 +20,6 @@ from captioning.settings import attention_kind, read_config
 from captioning.views.overlays import ModelAttention, attention_figure
 
 
-def is_wandb_sweep() -> bool:
-    """Return whether wandb's agent starts this process, as a run of a sweep."""
-    return "WANDB_SWEEP_ID" in os.environ
-
-
 def logger_settings(config: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
     """Return class and arguments of a run's loggers: CSV, and wandb unless the configuration turns it off."""
     chosen = config["trainer"]["logger"]
@@ -71,9 +66,7 @@ def start_loggers(
         except Exception as error:  # logging libraries raise their own types
             if not is_online or type(error).__name__ != "CommError":
                 problem = f"trainer.logger: {type(logger).__name__}: {one_line(error)}"
-                remedy = (
-                    "set WANDB_MODE=offline, or log elsewhere by --trainer.logger false (fit) or --no_logger (test)"
-                )
+                remedy = "set WANDB_MODE=offline, or --trainer.logger false (fit) or --no_logger (test)"
                 raise InputError(f"{problem}; {remedy}") from error
             warn_once(f"wandb does not answer, so this run logs offline ({one_line(error, 120)})")
             os.environ["WANDB_MODE"] = "offline"

@@ -1,6 +1,7 @@
 """The plan of a run, made before any of its objects: folder, checkpoint, monitored metrics, loggers."""
 
 import itertools
+import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 from captioning.errors import InputError, check_range, did_you_mean
 from captioning.metrics.table import METRICS, log_key
 from captioning.run_folder import RunFolder
-from captioning.training.loggers import is_wandb_sweep, logger_settings
+from captioning.training.loggers import logger_settings
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def plan_run(config: Mapping[str, Any], given: Collection[str], folder: str | No
     name, checkpoint = config["name"], config["ckpt_path"]
     if not name:  # the name of the first file; later files are overlays
         name = Path(str(config["config"][0])).stem if config["config"] else "run"
-        name += f"_{config['seed_everything']}" if is_wandb_sweep() else ""
+        name += f"_{config['seed_everything']}" if "WANDB_SWEEP_ID" in os.environ else ""  # wandb's agent started it
     wanted = RunFolder(Path(folder or Path(config["runs"], name)))
     resumed = RunFolder.of(checkpoint, wanted.path) if checkpoint else None
     if resumed is not None and resumed.config.is_file() and not folder:

@@ -20,7 +20,6 @@ from captioning.inference import load
 from captioning.model import AttentionDecoder, Captioner
 
 OWN = """
-import dataclasses
 from pathlib import Path
 
 import torch
@@ -29,7 +28,7 @@ from torch import nn
 from captioning.attention import Attention, DotScore, SoftAttention, Score
 from captioning.attention.memory import repeat_rows
 from captioning.encoders import ConvEncoder
-from captioning.model import AttentionDecoder, Decoder
+from captioning.model import Decoder
 from captioning.model.decoder import ExistingSteps
 from captioning.objective import Likelihood
 from captioning.trace import AttentionTrace
@@ -73,25 +72,9 @@ class Narrow(SoftAttention):
         return attention_output._replace(context=attention_output.context[..., 1:])
 
 
-class Untyped(SoftAttention):
-    def select(self, alphas, log_alphas, memory):
-        return tuple(super().select(alphas, log_alphas, memory))
-
-
 class Flat(ConvEncoder):
     def forward(self, images):
         return super().forward(images).flatten(1)
-
-
-class Wide(AttentionDecoder):
-    def forward(self, *args):
-        output = super().forward(*args)
-        return dataclasses.replace(output, logits=output.logits.T)
-
-
-class Bare(SoftAttention):
-    def select(self, alphas, log_alphas, memory):
-        return super().select(alphas, log_alphas, memory).context
 
 
 class GRU(Decoder):
@@ -160,10 +143,7 @@ ATTENTION = "model.decoder.init_args.attention"
         (SCORE, "Column", "Column: logits (B, R, L) must have the shape (10, 1, 36), got (10, 1, 36, 1)"),
         (SCORE, "Silent", "Silent: logits (B, R, L) must have the shape (10, 1, 36), got NoneType"),
         (ATTENTION, "Narrow", "Narrow: the context (B, R, D) must have the shape (10, 1, 8), got (10, 1, 7)"),
-        (ATTENTION, "Untyped", "Untyped: select must return an AttentionOutput, got tuple"),
-        (ATTENTION, "Bare", "Bare: select must return an AttentionOutput, got Tensor"),
         ("model.encoder", "Flat", "Flat: annotations (B, L, D) must have the shape (4, 288, 8), got (4, 288)"),
-        ("model.decoder", "Wide", "Wide: logits (M, V) must have the shape"),
         ("model.objective", "PerWord", "PerWord: the loss () must have the shape (), got (3,)"),
     ],
 )

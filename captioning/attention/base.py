@@ -141,21 +141,15 @@ class Attention(Component):
         check_shape(self.score, "logits (B, R, L)", logits, B, queries.shape[1], L)
         mask = None if memory.mask is None else memory.mask.unsqueeze(1)
         alphas, log_alphas = self.normalizer(logits, mask)  # (B, R, L), Eq. 5
-        attention_output = self._checked(self.select(alphas, log_alphas, memory), alphas, D)  # context (B, R, D), Eq. 6
+        attention_output = self.select(alphas, log_alphas, memory)  # context (B, R, D), Eq. 6
+        check_shape(self, "the context (B, R, D)", attention_output.context, *alphas.shape[:2], D)
+        check_shape(self, "alphas (B, R, L)", attention_output.alphas, *alphas.shape)
+        if attention_output.locations is None:
+            no_location = torch.full(alphas.shape[:2], NO_LOCATION, device=alphas.device)
+            attention_output = attention_output._replace(locations=no_location)
         next_state = self.score.update(alphas, *score_state)
         attention_output = map_fields(attention_output, lambda field: field.flatten(0, 1))  # (N, ..)
         return attention_output, tuple(field.flatten(0, 1) for field in next_state)
-
-    def _checked(self, output: object, alphas: Tensor, D: int) -> AttentionOutput:
-        """Return a selection's output with locations. Raises InputError if a user's class returned another thing."""
-        if not isinstance(output, AttentionOutput):
-            got = type(output).__name__
-            raise InputError(f"{type(self).__name__}: select must return an AttentionOutput, got {got}")
-        check_shape(self, "the context (B, R, D)", output.context, *alphas.shape[:2], D)
-        check_shape(self, "alphas (B, R, L)", output.alphas, *alphas.shape)
-        if output.locations is not None:
-            return output
-        return output._replace(locations=torch.full(alphas.shape[:2], NO_LOCATION, device=alphas.device))
 
     @abstractmethod
     def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> AttentionOutput:

@@ -34,7 +34,6 @@ class _DecoderStep:
 
     def __call__(self, tokens: Tensor, state: State) -> Step:
         logits, state, trace = self.decoder.step(tokens, state, self.memory)
-        check_shape(self.decoder, "logits (N, V)", logits, len(tokens), self.decoder.embedding.num_embeddings)
         return Step(torch.log_softmax(logits.float(), dim=-1), state, trace)
 
     def select_images(self, images: Tensor) -> _DecoderStep:

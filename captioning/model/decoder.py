@@ -3,14 +3,13 @@
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from captioning.attention import AnnotationLayer, Attention, Memory
 from captioning.cells import GridSize
-from captioning.component import Component, check_shape
+from captioning.component import Component
 from captioning.precision import to_autocast
 from captioning.trace import NO_LOCATION, AttentionTrace, State, map_fields
 
@@ -107,11 +106,6 @@ class Decoder(Component):
         self.attention = attention
         self.standardize_annotations = standardize_annotations
         self.annotation_layer = annotation_layer
-
-    def __call__(self, *args: Any, **kwargs: Any) -> DecoderOutput:
-        output = super().__call__(*args, **kwargs)
-        check_shape(self, "logits (M, V)", output.logits, len(output.targets), self.embedding.num_embeddings)
-        return output
 
     def evidence(self, captions: Tensor, lengths: Tensor, memory: Memory) -> Tensor | None:
         """Return the evidence of the words, (N, T, L), in evaluation; None if the decoder has none."""

@@ -9,16 +9,11 @@ from captioning.kernels.deferred import Use, deferred_product, deferred_uses
 
 
 class Linear(nn.Linear):
-    """``nn.Linear`` for layers that every step runs.
+    """``nn.Linear`` for layers that every step runs."""
 
-    Attributes:
-        step_weight: Returns the weight that all steps of a recurrence share; None outside of ``kernels.recurrence``.
-    """
-
-    step_weight: Callable[[], Tensor] | None = None
+    step_weight: Callable[[], Tensor] | None = None  # within ``kernels.recurrence``, the weight that all steps share
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (.., out) for x (.., in)."""
         return linear(x, self.weight if self.step_weight is None else self.step_weight(), self.bias)
 
     def forward_float32(self, x: Tensor) -> Tensor:

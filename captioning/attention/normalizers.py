@@ -120,10 +120,7 @@ class _Entmax(torch.autograd.Function):
 
 
 def masked_log_softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
-    """Return log-softmax over the last axis, at least float32, and -inf where ``mask`` (bool, broadcastable) is False.
-
-    A row without any True becomes NaN.
-    """
+    """Return log-softmax over the last axis, at least float32; ``mask`` is as in ``Normalizer.forward``."""
     return torch.log_softmax(_masked(logits, mask), dim=-1)
 
 

@@ -112,9 +112,7 @@ def sample(
     torch's global generator, also for rows that have ended, so no caption depends on the others.
 
     Args:
-        temperature: Positive divisor of the log-probabilities.
-        top_k: Number of the most probable words to sample from; None for all.
-        top_p: Sample from the smallest set of most probable words whose probability reaches this (nucleus sampling).
+        temperature, top_k, top_p: As in ``DecodingOptions``.
         max_length, constraints: As in ``beam_search``, which raises the same InputError.
     """
     device, B = state[0].device, step.image_count

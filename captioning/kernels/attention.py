@@ -50,7 +50,6 @@ def additive_logits(projected: Tensor, query: Tensor, weight: Tensor) -> Tensor:
 
 
 def _kernels(projected: Tensor) -> ModuleType | None:
-    """Return the module whose kernels support this tensor's device and type, None if there is none."""
     kernels = _cuda_kernels() if projected.is_cuda else additive_cpu
     return kernels if kernels is not None and kernels.usable(projected) else None
 

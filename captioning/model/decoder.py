@@ -38,13 +38,7 @@ class DecoderOutput:
 class ExistingSteps:
     """The steps of N captions that exist, one caption after the other: M of N * T.
 
-    Args:
-        captions: (N, T+1) int64, ``<start> w_1 .. <end> <pad> ..``.
-        lengths: (N,) int64, steps of each caption: its words and <end>.
-
-    Attributes:
-        mask: (N, T) bool, True where a step exists.
-        targets: (M,) int64, the words of the captions.
+    Captions and lengths are as in ``Decoder.forward``, mask and targets as in ``DecoderOutput``.
     """
 
     def __init__(self, captions: Tensor, lengths: Tensor) -> None:
@@ -117,13 +111,10 @@ class Decoder(Component):
 
     @abstractmethod
     def build(self, vocabulary_size: int, annotation_dim: int, grid_size: GridSize) -> None:
-        """Create the parameters for V words and annotations of size D.
-
-        It begins with ``build_for_annotations``, which returns the size of the annotations that attention sees.
-        """
+        """Create the parameters for V words and annotations of size D; begin with ``build_for_annotations``."""
 
     def build_for_annotations(self, annotation_dim: int, grid_size: GridSize) -> int:
-        """Create the layers before attention; returns the size of the annotations that attention sees."""
+        """Create the layers before attention; return the size of the annotations that attention sees."""
         self.annotation_dim = annotation_dim
         # affine=False: the layers after it can learn scale and shift.
         self.feature_norm = nn.BatchNorm1d(annotation_dim, affine=False) if self.standardize_annotations else None

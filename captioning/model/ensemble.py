@@ -109,11 +109,7 @@ class Ensemble(CaptionModel):
 class MeanStep:
     """A step function that averages the word distributions of several members.
 
-    Its state is the members' states, one after the other.
-
-    Args:
-        members: The step functions of the members, over the same images.
-        state_sizes: Number of tensors in the state of each member.
+    Its state is the members' states, ``state_sizes`` tensors each, one after the other.
     """
 
     def __init__(self, members: Sequence[StepFunction], state_sizes: Sequence[int]) -> None:

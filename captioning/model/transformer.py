@@ -141,14 +141,7 @@ class TransformerDecoder(Decoder):
 
 
 class TransformerLayer(nn.Module):
-    """One layer of the decoder; its attention over annotations is an argument of ``forward``.
-
-    Args:
-        dim: Size d.
-        heads: Heads of the self-attention.
-        feedforward_dim: Width of the perceptron's hidden layer.
-        dropout: As in ``TransformerDecoder``.
-    """
+    """One layer of the decoder; its attention over annotations is an argument of ``forward``."""
 
     def __init__(self, dim: int, heads: int, feedforward_dim: int, dropout: float) -> None:
         super().__init__()

@@ -91,9 +91,8 @@ class SelfCriticalTraining(Objective):
     def forward(self, captioner: Captioner, batch: CaptionBatch) -> Loss:
         """Return the objective of the batch's images. Only ``likelihood`` reads the batch's captions.
 
-        Logged values are means over the captions of all processes: reward, baseline, the standard deviation of their
-        difference, words per caption, and minus the reward as "loss". Only the gradient of the loss has a meaning;
-        averaged over processes, it is the gradient for all captions.
+        Logged values are means over the captions of all processes; "loss" is minus the reward. Only the gradient of
+        the loss has a meaning; averaged over processes, it is the gradient for all captions.
         """
         training = captioner.training
         captioner.eval()

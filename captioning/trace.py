@@ -12,8 +12,7 @@ State: TypeAlias = "tuple[Tensor, ...]"
 ContextMode = Literal["expected", "argmax", "sample"]  # see ``Attention.context_mode``
 CONTEXT_MODES: tuple[ContextMode, ...] = get_args(ContextMode)
 
-NO_LOCATION = -1
-"""Stands in ``locations`` where the context is an expectation over locations."""
+NO_LOCATION = -1  # in ``locations`` where the context is an expectation over locations
 
 R = TypeVar("R", bound=tuple)
 

@@ -11,8 +11,7 @@ from captioning.decoding_options import DecodingOptions
 from captioning.errors import InputError
 from captioning.vocabulary import END, FUNCTION_WORDS, PAD, START, UNK, Vocabulary
 
-NEVER = (PAD, START, UNK)
-"""Ids that no caption has."""
+NEVER = (PAD, START, UNK)  # ids that no caption has
 
 
 @dataclass(frozen=True)

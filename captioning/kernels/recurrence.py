@@ -15,8 +15,7 @@ from captioning.kernels.deferred import deferred, leading, padded
 from captioning.precision import to_autocast
 from captioning.trace import State
 
-FEW_ENOUGH = 0.9
-"""Ended images leave the batch only if less than this fraction of its steps remains; otherwise copies cost more."""
+FEW_ENOUGH = 0.9  # images leave only if less than this fraction of all steps remains; otherwise copies cost more
 
 Out = TypeVar("Out", bound=tuple)
 

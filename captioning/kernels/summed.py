@@ -24,8 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from captioning.precision import at_least_float32, to_autocast
 
-SMALLEST = 1e-15
-"""Lower bound of a total, so that numbers stay finite. The plain formula computes the steps below it."""
+SMALLEST = 1e-15  # lower bound of a total, so that numbers stay finite; the plain formula computes the steps below
 
 CPU_CHUNK_BYTES, GPU_CHUNK_BYTES = 8 << 20, 256 << 20  # of G; a CPU's cache keeps this much between operations
 

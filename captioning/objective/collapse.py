@@ -8,12 +8,9 @@ from torch import Tensor
 from captioning.objective.reductions import step_entropy
 from captioning.trace import AttentionTrace
 
-PATIENCE = 500
-"""Training batches before the first verdict: at the start every attention is uniform."""
-DECAY = 0.99
-"""Fraction of the old means that each batch keeps: means are over about 100 batches."""
-LEAST_KL = 0.01
-"""Below this KL divergence from word to word, in nats, alphas ignore the word."""
+PATIENCE = 500  # training batches before the first verdict: at the start every attention is uniform
+DECAY = 0.99  # fraction of the old means that each batch keeps: means are over about 100 batches
+LEAST_KL = 0.01  # below this KL divergence from word to word, in nats, alphas ignore the word
 
 
 def attention_statistics(trace: AttentionTrace, mask: Tensor, *, sparse: bool = False) -> dict[str, Tensor]:

@@ -61,11 +61,8 @@ class SelfCriticalTraining(Objective):
         likelihood_weight: float = 1.0,
     ) -> None:
         super().__init__()
-        check_range(0, likelihood_weight=likelihood_weight)
+        check_range(0, cider_d=cider_d, bleu4=bleu4, likelihood_weight=likelihood_weight)
         check_whole(2, **{"objective.samples": samples})
-        if not (min(cider_d, bleu4) >= 0 and 0 < cider_d + bleu4 < float("inf")):
-            weights = f"cider_d {cider_d}, bleu4 {bleu4}"
-            raise InputError(f"objective: the weights of a reward are at least 0 and not all 0, got {weights}")
         self.samples = samples
         self.cider_d = cider_d
         self.bleu4 = bleu4

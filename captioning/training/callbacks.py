@@ -18,7 +18,7 @@ from captioning.checkpoint.format import write_checkpoint
 from captioning.data.batch import CaptionBatch
 from captioning.errors import check_whole
 from captioning.training.loggers import log_figures, write_figures
-from captioning.training.resume import is_inside_step, next_batch
+from captioning.training.resume import is_inside_step
 
 
 class ValidationFigures(Callback):
@@ -44,7 +44,7 @@ class ValidationFigures(Callback):
 
 
 class LogLines(Callback):
-    """Prints the model's sizes, the position where a resumed run continues, and a line of metrics per validation."""
+    """Prints the model's sizes, a line of metrics per validation, and that nothing is left to train."""
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._started, self._trains = time.perf_counter(), False
@@ -55,10 +55,6 @@ class LogLines(Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._trains = True
-        if trainer.ckpt_path is not None and trainer.is_global_zero:
-            epoch, batch = next_batch(trainer)
-            at = f" at batch {batch + 1} of {trainer.num_training_batches}" if batch else ""
-            print(f"goes on in epoch {epoch + 1}{at}, after step {trainer.global_step}", flush=True)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not self._trains and trainer.is_global_zero:

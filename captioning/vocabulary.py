@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from captioning.component import known_class, public_path
+from captioning.component import known_class
 from captioning.errors import InputError
 from captioning.files import read_json, write_json
 from captioning.tokenizers import PennTreebank, Tokenizer
@@ -94,16 +94,11 @@ class Vocabulary:
         return cls(words, tokenizer)
 
 
-def tokenizer_config(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return ``{"class_path": .., "init_args": {}}``, as YAML files and checkpoints name a tokenizer."""
-    return {"class_path": public_path(type(tokenizer)), "init_args": {}}
-
-
 def tokenizer_from(config: Mapping[str, Any] | str | None) -> Tokenizer:
     """Return the tokenizer that a file or an option names. Its module is the package's, or is imported already.
 
-    ``config`` is a ``tokenizer_config``, or a class path alone; None is the default, English. Raises InputError if no
-    tokenizer has that name.
+    ``config`` is ``{"class_path": ..}`` or a class path; None is the default, English. Raises InputError if there is no
+    such tokenizer.
     """
     path = config.get("class_path") if isinstance(config, Mapping) else config
     if path is None:

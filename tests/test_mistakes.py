@@ -139,8 +139,6 @@ MISTAKES = {
     "test": "required: --ckpt_path, as in captioning test --ckpt_path",
     "validate --ckpt_path runs/soft/checkpoints/best.ckpt --split test": "validation split; use captioning test",
     "test --ckpt_path runs/soft": "runs/soft: is a folder; give runs/soft/checkpoints/best.ckpt",
-    "test --ckpt_path best": "--ckpt_path best: runs/run has no checkpoints/best.ckpt; name the run by --name",
-    "test --ckpt_path last --name soft": "--ckpt_path last: runs/soft has no checkpoints/last.ckpt; name the run by",
     "fit --ckpt_path best --runs elsewhere": "--ckpt_path best: elsewhere/run has no checkpoints/best.ckpt; name the",
     FIT + "--ckpt_path last": "--ckpt_path last: runs/tiny has no checkpoints/last.ckpt; name the run by --name",
     "test --ckpt_path runs/soft/checkpoints/best.ckpt --trainer.default_root_dir x": "is now --results",

@@ -18,7 +18,7 @@ from captioning.evaluation.caption_files import read_results
 from captioning.inference import load
 from captioning.metrics.table import caption_metrics
 from captioning.tokenizers import Characters, PennTreebank, Tokenizer, Whitespace
-from captioning.vocabulary import Vocabulary, tokenizer_config, tokenizer_from
+from captioning.vocabulary import Vocabulary, tokenizer_from
 
 # matplotlib brings no Chinese font for the figures of training.
 pytestmark = pytest.mark.filterwarnings("ignore:Glyph")
@@ -52,8 +52,7 @@ def test_white_space_changes_nothing():
 
 @pytest.mark.parametrize("tokenizer", [PennTreebank(), Whitespace(), Characters()])
 def test_a_tokenizer_is_saved_by_its_class(tokenizer):
-    config = json.loads(json.dumps(tokenizer_config(tokenizer)))
-    assert config == {"class_path": f"captioning.tokenizers.{type(tokenizer).__name__}", "init_args": {}}
+    config = {"class_path": f"captioning.tokenizers.{type(tokenizer).__name__}", "init_args": {}}
     assert tokenizer_from(config) == tokenizer == tokenizer_from(type(tokenizer).__name__)
     others = {PennTreebank(), Whitespace(), Characters()} - {tokenizer}
     assert len(others) == 2 and Vocabulary(["a"], tokenizer) not in [Vocabulary(["a"], other) for other in others]

@@ -14,6 +14,7 @@ import torch
 
 from captioning import earlier_names
 from captioning.cells import CellGrid
+from captioning.component import public_path
 from captioning.data.transforms import Preprocessing
 from captioning.encoders import Encoder
 from captioning.errors import InputError, one_line
@@ -21,7 +22,7 @@ from captioning.files import refuse_lfs_pointer, replacing
 from captioning.model.captioner import Captioner
 from captioning.model.decoder import Decoder
 from captioning.run_folder import RunFolder
-from captioning.vocabulary import Vocabulary, tokenizer_config, tokenizer_from
+from captioning.vocabulary import Vocabulary, tokenizer_from
 
 CHECKPOINT_FORMAT = 1
 """Increased when older versions cannot read a checkpoint's ``["captioning"]`` entry any more."""
@@ -36,7 +37,7 @@ def checkpoint_entry(captioner: Captioner, vocabulary: Vocabulary, settings: Map
         "decoder": captioner.decoder.to_config(),
         "preprocessing": dataclasses.asdict(captioner.encoder.preprocessing),
         "vocabulary": list(vocabulary.words),
-        "tokenizer": tokenizer_config(vocabulary.tokenizer),
+        "tokenizer": {"class_path": public_path(type(vocabulary.tokenizer)), "init_args": {}},
         "settings": dict(settings),
         **({} if cells is None else {"cells": dataclasses.asdict(cells)}),
     }

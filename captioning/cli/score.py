@@ -31,8 +31,6 @@ def score(
     context_mode: ContextMode | None = None,
     ensemble: list[str] | None = None,
     results: Path | None = None,
-    name: str = "run",
-    runs: Path = Path("runs"),
     bound_draws: int = 8,
     device: str = "auto",
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] | None = None,
@@ -47,7 +45,7 @@ def score(
     --data.source.root DIR, --data.limit_images N, --data.features DIR and --model.search.beam_size K.
 
     Args:
-        ckpt_path: A FILE.ckpt, exported folder, hf:owner/name or pretrained; or best or last of --name.
+        ckpt_path: A FILE.ckpt, exported folder, hf:owner/name or pretrained.
         config: A configuration with the data; by default the run's config.yaml.
         split: Split to score.
         context_mode: Context of hard attention: the expectation over all locations, the most probable location, or a
@@ -55,8 +53,6 @@ def score(
         ensemble: Further models; the word probabilities of all models are averaged.
         results: Folder of the files; by default the run's folder, or a subfolder for another context mode, an ensemble,
             --config or another split. Needed with --data.source and --data.limit_images.
-        name: Run whose best or last is scored.
-        runs: Folder of all runs.
         bound_draws: Draws per caption that estimate the bounds of stochastic attention; 0 for none.
         device: auto, cpu, cuda or cuda:N.
         precision: Precision of the model; by default the fastest of this machine.
@@ -79,13 +75,12 @@ def score(
     from captioning.inference import load
     from captioning.precision import autocast, best_precision
 
-    run = RunFolder.of(ckpt_path, runs / name)
-    path = ckpt_path if run is None else str(run.checkpoint(ckpt_path))
+    run = RunFolder.of(ckpt_path)
     run = run if run is not None and run.config.is_file() else None
     target = check_device(device)
-    captioner = load([path, *(ensemble or ())], target)
+    captioner = load([ckpt_path, *(ensemble or ())], target)
     settings = [read_config(file, "--config") for file in config or ([run.config] if run else [])]
-    data, search, data_settings = _data_and_search(path, captioner.settings, settings, overrides)
+    data, search, data_settings = _data_and_search(ckpt_path, captioner.settings, settings, overrides)
     seeds = [1, *(file["seed_everything"] for file in settings if type(file.get("seed_everything")) is int)]
     seed = seeds[-1] if seed_everything is None else seed_everything
     stage = "val" if task == "validate" else "test"
@@ -96,7 +91,7 @@ def score(
         config[-1].stem if config else "",
         split if split not in (None, stage) else "",
     )
-    folder = results or (run.path if run else runs / "scored" / model_name(path)).joinpath(*subfolders)
+    folder = results or (run.path if run else Path("runs/scored") / model_name(ckpt_path)).joinpath(*subfolders)
     logged_run = run if task == "test" and run is not None and folder == run.path and not no_logger else None
 
     options = data | {"split": split or stage, "seed": seed, "figure_count": 0 if logged_run is None else 4}
@@ -109,7 +104,7 @@ def score(
             print(f"written to {file}")
         return
     conditions: dict[str, Any] = {"split": options["split"], "context_mode": context_mode or own_mode}
-    conditions |= {"checkpoint": Path(path).name, "weights": checksum(path)}
+    conditions |= {"checkpoint": Path(ckpt_path).name, "weights": checksum(ckpt_path)}
     member_checksums = {model: checksum(model) for model in ensemble or ()}
     conditions |= {"ensemble": len(captioner.members), "members": member_checksums} if member_checksums else {}
     used = machine | {"num_workers": data["num_workers"]}

@@ -32,7 +32,8 @@ ROOMS = {
     "decoding": "decoding_options errors trace vocabulary",
     "encoders": "cells component data errors",
     "model": "attention cells component data decoding encoders errors kernels linear precision trace vocabulary",
-    "checkpoint": "cells data earlier_names encoders errors files model run_folder settings tokenizers vocabulary",
+    "checkpoint": "cells component data earlier_names encoders errors files model run_folder settings tokenizers "
+    "vocabulary",
     "metrics": "errors",
     "objective": "attention component data decoding errors metrics model precision trace vocabulary",
     "evaluation": "cells data decoding earlier_names errors files metrics model objective progress tokenizers "

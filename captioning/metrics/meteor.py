@@ -38,10 +38,10 @@ def meteor_counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Wor
         raise InputError("no METEOR: no `java` on the PATH")
     if importlib.util.find_spec("pycocoevalcap") is None:
         raise InputError("no METEOR: pycocoevalcap is not installed; pip install -e '.[metrics]'")
-    lines = [
-        " ||| ".join(["SCORE", *map(_without_separator, image_references), _without_separator(hypothesis)]) + "\n"
-        for hypothesis, image_references in zip(hypotheses, references, strict=True)
-    ]
+    lines = []
+    for hypothesis, image_references in zip(hypotheses, references, strict=True):
+        texts = (" ".join(words).replace("|||", " ") for words in (*image_references, hypothesis))
+        lines.append(" ||| ".join(["SCORE", *(" ".join(text.split()) for text in texts)]) + "\n")
     jar = str(importlib.resources.files("pycocoevalcap") / "meteor" / "meteor-1.5.jar")
     # UTF-8 in any locale; otherwise Java would split a word at a letter beyond ASCII.
     command = ["java", "-Dfile.encoding=UTF-8", "-Xmx2G", "-jar", jar, "-", "-", "-stdio", "-l", "en", "-norm"]
@@ -73,7 +73,3 @@ def meteor_from_counts(counts: Floats) -> Floats:
     mean = ratio(precision * recall, _ALPHA * precision + (1 - _ALPHA) * recall)
     fragmentation = ratio(counts[..., 20], counts[..., 21:23].mean(axis=-1))
     return np.asarray(mean * (1 - _GAMMA * fragmentation**_BETA))
-
-
-def _without_separator(words: Words) -> str:
-    return " ".join(" ".join(words).replace("|||", " ").split())

@@ -7,7 +7,7 @@ import pytest
 from helpers_runs import CAPTION, make_run
 
 from captioning.cli import model_name
-from captioning.comparison.runs import Run, common_folder, find_runs, name_runs, read_run
+from captioning.comparison.runs import Run, find_runs, name_runs, read_run
 from captioning.errors import InputError
 from captioning.evaluation.caption_files import NounHit
 
@@ -92,13 +92,7 @@ def test_a_folder_stands_for_its_runs_by_name(tmp_path):
         find_runs(tmp_path / "notes")
 
 
-def test_runs_of_one_name_get_distinct_names_and_the_page_lies_beside_the_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folders = [Path("runs/a/soft"), Path("runs/hard"), tmp_path / "runs/b/soft"]
-    runs = [Run(folder.name, folder) for folder in folders]
-    assert common_folder(runs) == Path("runs")
+def test_runs_of_one_name_have_their_folders_as_names():
+    runs = [Run(Path(folder).name, Path(folder)) for folder in ("runs/a/soft", "runs/hard", "runs/b/soft")]
     name_runs(runs)
-    assert [run.name for run in runs] == ["a/soft", "hard", "b/soft"]
-    runs = [Run("soft", Path(name, "demo/soft")) for name in "ab"]
-    name_runs(runs)
-    assert [run.name for run in runs] == ["a/demo/soft", "b/demo/soft"]
+    assert [run.name for run in runs] == ["runs/a/soft", "hard", "runs/b/soft"]

@@ -43,7 +43,7 @@ def compare(
         resamples: Number of resamples for intervals and tests.
         seed: Seed of the resampling.
         figure: Draw where one run of each variant looks at the words of one caption: a png, pdf or svg file.
-        output: The page, an HTML file; by default comparison.html beside the runs.
+        output: The page, an HTML file; by default comparison.html beside the first run.
         json: Also write the numbers as JSON; - prints only them.
 
     Examples:
@@ -63,7 +63,7 @@ def compare(
     from captioning.comparison.attention_explorer import common_reference, explore, load_models
     from captioning.comparison.compare import compare_runs
     from captioning.comparison.page import comparison_page
-    from captioning.comparison.runs import INPUTS, common_folder, find_runs, name_runs
+    from captioning.comparison.runs import INPUTS, find_runs, name_runs
     from captioning.comparison.terminal import print_comparison
 
     with json_output(json) as numbers:
@@ -74,7 +74,7 @@ def compare(
         inputs = [path for run in chosen for pattern in INPUTS for path in run.folder.glob(pattern)]
         for option, path, _ in files:
             check_output(path, option, inputs=inputs)
-        page = output or common_folder(chosen) / "comparison.html"
+        page = output or Path(os.path.relpath(chosen[0].folder / "../comparison.html"))
         if test:
             chosen = [_test_if_needed(run) for run in chosen]
         name_runs(chosen)

@@ -2,7 +2,6 @@
 
 import csv
 import math
-import os
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -111,13 +110,8 @@ def _logged(path: Path) -> Iterator[tuple[str, int, float]]:
 
 
 def name_runs(runs: Sequence[Run]) -> None:
-    """Give runs of the same name their paths relative to their common folder as names."""
-    for name, count in Counter(run.name for run in runs).items():
-        same = [run for run in runs if run.name == name]
-        for run in same if count > 1 else ():
-            run.name = os.path.relpath(run.folder, common_folder(same))
-
-
-def common_folder(runs: Sequence[Run]) -> Path:
-    """Return the innermost folder that contains all runs."""
-    return Path(os.path.relpath(os.path.commonpath([Path(os.path.abspath(run.folder)).parent for run in runs])))
+    """Give runs of the same name their folders as names."""
+    counts = Counter(run.name for run in runs)
+    for run in runs:
+        if counts[run.name] > 1:
+            run.name = str(run.folder)

@@ -187,7 +187,7 @@ def commands(tested_pair, monkeypatch) -> list[list[str]]:
 
 def test_an_untested_run_is_named_with_its_command_and_tested_if_that_is_asked_for(tested_pair, commands, capsys):
     best = str(tested_pair[1] / "checkpoints" / "best.ckpt")
-    missing = f"hard has no captions of its test split; to make them: captioning test --ckpt_path {best}"
+    missing = f"hard has no captions; to test it: captioning test --ckpt_path {best}"
     compare_command(*map(str, tested_pair), resamples=9, images=0)
     assert missing in capsys.readouterr().out and commands == []
     compare_command(*map(str, tested_pair), resamples=9, images=0, test=True)
@@ -210,7 +210,7 @@ def test_a_run_that_was_trained_on_after_its_test_is_left_out_or_tested_again(te
     run = read_run(tested_pair[0])
     assert (run.captions, run.metrics, run.contexts, run.checkpoint) == (None, {}, {}, best)
     compare_command(*map(str, tested_pair), resamples=9, images=0)
-    old = "soft was tested with other weights than its best.ckpt has now; to test it again: captioning test"
+    old = "soft was tested with other weights than its checkpoint has now; to test it: captioning test"
     assert f"{old} --ckpt_path {best}" in capsys.readouterr().out and commands == []
     compare_command(*map(str, tested_pair), resamples=9, images=0, test=True)
     assert [words[-1] for words in commands] == [str(best), str(tested_pair[1] / "checkpoints/best.ckpt")]

@@ -84,13 +84,9 @@ def compare_runs(
 def _run_notices(runs: Sequence[Run]) -> Iterator[str]:
     """Yield a sentence on each run that has no captions, with the command for them, or that drew no location."""
     for run in (run for run in runs if not run.captions):
-        why, what = "has no captions of its test split", "make them"
-        if run.checkpoint is None:
-            yield f"{run.name} {why}, and no checkpoint to make them with"
-            continue
-        if run.outdated:
-            why, what = f"was tested with other weights than its {run.checkpoint.name} has now", "test it again"
-        yield f"{run.name} {why}; to {what}: captioning test --ckpt_path {shlex.quote(str(run.checkpoint))}"
+        why = "was tested with other weights than its checkpoint has now" if run.outdated else "has no captions"
+        command = f"to test it: captioning test --ckpt_path {shlex.quote(str(run.checkpoint))}"
+        yield f"{run.name} {why}; {command if run.checkpoint else 'it has no checkpoint'}"
     sentence = "{} drew no location in training (its sample_probability stayed 0): it learned as soft attention does"
     yield from (sentence.format(run.name) for run in runs if run.never_drew)
 

@@ -52,8 +52,7 @@ def condition_tables(runs: Sequence[Run], metric: str) -> list[Table]:
 def _attention(run: Run) -> TableCell:
     settings = flatten(run.settings)
     names = [settings.get(f"model.decoder.{key}") for key in ("attention", "attention.score", "output")]
-    drew = ["drew no location in training"] if run.never_drew else []
-    return TableCell(attention_kind(run.settings), detail=", ".join([*filter(None, names), *drew]))
+    return TableCell(attention_kind(run.settings), detail=", ".join(filter(None, names)))
 
 
 def compared_settings(run: Run) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Metrics of runs over images and of variants over seeds, with intervals and tests against the first one."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -126,16 +125,35 @@ def _run_cell(comparison: Comparison, family: CountedFamily, run: str, key: str)
 def measure_variants(
     comparison: Comparison, variants: Sequence[Variant], families: Sequence[CountedFamily], runs: Sequence[Run]
 ) -> None:
-    """Add the variants to the comparison, with a table of means and deviations over seeds, and tests."""
+    """Add the variants to the comparison, with a table of means and deviations over seeds.
+
+    Variants are tested against the first one if both have several seeds and all counts.
+    """
     families = [family for family in families if not family.baseline]
-    comparison.variants = [_with_metrics(variant, families, runs, comparison.image_count) for variant in variants]
-    _add_corrected(comparison.variant_tests, _variant_tests(variants, families))
+    tests: dict[Key, Difference] = {}
+    for family in families:
+        complete = [variant for variant in variants if family.counts.keys() >= {*variant.runs}]
+        counts = {variant.name: np.stack([family.counts[run] for run in variant.runs]) for variant in complete}
+        first = counts.get(variants[0].name, ())
+        for variant in complete:
+            values = family.statistic(counts[variant.name].sum(axis=1))  # (seeds, S)
+            variant.metrics.update(zip(family.metrics, values.T.tolist(), strict=True))
+            if variant is not variants[0] and min(len(first), len(variant.runs)) > 1:
+                changes = seed_differences(first, counts[variant.name], family.statistic)
+                tests |= {(variant.name, key): change for key, change in zip(family.metrics, changes, strict=True)}
+    _add_corrected(comparison.variant_tests, tests)
+    for variant in variants:
+        members = [run for run in runs if run.name in variant.runs]
+        # The metrics of a run's test are over all of its images.
+        if all(len(run.captions or ()) == comparison.image_count for run in members):
+            stored = [key for key in _NEEDS_MODEL if all(key in run.metrics for run in members)]
+            variant.metrics.update({key: [run.metrics[key] for run in members] for key in stored})
+    comparison.variants = list(variants)
     titles = {key: TITLES[key] for family in families for key in family.metrics}
-    stored = [key for key in _NEEDS_MODEL if any(key in variant.metrics for variant in comparison.variants)]
+    stored = [key for key in _NEEDS_MODEL if any(key in variant.metrics for variant in variants)]
     titles |= {key: f"{TITLES[key]}, {METRICS[key].unit}" for key in stored}
     rows = [
-        Row(title, [_variant_cell(comparison, variant, key) for variant in comparison.variants])
-        for key, title in titles.items()
+        Row(title, [_variant_cell(comparison, variant, key) for variant in variants]) for key, title in titles.items()
     ]
     note = _VARIANTS_NOTE + (_CORRECTION_NOTE if comparison.variant_tests else "")
     comparison.tables.append(Table("Variants over seeds", [variant.name for variant in variants], rows, note))
@@ -144,41 +162,10 @@ def measure_variants(
         comparison.notices.append(f"One seed each: {names}. Differences from them are not tested over seeds.")
 
 
-def _variant_tests(variants: Sequence[Variant], families: Sequence[CountedFamily]) -> dict[Key, Difference]:
-    """Return tests of variants against the first one; both need several seeds and all counts."""
-    tests: dict[Key, Difference] = {}
-    several_seeds = [variant for variant in variants if len(variant.runs) > 1]
-    for family in families:
-        complete = [variant for variant in several_seeds if family.counts.keys() >= {*variant.runs}]
-        counts = {variant.name: np.stack([family.counts[run] for run in variant.runs]) for variant in complete}
-        if (first := counts.pop(variants[0].name, None)) is None:
-            continue
-        for name, variant_counts in counts.items():
-            changes = seed_differences(first, variant_counts, family.statistic)
-            tests |= {(name, key): change for key, change in zip(family.metrics, changes, strict=True)}
-    return tests
-
-
 def _add_corrected(stored: dict[str, dict[str, Difference]], tests: Mapping[Key, Difference]) -> None:
     """Store the tests of a table, with p-values that are corrected for their number."""
     for (name, key), test in zip(tests, holm(list(tests.values())), strict=True):
         stored.setdefault(name, {})[key] = test
-
-
-def _with_metrics(
-    variant: Variant, families: Sequence[CountedFamily], runs: Sequence[Run], image_count: int
-) -> Variant:
-    """Return a variant with the metrics of its runs; their tests have ``image_count`` images in common."""
-    members, metrics = [run for run in runs if run.name in variant.runs], dict[str, list[float]]()
-    for family in families:
-        if family.counts.keys() >= set(variant.runs):
-            values = [family.statistic(family.counts[run].sum(axis=0)) for run in variant.runs]
-            metrics |= dict(zip(family.metrics, np.stack(values, axis=1).tolist(), strict=True))
-    # The metrics of a run's test are over all of its images.
-    if all(len(run.captions or ()) == image_count for run in members):
-        stored = [key for key in _NEEDS_MODEL if all(key in run.metrics for run in members)]
-        metrics |= {key: [run.metrics[key] for run in members] for key in stored}
-    return dataclasses.replace(variant, metrics=metrics)
 
 
 def _variant_cell(comparison: Comparison, variant: Variant, key: str) -> TableCell:

@@ -157,9 +157,6 @@ def measure_variants(
     ]
     note = _VARIANTS_NOTE + (_CORRECTION_NOTE if comparison.variant_tests else "")
     comparison.tables.append(Table("Variants over seeds", [variant.name for variant in variants], rows, note))
-    if single := [variant.name for variant in variants if len(variant.runs) == 1]:
-        names = ", ".join(single)
-        comparison.notices.append(f"One seed each: {names}. Differences from them are not tested over seeds.")
 
 
 def _add_corrected(stored: dict[str, dict[str, Difference]], tests: Mapping[Key, Difference]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from captioning.errors import InputError
-from captioning.metrics.meteor import meteor_counts, meteor_from_counts
+from captioning.metrics.meteor import meteor_counts, meteor_metric
 from captioning.metrics.table import caption_metrics
 from captioning.tokenizers import PennTreebank
 
@@ -54,7 +54,7 @@ def test_meteor_equals_the_coco_toolkit():
     hypotheses, references = make_corpus(0)
     odd_hypotheses, odd_references, agreeing = zip(*ODD.values(), strict=True)
     counts = meteor_counts([*hypotheses, *odd_hypotheses], [*references, *odd_references])
-    assert meteor_from_counts(counts[len(hypotheses) :]) == pytest.approx(np.array(agreeing, dtype=float))
+    assert meteor_metric(counts[len(hypotheses) :]) == pytest.approx(100 * np.array(agreeing, dtype=float)[:, None])
     counts = counts[: len(hypotheses)]
     gts = {i: [" ".join(words) for words in of_image] for i, of_image in enumerate(references)}
     res = {i: [" ".join(words)] for i, words in enumerate(hypotheses)}
@@ -66,9 +66,9 @@ def test_meteor_equals_the_coco_toolkit():
         del toolkit  # ends the process, and leaves its pipes open
         process.stdout.close()
         process.stderr.close()
-    assert meteor_from_counts(counts) == pytest.approx(of_images, abs=1e-9)
+    assert meteor_metric(counts)[:, 0] / 100 == pytest.approx(of_images, abs=1e-9)
     assert 1.0 in of_images and 0.0 in of_images
-    assert meteor_from_counts(counts.sum(axis=0)) == pytest.approx(corpus, abs=1e-9)
+    assert meteor_metric(counts.sum(axis=0)) / 100 == pytest.approx(corpus, abs=1e-9)
 
 
 # "a dog runs over the green grass" against "the dogs ran in grass with friends", as METEOR 1.5 counts it: grass
@@ -78,8 +78,8 @@ COUNTS = [7, 7, 3, 3, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 3, 4, 4]
 
 def test_meteor_of_a_hand_computed_case():
     quality = (0.75 * (1 + 0.6 + 0.8) + 0.25) / (0.75 * 4 + 0.25 * 3)
-    assert meteor_from_counts(np.array(COUNTS)) == pytest.approx(quality * (1 - 0.6 * (3 / 4) ** 0.2))
-    assert meteor_from_counts(np.zeros((2, 23))).tolist() == [0.0, 0.0]
+    assert meteor_metric(np.array(COUNTS)) == pytest.approx(100 * quality * (1 - 0.6 * (3 / 4) ** 0.2))
+    assert meteor_metric(np.zeros((2, 23))).tolist() == [[0.0], [0.0]]
 
 
 TEXTS = [
@@ -132,7 +132,7 @@ def fake(tmp_path, monkeypatch):
 def test_the_metrics_of_a_corpus_have_meteor_where_java_is(fake):
     fake(f"for line in lines: print(*{COUNTS})")
     values = caption_metrics([["a"], ["c", "d"]], [[["a", "b"]], [["c", "d"]]])
-    assert values["meteor"] == pytest.approx(100 * meteor_from_counts(2 * np.array(COUNTS)))
+    assert values["meteor"] == pytest.approx(meteor_metric(2 * np.array(COUNTS)).item())
     assert "meteor" not in caption_metrics([["a"]], [[["a"]]], java=False)
 
 

@@ -59,8 +59,8 @@ def meteor_counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Wor
     return counts
 
 
-def meteor_from_counts(counts: Floats) -> Floats:
-    """Return METEOR 1.5 in [0, 1], (..), of summed ``meteor_counts`` (.., 23) (Denkowski and Lavie 2014, Sec. 2).
+def meteor_metric(counts: Floats) -> Floats:
+    """Return METEOR 1.5 in percent, (.., 1), of summed ``meteor_counts`` (.., 23) (Denkowski and Lavie 2014, Sec. 2).
 
     The counts of one image give its segment score. Their sum gives the METEOR of the corpus, which is not the mean.
     """
@@ -72,4 +72,4 @@ def meteor_from_counts(counts: Floats) -> Floats:
     precision, recall = np.moveaxis(ratio(weighted, length), -1, 0)
     mean = ratio(precision * recall, _ALPHA * precision + (1 - _ALPHA) * recall)
     fragmentation = ratio(counts[..., 20], counts[..., 21:23].mean(axis=-1))
-    return np.asarray(mean * (1 - _GAMMA * fragmentation**_BETA))
+    return 100 * np.asarray(mean * (1 - _GAMMA * fragmentation**_BETA))[..., None]

@@ -13,7 +13,7 @@ import numpy as np
 from captioning.errors import InputError, warn_once
 from captioning.metrics.bleu import ORDERS, Words, bleu_counts, bleu_from_counts, bleu_metrics, sentence_bleu
 from captioning.metrics.cider import CiderD
-from captioning.metrics.meteor import meteor_counts, meteor_from_counts
+from captioning.metrics.meteor import meteor_counts, meteor_metric
 from captioning.metrics.resampling import Floats, percentage
 from captioning.metrics.rouge import rouge_l
 
@@ -82,10 +82,6 @@ def _mean_over_images(name: str, title: str, of_images: OfImages) -> Family:
     return Family({name: Metric(title)}, count, percentage, percentage)
 
 
-def _meteor(counts: Floats) -> Floats:
-    return 100 * meteor_from_counts(counts)[..., None]
-
-
 FAMILIES = (
     Family(
         {f"bleu{n}": Metric(f"BLEU-{n}") for n in range(1, ORDERS + 1)}, bleu_counts, bleu_from_counts, sentence_bleu
@@ -93,7 +89,7 @@ FAMILIES = (
     _mean_over_images("rouge_l", "ROUGE-L", rouge_l),
     # Resampling does not count the document frequencies again.
     _mean_over_images("cider_d", "CIDEr-D", lambda captions, references: CiderD(references).values(captions)),
-    Family({"meteor": Metric("METEOR", in_validation=False)}, meteor_counts, _meteor, _meteor, java=True),
+    Family({"meteor": Metric("METEOR", in_validation=False)}, meteor_counts, meteor_metric, meteor_metric, java=True),
 )
 """The metrics of captions, which have intervals and tests."""
 

@@ -1,6 +1,5 @@
 """Hard attention, which draws a location at every step (Sec. 4.1), and its relaxation by Gumbel noise."""
 
-import math
 from abc import abstractmethod
 from dataclasses import replace
 from typing import Any
@@ -158,8 +157,7 @@ class GumbelAttention(StochasticAttention):
         self, score: Score, *, temperature: float = 1.0, sample_probability: float = 1.0, **options: Any
     ) -> None:
         super().__init__(score, sample_probability=sample_probability, **options)
-        if not 0 < temperature < math.inf:
-            raise InputError(f"temperature must be positive, got {temperature}; hard draws are the limit 0")
+        check_range(1e-6, temperature=temperature)
         self.first_temperature = temperature
         self.needs_progress = True  # the temperature
 

@@ -57,7 +57,7 @@ class AdditiveScore(Score):
 
     Args:
         attention_dim: Width A of the hidden layer.
-        fused: Whether to use a kernel if there is one for the device; otherwise PyTorch's operations.
+        fused: Whether to use a kernel if there is one for the score and the device; otherwise PyTorch's operations.
     """
 
     def __init__(self, attention_dim: int = 512, *, fused: bool = True) -> None:
@@ -95,14 +95,9 @@ class CoverageScore(AdditiveScore):
     """e_ti = v^T tanh(W_a a_i + b + W_h h_{t-1} + w_c c_ti) with c_ti = sum_{t' < t} alpha_t'i.
 
     See et al. 2017, Eq. 11 (the linguistic coverage of Tu et al. 2016, with the additive score). The sum of alphas
-    differs between the captions of an image, so the hidden layer is computed for every caption and location.
-
-    Args:
-        attention_dim: Width A of the hidden layer.
+    differs between the captions of an image, so the hidden layer is computed for every caption and location, without
+    a kernel. Arguments are as in ``AdditiveScore``.
     """
-
-    def __init__(self, attention_dim: int = 512) -> None:
-        super().__init__(attention_dim)
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: GridSize) -> None:
         super().build(annotation_dim, query_dim, grid_size)

@@ -80,8 +80,8 @@ def workplace(tmp_path, monkeypatch) -> Iterator[Path]:
 
 
 def photos(folder: Path, header: list[str]) -> None:
-    """Write photos with two captions each, among them those that the tutorial names."""
-    names = ["beach/1.jpg", "garden/cat.jpg", *(f"beach/{number}.jpg" for number in range(2, 7))]
+    """Write photos with two captions each, those that the tutorial names and some for validation (25) and test (2, 3)."""
+    names = ["beach/1.jpg", "garden/cat.jpg", *(f"beach/{number}.jpg" for number in (2, 3, 4, 5, 25))]
     lines = [",".join(header)]
     for number, name in enumerate(names):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

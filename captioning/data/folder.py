@@ -6,7 +6,7 @@ import csv
 import io
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,8 +36,7 @@ class FolderSource(CaptionSource):
 
     Without a ``split`` column, an image in a folder ``train``, ``validation`` (or ``val``) or ``test`` belongs to that
     split. A hash of the image's name draws the splits without a folder: one image in ten for validation, one for the
-    test. New images do not move the others. If a split is empty and there are three images or more, it gets a tenth
-    of the images that the hash drew for the largest split, at least one. An empty training split gets eight tenths.
+    test. New images do not move the others. Of a few images, some split may get none.
 
     Also read: Hugging Face's ``metadata.jsonl`` or ``.csv`` with ``file_name`` and ``text``. Each split's folder may
     have its own file.
@@ -77,11 +76,9 @@ class FolderSource(CaptionSource):
         folders = {image: image.split(os.sep)[0].lower() for image in entries}
         by_folder = {image: _SPLIT_OF[folder] for image, folder in folders.items() if folder in _SPLIT_OF}
         split_of = {image: name for image, name in by_folder.items() if name != "train"} | split_of
-        unassigned = sorted(entries.keys() - split_of, key=lambda image: (_hash(image), image))
-        for image in unassigned:
+        for image in entries.keys() - split_of:
             by_hash = hashed_split(image)
             split_of[image] = "train" if by_hash in by_folder.values() else by_hash
-        _fill_splits(split_of, unassigned)
         origin = self.root if self.files[1:] else self.files[0]
         split_entries = [entry for image, entry in entries.items() if split_of[image] == split]
         if not split_entries:
@@ -101,20 +98,7 @@ def _captions_of(folder: Path) -> list[Path]:
 
 def hashed_split(image: str) -> str:
     """Return the split of an image without a split column, from its name alone."""
-    return {0: "val", 1: "test"}.get(_hash(image) % 10, "train")
-
-
-def _fill_splits(split_of: dict[str, str], unassigned: Sequence[str]) -> None:
-    """Move ``unassigned`` images of the largest split into an empty split, as ``FolderSource`` says."""
-    for split in SPLITS if len(split_of) > 2 else ():
-        if split not in split_of.values():
-            largest = max(([image for image in unassigned if split_of[image] == other] for other in SPLITS), key=len)
-            count = max(1, len(largest) * (8 if split == "train" else 1) // 10)
-            split_of |= dict.fromkeys(largest[:count] if largest[1:] else (), split)
-
-
-def _hash(image: str) -> int:
-    return zlib.crc32(Path(image).as_posix().encode())
+    return {0: "val", 1: "test"}.get(zlib.crc32(Path(image).as_posix().encode()) % 10, "train")
 
 
 class _Row(msgspec.Struct):

@@ -80,7 +80,7 @@ def workplace(tmp_path, monkeypatch) -> Iterator[Path]:
 
 
 def photos(folder: Path, header: list[str]) -> None:
-    """Write photos with two captions each, those that the tutorial names and some for validation (25) and test (2, 3)."""
+    """Write photos with two captions each, those of the tutorial, one for validation (25), two for the test."""
     names = ["beach/1.jpg", "garden/cat.jpg", *(f"beach/{number}.jpg" for number in (2, 3, 4, 5, 25))]
     lines = [",".join(header)]
     for number, name in enumerate(names):

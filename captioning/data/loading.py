@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import KW_ONLY, InitVar, dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -83,7 +83,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
     """
 
     index: CaptionIndex
-    vocabulary: InitVar[Vocabulary]
+    vocabulary: Vocabulary
     preprocessing: Preprocessing
     _: KW_ONLY
     augmentation: Augmentation = Augmentation()  # noqa: RUF009 - frozen
@@ -92,12 +92,6 @@ class CaptionDataset(Dataset[CaptionBatch]):
     mirrored_features: Features | None = None
     by_image: bool = False
     regions: RegionsInView | None = None
-
-    def __post_init__(self, vocabulary: Vocabulary) -> None:
-        # Forked workers share one array of all word ids.
-        ids = [np.array(vocabulary.encode(caption.split()), dtype=np.int32) for caption in self.index.captions]
-        self._words = np.concatenate([np.empty(0, np.int32), *ids])
-        self._first_word = np.cumsum([0, *map(len, ids)])
 
     def __getitem__(self, numbers: list[int]) -> CaptionBatch:
         index = self.index
@@ -110,8 +104,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
             # Captions of one image become neighbors; image_index is 0, 1, 2, .. unless an image has several.
             captions = np.array(numbers)[np.argsort(index.caption_image[numbers], kind="stable")]
             rows, image_index = np.unique(index.caption_image[captions], return_inverse=True)
-        first = self._first_word
-        ids, lengths = pad_captions([self._words[first[n] : first[n + 1]].tolist() for n in captions])
+        ids, lengths = pad_captions([self.vocabulary.encode(index.captions[n].split()) for n in captions])
         images = annotations = None
         if self.features is None:
             loaded = [self._image(row, epoch_and_batch) for row in rows.tolist()]

@@ -131,7 +131,7 @@ MISTAKES = {
     FIT + "--data.source.root nowhere --data.source KarpathySource --data.source.json_path no.json "
     "--data.source.image_dir .": "no.json: missing; see data/README.md",
     FIT + "--data.source.root holes --model.encoder.image_size 0": (  # data are read before the model is built
-        '1 of the 2 image files of the split are missing or empty: "holes/val/000002.png"'
+        '1 of the 2 image files of the split are missing or empty, such as "holes/val/000002.png"'
     ),
     FIT + "--model.encoder.image_size 0": "image_size must be at least 1",
     FIT + "--model.optimizer.lr -1": "model.optimizer or model.scheduler: Invalid learning rate: -1.0",

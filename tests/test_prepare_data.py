@@ -129,7 +129,7 @@ def flickr(server, monkeypatch):
 
 def test_what_must_be_asked_for_by_hand_is_said(flickr, tmp_path, capsys):
     line = refused(capsys, *flickr(tmp_path))
-    assert f'image files of the split are missing or empty: "{tmp_path}/images/0.jpg"' in line
+    assert f'image files of the split are missing or empty, such as "{tmp_path}/images/0.jpg"' in line
     assert f"Fill in https://forms.illinois.edu/sec/1713398, put Flickr8k_Dataset.zip into {tmp_path}" in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dataset_flickr8k.json"]
 

@@ -38,11 +38,9 @@ def fetch(url: str, path: Path, *, md5: str | None = None) -> None:
             _receive(url, part)
             break
         except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as error:
-            reason, code = one_line(error), getattr(error, "code", 500)
-            if code == 416:  # nothing is left to send
+            reason = one_line(error)
+            if getattr(error, "code", None) == 416:  # nothing is left to send
                 break
-            if code < 500 and code not in (408, 429):
-                raise InputError(f"{url}: {reason}; download it by hand to {path}") from error
             print(f"{path.name}: {reason}; attempt {attempt + 1} of {ATTEMPTS}", flush=True)
     else:
         raise InputError(f"{url}: {reason}; run the same command again to resume, or download the file to {path}")

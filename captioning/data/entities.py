@@ -11,7 +11,7 @@ from PIL import Image
 
 from captioning.data.images import formats, turned
 from captioning.data.records import Phrase
-from captioning.errors import InputError, one_line
+from captioning.errors import InputError
 
 _PHRASE = re.compile(r"\[/EN#(\d+)/\S+ ([^]]*)\]")
 
@@ -47,11 +47,8 @@ class Entities:
 
 def _masks(file: Path, image_path: Path) -> dict[str, np.ndarray]:
     """Return the mask of each entity that has boxes in the upright image, by the entity's number."""
-    try:
-        root = ElementTree.parse(file).getroot()
-        width, height = (int(root.findtext(f"size/{side}", "")) for side in ("width", "height"))
-    except (OSError, ElementTree.ParseError, ValueError) as error:
-        raise InputError(f"{file}: not an annotation of Flickr30k Entities ({one_line(error)})") from error
+    root = ElementTree.parse(file).getroot()
+    width, height = (int(root.findtext(f"size/{side}", "")) for side in ("width", "height"))
     stored = width, height
     with suppress(OSError), Image.open(image_path, formats=formats()) as image:
         stored = turned(Image.new("1", image.size), image).size  # the image may be stored smaller, or squashed

@@ -69,8 +69,6 @@ def extract_features(
             finally:
                 rows.flush()
                 write_json(json_path, content | {"done": done}, indent=None)
-                if done < total:
-                    progress.write(f"{name}: stopped at {done:,} of {total:,}; the same command resumes here")
 
 
 def _open_or_create(

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from captioning.errors import InputError, one_line
+from captioning.errors import InputError
 from captioning.files import read_json
 
 
@@ -43,10 +43,7 @@ class Features:
         if missing := [path for path in paths if path not in row_of]:
             raise InputError(f"{json_path}: has no features of image {missing[0]}, it is of other data; extract again")
         self._rows = np.array([row_of[path] for path in paths], dtype=np.int64)
-        try:
-            self._annotations = np.asarray(np.load(file, mmap_mode="r"))
-        except (OSError, ValueError) as error:
-            raise InputError(f"{file}: cannot be read ({one_line(error)}); delete it and extract again") from error
+        self._annotations = np.asarray(np.load(file, mmap_mode="r"))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._arguments  # a spawned worker maps the file itself

@@ -137,9 +137,7 @@ class CaptionIndex:
         paths = map(self.image_path, range(len(self)))
         if missing := [path for path in paths if not (path.is_file() and path.stat().st_size)]:
             count = f"{len(missing):,} of the {len(self):,} image files of the split are missing or empty"
-            names = ", ".join(f'"{path}"' for path in missing[:5])  # quotes show a trailing space
-            more = f" and {len(missing) - 5:,} more" if missing[5:] else ""
-            raise InputError(f"{self.origin}: {count}: {names}{more}; see data/README.md")
+            raise InputError(f'{self.origin}: {count}, such as "{missing[0]}"; see data/README.md')
 
 
 class CaptionSource(ABC):

@@ -79,16 +79,13 @@ def test_an_earlier_download_is_continued_or_started_over(server, tmp_path, have
     assert (tmp_path / "x.zip").read_bytes() == PAYLOAD and server.asked == [have if resumes else 0]
 
 
-def test_a_busy_server_is_asked_again_and_one_that_lacks_the_file_is_not(server, tmp_path):
+def test_a_busy_server_is_asked_again_five_times(server, tmp_path):
     server.codes = [503, 429]
     fetch(server.url, tmp_path / "x.zip", md5=MD5)
-    server.codes = [404, 404]
-    with pytest.raises(InputError, match=r"x\.zip: HTTP Error 404: Not Found; download it by hand to .*y\.zip"):
+    server.codes = [404] * 9
+    with pytest.raises(InputError, match=r"HTTP Error 404: .*; run the same command again to resume, or .*y\.zip"):
         fetch(server.url, tmp_path / "y.zip")
-    assert server.codes == [404]
-    server.codes = [500] * 9
-    with pytest.raises(InputError, match=r"HTTP Error 500: .*; run the same command again to resume"):
-        fetch(server.url, tmp_path / "y.zip")
+    assert len(server.codes) == 4
 
 
 def test_a_wrong_checksum_is_refused_and_the_download_thrown_away(server, tmp_path):

@@ -60,7 +60,7 @@ def test_restval_counts_as_train_and_coco_images_keep_their_number_and_folder(tm
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        ([image(1, "train", "a dog")], "has no val split, only train"),
+        ([image(1, "train", "a dog")], "holds no image with a caption"),
         ([{"split": "val", "imgid": 1}], "missing required field `filename`"),
         ([image(1, "val") | {"sentences": [{"raw": "a dog"}]}], "holds no image with a caption"),
         ([image(1, ["val"], "a dog")], "not a split file (Expected `str`, got `array`"),

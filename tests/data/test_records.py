@@ -59,20 +59,17 @@ def test_missing_image_files_are_named_with_their_annotation_file(tmp_path):
     for i in range(40):
         (tmp_path / f"{i}.jpg").write_bytes(b"." * (i != 13))
     with pytest.raises(
-        InputError, match=r'^c\.json: 1 of the 40 image files of the split are missing or empty: "\S*/13\.jpg"; see'
+        InputError,
+        match=r'^c\.json: 1 of the 40 .* missing or empty, such as "\S*/13\.jpg"; see',
     ):
         index.check_images()
     (tmp_path / "13.jpg").write_text(".")
     index.check_images()
 
 
-def test_names_of_missing_images_show_a_space_at_an_end():
-    with pytest.raises(InputError) as caught:
-        build([ImageEntry(i, name, ["a"]) for i, name in enumerate(["1.jpg ", "a\\2.jpg", *"345678"])]).check_images()
-    assert str(caught.value).startswith(
-        'root: 8 of the 8 image files of the split are missing or empty: "root/1.jpg ", "root/a\\2.jpg", '
-    )
-    assert str(caught.value).endswith('"root/5" and 3 more; see data/README.md')
+def test_the_name_of_a_missing_image_shows_a_space_at_its_end():
+    with pytest.raises(InputError, match=r'^root: 2 of the 2 .*, such as "root/1\.jpg "; see data/README'):
+        build([ImageEntry(i, name, ["a"]) for i, name in enumerate(["1.jpg ", "2.jpg"])]).check_images()
 
 
 def test_a_source_of_ones_own_says_what_it_lacks():

@@ -149,15 +149,6 @@ def test_captions_without_a_sentence_are_counted_in_a_warning(folder, caplog):
     assert caplog.messages == [f"{folder / 'entities'}: has no sentence for {counted}"]
 
 
-@pytest.mark.parametrize("content", ["<annotation>", "<annotation/>"], ids=["cut", "without a size"])
-def test_damaged_annotations_are_one_line(folder, content):
-    lookup = source(folder, entities=str(folder / "entities")).phrases("val")
-    file = folder / "entities/Annotations/17.xml"
-    file.write_text(content)
-    with pytest.raises(InputError, match=f"^{file}: not an annotation of Flickr30k Entities"):
-        lookup(folder / "17_abc.png", ["a red dog on the grass"])
-
-
 def test_a_folder_without_the_annotations_is_one_line(folder):
     with pytest.raises(InputError, match="has no folder Annotations; unpack"):
         source(folder, entities=str(folder / "nowhere")).phrases("val")

@@ -78,11 +78,8 @@ class Preprocessing:
     def normalize_all(self, views: Sequence[Image.Image], device: torch.device | None = None) -> Tensor:
         """Return the input (B, 3, height, width) float32, channels last in memory, from the views of B images."""
         pixels = torch.from_numpy(np.stack([np.asarray(view, dtype=np.uint8) for view in views]))
-        B, height, width, channels = pixels.shape
-        # Rows of pixels are normalized as a whole: PyTorch vectorizes the loop over the last dimension.
-        mean, std = (torch.tensor(values, device=device).mul_(255).repeat(width) for values in (self.mean, self.std))
-        rows = pixels.view(B, height, width * channels).to(device).float().sub_(mean).div_(std)
-        return rows.view(B, height, width, channels).permute(0, 3, 1, 2)
+        mean, std = (torch.tensor(values, device=device).mul_(255) for values in (self.mean, self.std))
+        return pixels.to(device).float().sub_(mean).div_(std).permute(0, 3, 1, 2)
 
     def evaluation_view(self, size: tuple[int, int]) -> View:
         """Return the evaluation view of an image of ``size`` (width, height). Torchvision rounds the same way."""

@@ -38,8 +38,7 @@ class FolderSource(CaptionSource):
     split. A hash of the image's name draws the splits without a folder: one image in ten for validation, one for the
     test. New images do not move the others. Of a few images, some split may get none.
 
-    Also read: Hugging Face's ``metadata.jsonl`` or ``.csv`` with ``file_name`` and ``text``. Each split's folder may
-    have its own file.
+    Also read: Hugging Face's ``metadata.jsonl`` or ``.csv`` with ``file_name`` and ``text``.
 
     Args:
         root: The folder.
@@ -49,51 +48,39 @@ class FolderSource(CaptionSource):
 
     def __init__(self, root: str, *, captions: str | None = None) -> None:
         self.root = Path(root).expanduser()
-        self.files = [self.root / (captions or _CAPTION_FILES[0])]
+        self.file = self.root / (captions or _CAPTION_FILES[0])
         if captions is None and self.root.is_dir():
-            inside = [folder for folder in sorted(self.root.iterdir()) if folder.name.lower() in _SPLIT_OF]
-            split_files = [file for folder in inside for file in _captions_of(folder)]
-            self.files = _captions_of(self.root) or split_files or self.files
-        self._is_split = captions is None and self.files[0].parent != self.root  # whether each split has a file
-        if self.files[0].suffix.lower() not in (".jsonl", ".csv", ".txt"):
-            raise InputError(f"{self.files[0]}: captions must be a .jsonl, .csv or .txt file")
+            files = [file for file in sorted(self.root.iterdir()) if file.name.lower() in _CAPTION_FILES]
+            if files[1:]:
+                names = " and ".join(file.name for file in files)
+                raise InputError(f"{self.root}: has {names}; give captions, one of them")
+            self.file = files[0] if files else self.file
+        if self.file.suffix.lower() not in (".jsonl", ".csv", ".txt"):
+            raise InputError(f"{self.file}: captions must be a .jsonl, .csv or .txt file")
 
     def index(self, split: str) -> CaptionIndex:
         entries: dict[str, ImageEntry] = {}  # by normal path, because an image may have several spellings
         split_of: dict[str, str] = {}
-        for file in self.files:
-            if not file.is_file():
-                remedy = "give the folder with captions.jsonl or .csv, or the file as captions"
-                raise InputError(f"{file}: missing; {remedy}")
-            for line, row in _rows(file):
-                image = os.path.normpath(os.path.join(file.parent.name if self._is_split else "", row.image))
-                entries.setdefault(image, ImageEntry(len(entries), image, [])).captions.append(row.caption)
-                if row.split and (earlier_split := split_of.setdefault(image, row.split)) != row.split:
-                    conflict = f"is in the {row.split} split here, in {earlier_split} above"
-                    raise InputError(f"{file}: line {line}: {row.image} {conflict}")
-        if not entries:
-            raise InputError(f"{self.files[0]}: holds no caption")
+        if not self.file.is_file():
+            remedy = "give the folder with captions.jsonl or .csv, or the file as captions"
+            raise InputError(f"{self.file}: missing; {remedy}")
+        for line, row in _rows(self.file):
+            image = os.path.normpath(row.image)
+            entries.setdefault(image, ImageEntry(len(entries), image, [])).captions.append(row.caption)
+            if row.split and (earlier_split := split_of.setdefault(image, row.split)) != row.split:
+                conflict = f"is in the {row.split} split here, in {earlier_split} above"
+                raise InputError(f"{self.file}: line {line}: {row.image} {conflict}")
         folders = {image: image.split(os.sep)[0].lower() for image in entries}
         by_folder = {image: _SPLIT_OF[folder] for image, folder in folders.items() if folder in _SPLIT_OF}
         split_of = {image: name for image, name in by_folder.items() if name != "train"} | split_of
         for image in entries.keys() - split_of:
             by_hash = hashed_split(image)
             split_of[image] = "train" if by_hash in by_folder.values() else by_hash
-        origin = self.root if self.files[1:] else self.files[0]
         split_entries = [entry for image, entry in entries.items() if split_of[image] == split]
         if not split_entries:
             count = f"none of {len(entries)} images is in the {split} split"
-            raise InputError(f"{origin}: {count}; write it in the split column of some, or add images")
-        return CaptionIndex.build(self.root, split_entries, self.tokenizer, origin=origin)
-
-
-def _captions_of(folder: Path) -> list[Path]:
-    """Return the captions file of a folder, [] if none has a usual name."""
-    names = sorted(os.listdir(folder)) if folder.is_dir() else []
-    files = [folder / name for name in names if name.lower() in _CAPTION_FILES]
-    if len(files) > 1:
-        raise InputError(f"{folder}: has {' and '.join(file.name for file in files)}; give captions, one of them")
-    return files
+            raise InputError(f"{self.file}: {count}; write it in the split column of some, or add images")
+        return CaptionIndex.build(self.root, split_entries, self.tokenizer, origin=self.file)
 
 
 def hashed_split(image: str) -> str:

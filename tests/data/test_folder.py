@@ -88,7 +88,7 @@ def test_without_a_column_the_split_follows_from_the_name_alone(tmp_path):
 
 def test_the_file_of_captions_is_found_by_its_usual_name_and_has_a_known_ending(tmp_path):
     csv(tmp_path, "image,caption\na.jpg,a dog\n")
-    assert [path.name for path in FolderSource(str(tmp_path)).files] == ["captions.csv"]
+    assert FolderSource(str(tmp_path)).file.name == "captions.csv"
     (tmp_path / "captions.csv").rename(tmp_path / "Captions.CSV")
     assert FolderSource(str(tmp_path)).index("val" if hashed_split("a.jpg") == "val" else "train").paths == ["a.jpg"]
     with pytest.raises(InputError, match=r"captions\.xlsx: captions must be a \.jsonl, \.csv or \.txt file"):
@@ -128,13 +128,11 @@ def test_a_file_of_captions_beside_the_folder_of_its_images_is_read(tmp_path):
 @pytest.mark.parametrize("val", ["validation", "val", "valid", "Dev"])
 @pytest.mark.parametrize("name", ["metadata.jsonl", "metadata.csv", "captions.csv"])
 def test_a_split_is_that_of_its_folder_as_hugging_face_names_it(tmp_path, name, val):
-    for folder in ("train", val, "test"):
-        (tmp_path / folder).mkdir()
-        rows = [(f"{i}.png", f"{folder} {i}") for i in range(30)]
-        text = "file_name,text\n" + "".join(f"{image},{caption}\n" for image, caption in rows)
-        if name.endswith("jsonl"):
-            text = "".join(json.dumps({"file_name": image, "text": caption}) + "\n" for image, caption in rows)
-        (tmp_path / folder / name).write_text(text)
+    rows = [(f"{folder}/{i}.png", f"{folder} {i}") for folder in ("train", val, "test") for i in range(30)]
+    text = "file_name,text\n" + "".join(f"{image},{caption}\n" for image, caption in rows)
+    if name.endswith("jsonl"):
+        text = "".join(json.dumps({"file_name": image, "text": caption}) + "\n" for image, caption in rows)
+    (tmp_path / name).write_text(text)
     source = FolderSource(str(tmp_path))
     for split, folder in (("train", "train"), ("val", val), ("test", "test")):
         index = source.index(split)
@@ -176,7 +174,7 @@ def test_a_split_without_a_folder_takes_one_in_ten_of_the_training_images(tmp_pa
             "line 1: one column must be called 'caption', got ",
         ),
         ({"captions.csv": ""}, "line 1: one column must be called 'image', got []"),
-        ({"captions.csv": "image,caption\n"}, "captions.csv: holds no caption"),
+        ({"captions.csv": "image,caption\n"}, "captions.csv: none of 0 images is in the train split; write"),
         (
             {"captions.csv": "image,caption\na.png,a dog, a cat\n"},
             "line 2: has 3 columns, .*a caption with ',' in quotes",

@@ -30,9 +30,6 @@ def replacing(path: Path, option: str = "") -> Iterator[Path]:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        is_of_other_file = error.filename is not None and Path(error.filename) not in (temporary, path, *path.parents)
-        if is_of_other_file or isinstance(error, BrokenPipeError):
-            raise
         raise InputError(f"{option} {path}: cannot be written ({error.strerror or error})".lstrip()) from error
     finally:
         with suppress(OSError):

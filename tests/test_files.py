@@ -41,13 +41,6 @@ def test_what_cannot_be_written_is_named_with_its_option(tmp_path):
     assert os.listdir(tmp_path) == ["file"]
 
 
-@pytest.mark.parametrize("error", [BrokenPipeError(32, "closed"), FileNotFoundError(2, "No such file", "photo.jpg")])
-def test_an_error_of_something_else_within_the_block_is_not_the_files(tmp_path, error):
-    with pytest.raises(type(error)), replacing(tmp_path / "a.json"):
-        raise error
-    assert os.listdir(tmp_path) == []
-
-
 def test_a_checkpoint_leads_to_its_run(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path / "runs" / "a")
     run = RunFolder.of(folder.checkpoint("best"))

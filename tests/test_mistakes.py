@@ -29,6 +29,7 @@ def workdir(tmp_path_factory) -> Iterator[Path]:
     (folder / "seed.yaml").write_text("seed_everything: -1\n")
     (folder / "names.yaml").write_text("data: gone.yaml\n")
     (folder / "section.yaml").write_text("modle: {search: {beam_size: 3}}\n")
+    (folder / "limit.yaml").write_text("data: {limit_imagess: 5}\n")
     (folder / "stoping.yaml").write_text("early_stoping: {monitor: val/bleu4}\n")
     (folder / "argument.yaml").write_text("model: {encoder: {class_path: ConvEncoder, init_args: {chanels: [4]}}}\n")
     earlier = "{class_path: SoftAttention, init_args: {normaliser: {class_path: Sparsemax}}}"
@@ -150,6 +151,7 @@ MISTAKES = {
     "test --ckpt_path runs/soft/checkpoints/best.ckpt --model.ensemble [x]": "is now --ensemble",
     "test --ckpt_path runs/soft/checkpoints/best.ckpt --model.bound_samples 2": "is now --bound_draws",
     "test --ckpt_path runs/soft/checkpoints/best.ckpt --bound_samples 2": "is now --bound_draws",
+    "test --ckpt_path pretrained --config limit.yaml": "got 'limit_imagess'; did you mean limit_images?",
     "test --ckpt_path notes.txt --config tiny.yaml": "notes.txt: ",
     "test --ckpt_path foreign.ckpt --config tiny.yaml": "foreign.ckpt: not a checkpoint of this project",
     "caption photo.png --model runs/soft/checkpoints/best.ckpt --json notes.txt/x": "notes.txt/x",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import shlex
 import sys
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from captioning import earlier_names
 from captioning.cli import model_name
-from captioning.errors import InputError, check_whole
+from captioning.errors import InputError, check_choice, check_whole
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder, checksum
 from captioning.settings import Split, read_config
@@ -79,7 +80,7 @@ def score(
     run = run if run is not None and run.config.is_file() else None
     target = check_device(device)
     captioner = load([ckpt_path, *(ensemble or ())], target)
-    settings = [read_config(file, "--config") for file in config or ([run.config] if run else [])]
+    settings = _read_settings(config) if config else [read_config(run.config)] if run else []
     data, search, data_settings = _data_and_search(ckpt_path, captioner.settings, settings, overrides)
     seeds = [1, *(file["seed_everything"] for file in settings if type(file.get("seed_everything")) is int)]
     seed = seeds[-1] if seed_everything is None else seed_everything
@@ -123,6 +124,18 @@ def _check_options(task: str, overridden: Sequence[str], split: Split | None, re
             raise InputError(f"{option}: tests other data than the run's; name a folder for the files by --results")
     if task == "validate" and split not in (None, "val"):
         raise InputError(f"--split {split}: captioning validate scores the validation split; use captioning test")
+
+
+def _read_settings(files: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return the configurations of --config. Raises InputError if the ``data`` of one has an unknown option."""
+    from captioning.training.datamodule import CaptionDataModule
+
+    known, settings = inspect.signature(CaptionDataModule).parameters, []
+    for file in files:
+        settings.append(read_config(file, "--config"))
+        for name in settings[-1].get("data") or {}:
+            check_choice(known, **{f"--config {file}: an option of data": name.partition(".")[0]})
+    return settings
 
 
 def _data_and_search(

@@ -3,7 +3,9 @@
 import importlib
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 from captioning import __version__
 from captioning.cli import FIT_HELP, HELP, IMPORTED, OTHER_COMMANDS, RUN_COMMANDS, announce
@@ -15,6 +17,10 @@ from captioning.settings import command_line
 @exits_on_input_error
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command that a command line names; ``args`` are the words after ``captioning``, None for sys.argv's."""
+    if not os.access(os.path.expanduser("~"), os.W_OK):  # docker run --user
+        # Compiled kernels and files of libraries are kept in the home folder.
+        os.environ["HOME"] = os.path.join(tempfile.gettempdir(), f"home-{os.getuid()}")
+        os.makedirs(os.environ["HOME"], mode=0o700, exist_ok=True)
     name, *words = command_line(args) or ["--help"]
     if name in ("-h", "--help", "help"):
         print(HELP)
@@ -33,8 +39,9 @@ def _run(name: str, words: list[str]) -> None:
     parser = CommandParser(f"captioning {name}", add_help=False, allow_abbrev=False)
     parser.add_argument("--import", dest="imports", metavar="MODULE", action="append", default=[])
     options, words = parser.parse_known_args(words)
-    if options.imports:
-        sys.path.insert(0, os.getcwd())
+    if options.imports:  # a module may lie beside the configuration that names its classes
+        files = [word.rpartition("=")[2] for word in words if word.endswith((".yaml", ".yml"))]
+        sys.path[:0] = [os.getcwd(), *(str(Path(file).resolve().parent) for file in files)]
     IMPORTED[:] = options.imports
     try:
         for module in options.imports:

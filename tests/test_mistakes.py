@@ -1,5 +1,6 @@
 """Mistakes of ordinary users: one line that says what is wrong and what was probably meant, and exit code 2."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -218,3 +219,9 @@ def test_a_class_of_the_users_is_found_by_import(workdir, capsys):
 def test_the_version_is_printed(capsys):
     command("--version")
     assert capsys.readouterr().out.startswith("captioning ")
+
+
+def test_an_account_without_a_home_folder_gets_a_temporary_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "gone"))  # such as docker run --user
+    command("--version")
+    assert Path.home() != tmp_path / "gone" and os.access(Path.home(), os.W_OK)

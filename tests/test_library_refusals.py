@@ -69,11 +69,12 @@ def test_a_missing_library_of_a_logger_is_one_line(workdir, capsys):
     assert line.startswith("error: 'own.Needs': needs nowhere; pip install nowhere")
 
 
-def test_an_interruption_before_the_first_step_leaves_no_folder(workdir):
+def test_an_interruption_before_the_first_step_ends_as_any_other(workdir, capsys):
     handler = signal.getsignal(signal.SIGINT)
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as ended:
         command(*FIT, "--import", "own", "--trainer.callbacks", "own.Interrupted")
     signal.signal(signal.SIGINT, handler)  # Lightning ignores further interruptions
+    assert ended.value.code == 130 and "interrupted" in capsys.readouterr().err
     assert not Path("runs/tiny").exists()
 
 

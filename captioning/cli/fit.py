@@ -234,6 +234,9 @@ class Fit(LightningCLI):
                 if self.trainer.global_rank:  # the launcher would kill the first process while it saves
                     raise SystemExit(0) from None
                 code = 130 if self.stop_on_request.stop_signal == signal.SIGINT else 143
+            except SystemExit as ended:
+                # Lightning exits with code 1 after a Ctrl-C before the first step.
+                raise ended.__context__ if isinstance(ended.__context__, KeyboardInterrupt) else ended from None
             finish_loggers(code)
             if code:
                 options = ["--ckpt_path", str(self.plan.folder.checkpoint("last"))]

@@ -94,11 +94,11 @@ def test_later_configurations_and_options_win():
 @pytest.mark.parametrize("where", ["source", "model_args"])
 def test_a_configuration_runs_nothing_foreign(tmp_path, where):
     foreign = {"class_path": "os.system", "init_args": {"command": f"touch {tmp_path / 'ran'}"}}
-    encoder = ENCODER | {"model_args": {"dropout": foreign}}
+    encoder = {"name": "resnet18", "weights": None, "model_args": {"dropout": foreign}}
     parts = (
         {"data": {"source": foreign}}
         if where == "source"
-        else {"model": {"encoder": {"class_path": "TorchvisionEncoder", "init_args": encoder}}}
+        else {"model": {"encoder": {"class_path": "TimmEncoder", "init_args": encoder}}}
     )
     with pytest.raises(InputError):
         build({"data.source": CaptionSource} if where == "source" else {"model.encoder": Encoder}, [parts])

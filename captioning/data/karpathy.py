@@ -18,7 +18,7 @@ from captioning.data.records import (
     PhraseLookup,
     read_annotations,
 )
-from captioning.errors import InputError, warn_once
+from captioning.errors import InputError
 from captioning.tokenizers import PennTreebank
 
 
@@ -66,10 +66,8 @@ class KarpathySource(CaptionSource):
             return None
         entities, index = Entities(self.entities), self.index(split)
         rows = range(min(len(index), 100))  # enough to notice wrong files; reading all takes long
-        sentences = [text for row in rows for text in entities.sentences(index.image_path(row), index.references(row))]
-        if missing := sentences.count(""):
-            counted = f"{missing} of {len(sentences)} captions"
-            warn_once(f"{entities.folder}: has no sentence for {counted} (of {len(rows)} images of the {split} split)")
+        if not any(any(entities.sentences(index.image_path(row), index.references(row))) for row in rows):
+            raise InputError(f"{entities.folder}: has no sentence of the first {len(rows)} images of the {split} split")
         return entities.phrases
 
     def _entry(self, image: _Image) -> ImageEntry:

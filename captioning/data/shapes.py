@@ -69,9 +69,8 @@ class ShapesSource(CocoSource):
         if self.root.exists() and any(self.root.iterdir()):
             path = self.root / "shapes.json"
             stored = read_json(path, "choose another root or delete the folder")
-            if different := [key for key in wanted if stored.get(key) != wanted[key]]:
-                values = ", ".join(f"{key} {stored.get(key)} instead of {wanted[key]}" for key in different)
-                raise InputError(f"{path}: made with {values}; choose another root, or delete the folder")
+            if stored != wanted:
+                raise InputError(f"{path}: made with {stored}, not {wanted}; choose another root, or delete the folder")
             return
         root = self.root.resolve()  # it may be a link to another disk
         root.parent.mkdir(parents=True, exist_ok=True)

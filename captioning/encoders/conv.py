@@ -24,7 +24,6 @@ class ConvEncoder(Encoder):
         image_size: Side of the square input in pixels; the whole image is squashed into it.
         positions: Add to every annotation a learned vector of its position, initialized with sinusoids. Without it the
             decoder must guess "left of" from traces of the padding.
-        learning_rate: Learning rate of the encoder; None uses the decoder's.
     """
 
     freeze_batch_norm_statistics = False  # there are no published statistics
@@ -36,7 +35,6 @@ class ConvEncoder(Encoder):
         *,
         image_size: int = 112,
         positions: bool = True,
-        learning_rate: float | None = None,
     ) -> None:
         check_whole(1, image_size=image_size, strides=min(strides, default=0), channels=min(channels, default=0))
         if len(channels) != len(strides) or image_size % math.prod(strides):
@@ -50,7 +48,7 @@ class ConvEncoder(Encoder):
         if positions:
             stages["positions"] = _Positions(channels[-1], image_size // math.prod(strides))
         preprocessing = Preprocessing(image_size, None, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
-        super().__init__(nn.Sequential(stages), preprocessing, trainable_from="stage1", learning_rate=learning_rate)
+        super().__init__(nn.Sequential(stages), preprocessing, trainable_from="stage1")
 
 
 def _block(before: int, after: int, kernel: int, stride: int) -> list[nn.Module]:

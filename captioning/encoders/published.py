@@ -48,7 +48,6 @@ class TorchvisionEncoder(PublishedEncoder):
             published weights of the same file name, or else as for the default weights.
         image_size: Side of the square input in pixels; None takes the published one.
         crop: True crops the published fraction of the image; False squashes the whole image into the square.
-        model_args: Further arguments of the network's builder, such as ``replace_stride_with_dilation``.
         trainable_from: First stage that is fine-tuned, such as ``layer3`` or ``features.28``; None freezes everything.
         learning_rate: Learning rate of the fine-tuned part; None uses the decoder's.
     """
@@ -61,18 +60,15 @@ class TorchvisionEncoder(PublishedEncoder):
         weights: str | None = "DEFAULT",
         image_size: int | None = None,
         crop: bool = True,
-        model_args: dict[str, Any] | None = None,
         trainable_from: str | None = None,
         learning_rate: float | None = None,
     ) -> None:
         check_whole(1, image_size=image_size)
-        published = _torchvision_network(name, node, weights, image_size, model_args or {})
+        published = _torchvision_network(name, node, weights, image_size)
         super().__init__(published, crop, trainable_from=trainable_from, learning_rate=learning_rate)
 
 
-def _torchvision_network(
-    name: str, node: str, weights: str | None, image_size: int | None, model_args: dict[str, Any]
-) -> PublishedNetwork:
+def _torchvision_network(name: str, node: str, weights: str | None, image_size: int | None) -> PublishedNetwork:
     import torchvision
     from torchvision.models.feature_extraction import create_feature_extractor
 
@@ -91,7 +87,7 @@ def _torchvision_network(
         args = {"transform_input": True, "init_weights": False}
     try:
         with torch.device("meta") if weights is not None else nullcontext():  # filling VGG-19 takes seconds
-            whole = torchvision.models.get_model(name, weights=None, **{**args, **model_args})
+            whole = torchvision.models.get_model(name, weights=None, **args)
         # Only the eval graph is run, so its differences from the training graph do not matter.
         network = create_feature_extractor(whole, {node: _NODE}, suppress_diff_warning=True)
     except (TypeError, ValueError) as error:

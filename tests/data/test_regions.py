@@ -143,10 +143,10 @@ def test_phrases_stand_at_the_words_of_the_caption_however_it_was_split(folder):
     assert [(phrase.start, phrase.end) for phrase in joined] == [(0, 2), (3, 5)]
 
 
-def test_captions_without_a_sentence_are_counted_in_a_warning(folder, caplog):
-    source(folder, entities=str(folder / "entities")).phrases("val")
-    counted = "1 of 3 captions (of 1 images of the val split)"
-    assert caplog.messages == [f"{folder / 'entities'}: has no sentence for {counted}"]
+def test_annotations_of_other_images_are_one_line(folder):
+    (folder / "entities/Sentences/17.txt").unlink()
+    with pytest.raises(InputError, match=r"entities: has no sentence of the first 1 images of the val split"):
+        source(folder, entities=str(folder / "entities")).phrases("val")
 
 
 def test_a_folder_without_the_annotations_is_one_line(folder):

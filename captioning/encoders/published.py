@@ -2,7 +2,6 @@
 
 import functools
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +15,8 @@ from captioning.errors import InputError, check_whole, did_you_mean, one_line
 _NODE = "annotations"
 _BY_HAND = f"give a file with --{WEIGHTS_OPTION} PATH"
 
-PublishedNetwork = tuple[nn.Module, Preprocessing, Weights | None]
-"""A library's network up to the layer that is taken, its preprocessing, and where its weights come from."""
 
-
-class PublishedEncoder(Encoder):
-    """The encoder of a published network. Without ``crop``, the whole image is squashed into the input's square."""
-
-    def __init__(self, published: PublishedNetwork, crop: bool, **training: Any) -> None:
-        network, preprocessing, weights = published
-        if not crop:
-            preprocessing = replace(preprocessing, resize=preprocessing.size[0], crop=None)
-        super().__init__(network, preprocessing, weights, **training)
-
-    def maps(self, images: Tensor) -> Tensor:
-        maps = self.network(images)  # torchvision's nodes by name, timm's feature maps in a list, or its head
-        return maps if isinstance(maps, Tensor) else maps[_NODE if isinstance(maps, dict) else 0]
-
-
-class TorchvisionEncoder(PublishedEncoder):
+class TorchvisionEncoder(Encoder):
     """A torchvision network up to ``node``. The layers after it are dropped.
 
     The default is the paper's encoder: VGG-19, conv5_4 after its ReLU and before the pool, 14 x 14 x 512.
@@ -63,43 +45,42 @@ class TorchvisionEncoder(PublishedEncoder):
         trainable_from: str | None = None,
         learning_rate: float | None = None,
     ) -> None:
+        import torchvision
+        from torchvision.models.feature_extraction import create_feature_extractor
+
         check_whole(1, image_size=image_size)
-        published = _torchvision_network(name, node, weights, image_size)
-        super().__init__(published, crop, trainable_from=trainable_from, learning_rate=learning_rate)
+        if name not in (known := torchvision.models.list_models(module=torchvision.models)):
+            raise InputError(f"TorchvisionEncoder: torchvision has no {name!r}{did_you_mean(name, known)}")
+        file = Path(weights) if weights is not None and ("." in weights or "/" in weights) else None
+        members = torchvision.models.get_model_weights(name).__members__
+        if file is None and weights not in (None, *members):
+            raise InputError(f"{WEIGHTS_OPTION}: {name} has no {weights!r}, but {', '.join(members)}; or give a file")
+        same_file = (member for member in members.values() if file is not None and member.url.endswith(f"/{file.name}"))
+        member = next(same_file, members["DEFAULT" if file is not None or weights is None else weights])
+        transform = member.transforms()
+        side = image_size or transform.crop_size[0]
+        args: dict[str, Any] = {"image_size": side} if name.startswith("vit_") else {}
+        if name in ("googlenet", "inception_v3"):  # published weights of TensorFlow, which need another scale inside
+            args = {"transform_input": True, "init_weights": False}
+        try:
+            with torch.device("meta") if weights is not None else nullcontext():  # filling VGG-19 takes seconds
+                whole = torchvision.models.get_model(name, weights=None, **args)
+            # Only the eval graph is run, so its differences from the training graph do not matter.
+            network = create_feature_extractor(whole, {node: _NODE}, suppress_diff_warning=True)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"TorchvisionEncoder: {name}, {node}: {one_line(error, 500)}") from error
+        if weights is not None:
+            network.to_empty(device="cpu")
+            for buffer in network.buffers():  # some are indices, which must be valid until they are loaded
+                buffer.zero_()
+        scaled = round(transform.resize_size[0] * side / transform.crop_size[0])  # the published fraction of the image
+        resize, cut = (scaled, side) if crop else (side, None)
+        preprocessing = Preprocessing(resize, cut, transform.mean, transform.std, transform.interpolation.value)
+        source = None if weights is None else file or functools.partial(_download, member)
+        super().__init__(network, preprocessing, source, trainable_from=trainable_from, learning_rate=learning_rate)
 
-
-def _torchvision_network(name: str, node: str, weights: str | None, image_size: int | None) -> PublishedNetwork:
-    import torchvision
-    from torchvision.models.feature_extraction import create_feature_extractor
-
-    if name not in (known := torchvision.models.list_models(module=torchvision.models)):
-        raise InputError(f"TorchvisionEncoder: torchvision has no {name!r}{did_you_mean(name, known)}")
-    file = Path(weights) if weights is not None and ("." in weights or "/" in weights) else None
-    members = torchvision.models.get_model_weights(name).__members__
-    if file is None and weights not in (None, *members):
-        raise InputError(f"{WEIGHTS_OPTION}: {name} has no {weights!r}, but {', '.join(members)}; or give a file")
-    same_file = (member for member in members.values() if file is not None and member.url.endswith(f"/{file.name}"))
-    member = next(same_file, members["DEFAULT" if file is not None or weights is None else weights])
-    transform = member.transforms()
-    side = image_size or transform.crop_size[0]
-    args: dict[str, Any] = {"image_size": side} if name.startswith("vit_") else {}
-    if name in ("googlenet", "inception_v3"):  # published weights of TensorFlow, which need another scale inside
-        args = {"transform_input": True, "init_weights": False}
-    try:
-        with torch.device("meta") if weights is not None else nullcontext():  # filling VGG-19 takes seconds
-            whole = torchvision.models.get_model(name, weights=None, **args)
-        # Only the eval graph is run, so its differences from the training graph do not matter.
-        network = create_feature_extractor(whole, {node: _NODE}, suppress_diff_warning=True)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"TorchvisionEncoder: {name}, {node}: {one_line(error, 500)}") from error
-    if weights is not None:
-        network.to_empty(device="cpu")
-        for buffer in network.buffers():  # some are indices, which must be valid until they are loaded
-            buffer.zero_()
-    scaled = round(transform.resize_size[0] * side / transform.crop_size[0])  # the published fraction of the image
-    preprocessing = Preprocessing(scaled, side, transform.mean, transform.std, transform.interpolation.value)
-    source = None if weights is None else file or functools.partial(_download, member)
-    return network, preprocessing, source
+    def maps(self, images: Tensor) -> Tensor:
+        return self.network(images)[_NODE]
 
 
 def _download(member: Any) -> dict[str, Tensor]:
@@ -111,7 +92,7 @@ def _download(member: Any) -> dict[str, Tensor]:
         raise InputError(f"{reason}; fetch it by hand, {_BY_HAND}") from error
 
 
-class TimmEncoder(PublishedEncoder):
+class TimmEncoder(Encoder):
     """A timm network (the ``timm`` extra) up to one of its feature maps (``features_only=True``) or to its head.
 
     Args:
@@ -139,24 +120,25 @@ class TimmEncoder(PublishedEncoder):
         learning_rate: float | None = None,
     ) -> None:
         check_whole(1, image_size=image_size)
-        published = _timm_network(name, out_index, weights, image_size, model_args or {})
-        super().__init__(published, crop, trainable_from=trainable_from, learning_rate=learning_rate)
+        args = model_args or {}
+        if named := sorted({"pretrained", "checkpoint_path"} & args.keys()):  # only a run may open those
+            remedy = f"give the weights as --{WEIGHTS_OPTION}"
+            raise InputError(f"TimmEncoder: model_args: {named[0]} is not allowed; {remedy}")
+        network = _up_to(name, out_index, args, image_size)
+        config = network.pretrained_cfg
+        side = image_size or config["input_size"][-1]
+        resize, cut = (max(side, int(side / config["crop_pct"])), side) if crop else (side, None)
+        preprocessing = Preprocessing(resize, cut, config["mean"], config["std"], config["interpolation"])
 
+        def published() -> dict[str, Tensor]:
+            return _up_to(name, out_index, {**args, "pretrained": True}, image_size).state_dict()
 
-def _timm_network(
-    name: str, out_index: int | str, weights: str | None, image_size: int | None, model_args: dict[str, Any]
-) -> PublishedNetwork:
-    if named := sorted({"pretrained", "checkpoint_path"} & model_args.keys()):  # only a run may open those
-        raise InputError(f"TimmEncoder: model_args: {named[0]} is not allowed; give the weights as --{WEIGHTS_OPTION}")
-    network = _up_to(name, out_index, model_args, image_size)
-    config = network.pretrained_cfg
-    side = image_size or config["input_size"][-1]
-    scaled = max(side, int(side / config["crop_pct"]))
-    preprocessing = Preprocessing(scaled, side, config["mean"], config["std"], config["interpolation"])
-    if weights == "DEFAULT":
-        args = {**model_args, "pretrained": True}
-        return network, preprocessing, (lambda: _up_to(name, out_index, args, image_size).state_dict())
-    return network, preprocessing, weights
+        source: Weights | None = published if weights == "DEFAULT" else weights
+        super().__init__(network, preprocessing, source, trainable_from=trainable_from, learning_rate=learning_rate)
+
+    def maps(self, images: Tensor) -> Tensor:
+        maps = self.network(images)  # feature maps in a list, or the head
+        return maps if isinstance(maps, Tensor) else maps[0]
 
 
 def _up_to(name: str, out_index: int | str, args: dict[str, Any], image_size: int | None) -> Any:

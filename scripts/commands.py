@@ -1,4 +1,4 @@
-"""Python commands that run side by side, with their progress printed line by line behind their names."""
+"""Runs of ``captioning`` side by side. Each line of their progress is printed behind the name of its run."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from captioning.errors import InputError, printable
 
-PROGRESS = "run folder|goes on|nothing is left|drawing|epoch|best checkpoint|BLEU-4|Pointing accuracy|written to"
+PROGRESS = "run folder|nothing is left|drawing|epoch|best checkpoint|BLEU-4|Pointing accuracy|written to"
 """Beginnings of the lines that report the progress of training and testing."""
 
 Item = TypeVar("Item")
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 class Commands:
-    """Runs several commands at once, with the processor's cores divided among them.
+    """Runs several commands at once, and divides the processor's cores among them.
 
     Args:
         jobs: Number of commands at once. A small model cannot keep many cores busy: two take little longer than one.
@@ -34,10 +34,10 @@ class Commands:
         self._environment = os.environ | {"OMP_NUM_THREADS": threads}
 
     def run(self, name: str, arguments: Sequence[str]) -> float:
-        """Run ``captioning`` with these arguments and print its progress behind ``name``; returns the seconds it took.
+        """Run ``captioning`` with these arguments and print its progress behind ``name``; return its seconds.
 
         Raises:
-            InputError: The command failed, with its reason, or was interrupted.
+            InputError: The command failed (the message has the reason) or was interrupted.
         """
         print(f"{name}  $ captioning {printable(shlex.join(arguments))}\n", end="", flush=True)
         started, unshown = time.perf_counter(), deque[str](maxlen=20)
@@ -51,7 +51,8 @@ class Commands:
         ) as process:
             for line in process.stdout or ():
                 if self._shown.match(line):
-                    print(f"{name}  {printable(line.rstrip())}\n", end="", flush=True)  # one write: threads print, too
+                    # In one write, because other threads print, too.
+                    print(f"{name}  {printable(line.rstrip())}\n", end="", flush=True)
                 else:
                     unshown.append(line)
         if self._stopped:
@@ -62,20 +63,20 @@ class Commands:
         return time.perf_counter() - started
 
     def side_by_side(self, task: Callable[[Item], Result], items: Iterable[Item]) -> list[Result | InputError]:
-        """Return the result of ``task``, which calls ``run``, for every item, or the InputError that it raised.
+        """Call ``task``, which calls ``run``, for every item; return its results or InputErrors, in the items' order.
 
-        Ctrl-C reaches the commands, too. It is raised here after all of them have saved; no further command is started.
+        Ctrl-C reaches the commands, too. KeyboardInterrupt is raised after all of them have saved; no other is started.
         """
 
-        def outcome(item: Item) -> Result | InputError:
+        def result_or_error(item: Item) -> Result | InputError:
             try:
                 return task(item)
             except InputError as error:
-                print(f"error: {error}\n", end="", flush=True)  # the others may take hours
+                print(f"error: {error}\n", end="", flush=True)  # now, because the other items may take hours
                 return error
 
         with ThreadPoolExecutor(self.jobs) as pool:
-            futures = [pool.submit(outcome, item) for item in items]
+            futures = [pool.submit(result_or_error, item) for item in items]
             try:
                 return [future.result() for future in futures]
             except BaseException:

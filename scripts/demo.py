@@ -24,28 +24,28 @@ from captioning.settings import command_line, read_config
 REPOSITORY = Path(__file__).resolve().parent.parent
 RUNS = {"soft": "shapes_soft", "hard": "shapes_hard"}  # key in summary.json -> config
 EPOCHS = 6  # of the configs
-TRAINING_SECONDS = 350.0  # of the steps; the demo should end within ten minutes, installation included
-OTHER_SECONDS = 90.0  # drawing the images, starting, validating and testing
-BESIDE = 2.0  # factor on a step timed alone: without another model, image loading and the optimizer
-IMAGES, CAPTIONS = 6000, 5  # images of an epoch, captions of each
+TRAINING_SECONDS = 350.0  # for all steps, so that the demo ends within ten minutes, installation included
+OTHER_SECONDS = 90.0  # for drawing the images, starting, validating and testing
+SIDE_BY_SIDE = 2.0  # factor on the time of a step alone, which has no other model, image loading or optimizer
+IMAGES, CAPTIONS = 6000, 5  # images of an epoch, captions of each image
 BATCH = 32  # images of a step in the configs, each with its captions
 SMALL_BATCH, FEW_CAPTIONS = 16, 2  # images of a step on a slow processor, captions of each in an epoch
 FEWEST_EPOCHS = 4  # of small batches
-EXAMPLES = 2  # the first images of the test split: the summary keeps their captions, right or wrong
+EXAMPLES = 2  # number of test images, the first, whose captions the summary keeps, right or wrong
 
 
 class Plan(NamedTuple):
-    """How both models are trained: their epochs, and whether batches are small, with few captions of an image."""
+    """How both models are trained."""
 
     epochs: int = EPOCHS
-    small: bool = False
+    has_small_batches: bool = False  # with few captions of each image
 
     def options(self, name: str) -> list[str]:
         """Return the options of ``captioning fit`` for a model."""
         # The last epoch is validated, because hard attention trains as soft attention first and draws only at the end.
         every = self.epochs if self.epochs % 3 else 3  # a validation takes a twelfth of an epoch
         options = [f"--trainer.max_epochs={self.epochs}", f"--trainer.check_val_every_n_epoch={every}"]
-        if self.small:
+        if self.has_small_batches:
             options += [f"--data.batch_size={SMALL_BATCH * FEW_CAPTIONS}", f"--data.captions_per_image={FEW_CAPTIONS}"]
             if name == "hard":  # it draws in the last sixth of the training, not in the last third as in the config
                 options += ["--model.decoder.init_args.attention.init_args.ramp=[0.8333, 0.875]"]
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> None:
     for name in RUNS:
         best = RunFolder(args.runs / name).checkpoint("best")
         if summary.get(name, {}).get("weights") != checksum(best):
-            summary[name] = entry_of(args.runs, name, seconds[name])
+            summary[name] = summary_entry(args.runs, name, seconds[name])
             write_json(file, summary)
     report(args.runs, summary)
 
@@ -87,10 +87,10 @@ def caption_a_photo(runs: Path) -> None:
     print(f"  overlay     {overlay}   (where it looked at each word)\n", flush=True)
 
 
-def train(runs: Path, overlay: str | None) -> dict[str, float]:
-    """Train and test both models side by side; returns the seconds of every training.
+def train(runs: Path, overlay_config: str | None) -> dict[str, float]:
+    """Train and test both models side by side; return the seconds of every training.
 
-    A model that has a checkpoint goes on as it began.
+    The training of a model with a checkpoint is resumed with its own settings.
 
     Raises:
         InputError: A model failed, after the other model was trained and tested.
@@ -100,13 +100,13 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
 
     last = {name: RunFolder(runs / name).checkpoint("last") for name in RUNS}
     plan: Plan | None = None
-    if overlay is None and not all(path.is_file() for path in last.values()):
-        plan, expected = affordable()
-        few = f" of {FEW_CAPTIONS} captions per image, because this processor is slow; scores may be lower"
-        print(f"{len(RUNS)} models, {plan.epochs} epochs{few * plan.small}")
-        minutes = (expected + OTHER_SECONDS) / 60
+    if overlay_config is None and not all(path.is_file() for path in last.values()):
+        plan, training_seconds = affordable_plan()
+        few_captions = f" of {FEW_CAPTIONS} captions per image, because this processor is slow; scores may be lower"
+        print(f"{len(RUNS)} models, {plan.epochs} epochs{few_captions * plan.has_small_batches}")
+        minutes = (training_seconds + OTHER_SECONDS) / 60
         print(f"about {minutes:.0f} minutes on this machine, with drawing and scoring\n", flush=True)
-    configs = [REPOSITORY / "configs/shapes_soft.yaml", *([Path(overlay)] if overlay else [])]
+    configs = [REPOSITORY / "configs/shapes_soft.yaml", *([Path(overlay_config)] if overlay_config else [])]
     built, _ = build({"data.source": CaptionSource}, map(read_config, configs))
     built["data.source"].prepare()  # once for both models
     commands = Commands(len(RUNS))
@@ -116,7 +116,7 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
         if not last[name].is_file():
             RunFolder(runs / name).release()  # of a training that was killed before its first checkpoint
             options = ["--config", str(REPOSITORY / "configs" / f"{RUNS[name]}.yaml")]
-            options += ["--config", overlay] if overlay else []
+            options += ["--config", overlay_config] if overlay_config else []
             options += ["--runs", str(runs), "--name", name, *(plan.options(name) if plan else [])]
         seconds = commands.run(name, ["fit", *options])
         # The demo does not show hard attention's bounds, which take half of its test.
@@ -133,8 +133,8 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
     return seconds
 
 
-def entry_of(runs: Path, name: str, seconds: float) -> dict[str, Any]:
-    """Caption the first images of the test split, and draw the first; returns the summary's entry of a tested run."""
+def summary_entry(runs: Path, name: str, seconds: float) -> dict[str, Any]:
+    """Caption the first test images, draw the first, and return the summary's entry of a tested run."""
     from captioning.cli.build import build
     from captioning.data import CaptionSource
     from captioning.inference import load
@@ -142,7 +142,7 @@ def entry_of(runs: Path, name: str, seconds: float) -> dict[str, Any]:
 
     folder = RunFolder(runs / name)
     best, settings = folder.checkpoint("best"), read_config(folder.config)
-    scores = json.loads((folder.path / "test_metrics.json").read_text())
+    metrics = json.loads((folder.path / "test_metrics.json").read_text())
     built, _ = build({"data.source": CaptionSource}, [settings])
     index = built["data.source"].index("test")
     rows = range(min(EXAMPLES, len(index)))
@@ -153,12 +153,12 @@ def entry_of(runs: Path, name: str, seconds: float) -> dict[str, Any]:
     }
     overlay = folder.path / "overlay.png"
     captions[0].save_figure(overlay)
-    expected = folder.path / "expected/test_metrics.json"  # soft attention's context is the expected one anyway
-    soft_scores = json.loads(expected.read_text()) if expected.is_file() else scores
+    file = folder.path / "expected/test_metrics.json"  # missing for soft attention, whose context is the expectation
+    expectation_metrics = json.loads(file.read_text()) if file.is_file() else metrics
     return {
-        **{f"bleu{n}": round(scores[f"test/bleu{n}"], 2) for n in range(1, 5)},
-        "bleu4_expected": round(soft_scores["test/bleu4"], 2),
-        "pointing_accuracy": round(scores.get("test/pointing_accuracy", 0.0), 2),  # 0 if no noun names an object
+        **{f"bleu{n}": round(metrics[f"test/bleu{n}"], 2) for n in range(1, 5)},
+        "bleu4_expected": round(expectation_metrics["test/bleu4"], 2),
+        "pointing_accuracy": round(metrics.get("test/pointing_accuracy", 0.0), 2),  # no noun may name an object
         "seconds": round(seconds, 1),
         "checkpoint": str(best),
         "weights": checksum(best),
@@ -171,16 +171,16 @@ def entry_of(runs: Path, name: str, seconds: float) -> dict[str, Any]:
     }
 
 
-def affordable() -> tuple[Plan, float]:
-    """Return the plan for the speed of this machine, and its training time in seconds.
+def affordable_plan() -> tuple[Plan, float]:
+    """Return a plan that fits the speed of this machine, and its training time in seconds.
 
-    A slow processor trains with small batches and few captions of an image, because more steps learn more.
+    A slow processor trains with small batches and few captions of an image: for learning, steps count more.
     """
     seconds = EPOCHS * math.ceil(IMAGES / BATCH) * seconds_of_a_step(BATCH, CAPTIONS)
     if seconds <= TRAINING_SECONDS:
         return Plan(), seconds
     epoch = math.ceil(IMAGES / SMALL_BATCH) * seconds_of_a_step(SMALL_BATCH, FEW_CAPTIONS)
-    plan = Plan(max(FEWEST_EPOCHS, int(TRAINING_SECONDS / epoch)), small=True)
+    plan = Plan(max(FEWEST_EPOCHS, int(TRAINING_SECONDS / epoch)), has_small_batches=True)
     return plan, plan.epochs * epoch
 
 
@@ -188,7 +188,7 @@ def seconds_of_a_step(image_count: int, captions: int) -> float:
     """Return the seconds of a step while both models train side by side, estimated from the soft model's step.
 
     Args:
-        image_count: Number of images of a batch. The estimate takes random ones.
+        image_count: Number of images of a batch; here they are random.
         captions: Number of captions of each image.
     """
     import torch
@@ -216,34 +216,32 @@ def seconds_of_a_step(image_count: int, captions: int) -> float:
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // len(RUNS)))
     precision = best_precision(device)
-    half = torch.float16 if precision == "16-mixed" else torch.bfloat16
+    dtype = torch.float16 if precision == "16-mixed" else torch.bfloat16
     seconds = []
     for _ in range(4):  # the first ones compile kernels and fill caches
         started = time.perf_counter()
-        with torch.autocast(device, half, enabled=precision != "32-true"):
+        with torch.autocast(device, dtype, enabled=precision != "32-true"):
             loss = captioner(batch).logits.float().logsumexp(-1).mean()
         loss.backward()
         loss.item()  # waits for a GPU
         seconds.append(time.perf_counter() - started)
     torch.set_num_threads(threads)
-    return BESIDE * min(seconds)
+    return SIDE_BY_SIDE * min(seconds)
 
 
 def report(runs: Path, summary: dict[str, Any]) -> None:
-    """Compare the runs, print the scores, where everything is, and what to type next."""
+    """Compare the runs; print the metrics, the paths of all files, and commands to continue with."""
     from captioning.cli.compare import compare
 
     page, figure = runs / "comparison.html", runs / "soft_hard.png"
     folders = [str(runs / name) for name in RUNS]
     print(f"\n$ captioning compare {shlex.join(folders)} --output {page} --figure {figure}", flush=True)
     compare(*folders, output=page, figure=figure)
-    print(
-        "\nTest split, free-running decoding; scores in percent, BLEU with brevity penalty. Hard attention looks at one"
-    )
-    print("location per word; bleu4_expected is with the expected context, as in soft attention:")
+    print("\nTest split, free-running decoding; metrics in percent, BLEU with brevity penalty. Hard attention looks at")
+    print("one location per word; bleu4_expected is with the expected context, as in soft attention:")
     print(f"{'':18}" + "".join(f"{name:>8}" for name in RUNS))
-    for score in ("bleu1", "bleu2", "bleu3", "bleu4", "bleu4_expected", "pointing_accuracy", "seconds"):
-        print(f"{score:18}" + "".join(f"{summary[name][score]:8.1f}" for name in RUNS))
+    for metric in ("bleu1", "bleu2", "bleu3", "bleu4", "bleu4_expected", "pointing_accuracy", "seconds"):
+        print(f"{metric:18}" + "".join(f"{summary[name][metric]:8.1f}" for name in RUNS))
     for name in RUNS:
         entry = summary[name]
         image, example = next(iter(entry["examples"].items()))

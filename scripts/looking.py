@@ -1,12 +1,12 @@
 #!/usr/bin/env python
 """Measure where models look: pointing and correctness on the validation images of the pretrained captioner.
 
-Flickr8k's references are judged by the boxes of Flickr30k Entities, COCO's references and the model's own captions by
-COCO's masks. Each metric stands beside its baselines: chance, the center, even attention. Intervals are over images.
+Flickr8k's references are judged by the boxes of Flickr30k Entities, COCO's references and the generated captions of
+COCO by COCO's masks. Each metric has its baselines: chance, the center, even attention. Intervals are over images.
 
 examples:
-  python scripts/looking.py --model pretrained --name captioner
-  python scripts/looking.py --model soft.ckpt --name soft --output looking.json
+  python scripts/looking_metrics.py --model pretrained --name captioner
+  python scripts/looking_metrics.py --model soft.ckpt --name soft --output looking_metrics.json
 """
 
 import argparse
@@ -40,16 +40,16 @@ SOURCES = {
     ),
 }
 """The validation images, with the regions of what their captions name."""
-MEASUREMENT = Path("docs/measurements/looking.json")
+MEASUREMENT = Path("docs/measurements/looking_metrics.json")
 
 
 @exits_on_input_error
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="a checkpoint, an exported folder, or pretrained")
-    parser.add_argument("--name", required=True, help="the entry of the output")
+    parser.add_argument("--name", required=True, help="key of the results in the output file")
     parser.add_argument("--output", type=Path, default=MEASUREMENT, help="(default: %(default)s)")
-    parser.add_argument("--limit", type=int, help="the first images of each set alone")
+    parser.add_argument("--limit", type=int, help="number of images of each set, the first")
     args = parser.parse_args(argv)
     captioner = load(args.model)
     sets = {}
@@ -58,44 +58,45 @@ def main(argv: list[str] | None = None) -> None:
             captioner.model, captioner.vocabulary, source, captioner.options, split="val", limit_images=args.limit
         )
         metrics, records = evaluator.finish(), evaluator.captioned_images
-        sets[title] = {name: round(metrics[name], 2) for name in ("bleu4", "cider_d", "nll")} | looking(records)
+        sets[title] = {name: round(metrics[name], 2) for name in ("bleu4", "cider_d", "nll")} | looking_metrics(records)
     index = SOURCES["COCO, 100 images"].index("val")
     paths = [index.image_path(row) for row in range(len(index))][: args.limit]
-    origin = provenance(command=f"python scripts/looking.py --model MODEL --name {args.name}", seed=None)
-    entry = {"unit": "percent", "sets": sets, "first_word": first_word(captioner, paths), **origin}
+    origin = provenance(command=f"python scripts/looking_metrics.py --model MODEL --name {args.name}", seed=None)
+    entry = {"unit": "percent", "sets": sets, "first_word": first_word_border(captioner, paths), **origin}
     content = read_json(args.output) if args.output.exists() else {}
     write_json(args.output, content | {args.name: entry})
     print(json.dumps(entry, indent=1))
 
 
-def looking(records: Any) -> dict[str, Any]:
-    """Return the metrics of attention at nouns and phrases with intervals, and how far pointing is above the center."""
-    measures = {name: family.counts[""] for family in grounding_families({"": records}) for name in family.metrics}
+def looking_metrics(records: Any) -> dict[str, Any]:
+    """Return the metrics of attention at nouns and phrases with intervals, and pointing minus the center's pointing."""
+    families = grounding_families({"": records})
+    counts_by_metric = {name: family.counts[""] for family in families for name in family.metrics}
     facts: dict[str, Any] = {}
-    for name, counts in measures.items():
+    for name, counts in counts_by_metric.items():
         (interval,) = intervals(counts, percentage)
-        ends = {end: round(number, 2) for end, number in vars(interval).items()}
-        facts[name] = ends | {"nouns": int(counts[:, 1].sum())}
+        value_and_bounds = {end: round(number, 2) for end, number in vars(interval).items()}
+        facts[name] = value_and_bounds | {"nouns": int(counts[:, 1].sum())}
     for kind in ("", "reference_"):
-        if f"{kind}pointing_accuracy" in measures:
-            centre, pointing = measures[f"{kind}pointing_centre"], measures[f"{kind}pointing_accuracy"]
-            (above,) = differences(centre, pointing, percentage)
-            interval = above.interval
-            numbers = {"value": interval.value, "low": interval.low, "high": interval.high, "p": above.p_value}
+        if f"{kind}pointing_accuracy" in counts_by_metric:
+            centre, pointing = counts_by_metric[f"{kind}pointing_centre"], counts_by_metric[f"{kind}pointing_accuracy"]
+            (difference,) = differences(centre, pointing, percentage)
+            interval = difference.interval
+            numbers = {"value": interval.value, "low": interval.low, "high": interval.high, "p": difference.p_value}
             facts[f"{kind}above_the_centre"] = {name: round(float(value), 3) for name, value in numbers.items()}
     return facts
 
 
-def first_word(captioner: ImageCaptioner, paths: list[Path]) -> dict[str, Any]:
-    """Return in percent how often the strongest cell of the first word is on the border, and how many cells are."""
-    border = []
+def first_word_border(captioner: ImageCaptioner, paths: list[Path]) -> dict[str, Any]:
+    """Return the percentage of captions whose first word is strongest in a border cell, and that of cells there."""
+    is_border = []
     for caption in captioner.stream(paths):
         height, width = caption.grid_size
         row, column = divmod(int(np.argmax(caption.alphas[0])), width)
-        border.append(row in (0, height - 1) or column in (0, width - 1))
+        is_border.append(row in (0, height - 1) or column in (0, width - 1))
     inner = (height - 2) * (width - 2)
     cells = 100 * (1 - inner / (height * width))
-    return {"images": len(border), "border": 100 * float(np.mean(border)), "border_cells": round(cells, 2)}
+    return {"images": len(is_border), "border": 100 * float(np.mean(is_border)), "border_cells": round(cells, 2)}
 
 
 if __name__ == "__main__":

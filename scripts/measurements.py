@@ -20,13 +20,13 @@ Scores = dict[str, Any]
 
 def measurement_of(folder: Path, arguments: Sequence[str], seed: int) -> Scores:
     """Return the metrics that ``captioning test`` wrote into a folder, with their provenance."""
-    tested = read_run(folder)
+    run = read_run(folder)
     return {
-        "values": {name: round(value, 4) for name, value in tested.metrics.items()},
+        "values": {name: round(value, 4) for name, value in run.metrics.items()},
         "unit": UNIT,
-        "split": tested.conditions.get("split"),
-        "images": len(tested.captions or {}),
-        "search": tested.conditions,
+        "split": run.conditions.get("split"),
+        "images": len(run.captions or {}),
+        "search": run.conditions,
         **provenance(command=f"captioning {shlex.join(arguments)}", seed=seed),
     }
 
@@ -36,16 +36,16 @@ def score_name(variant: str, seed: int, evaluation: str = "") -> str:
 
 
 def read_scores(path: Path) -> dict[str, Scores]:
-    """Return the scores of a study's file by name; none if there is no file yet."""
+    """Return the scores in a study's file by name, {} if the file is missing."""
     return read_json(path).get("scores", {}) if path.exists() else {}
 
 
 def write_measurements(path: Path, **sections: Mapping[str, Any]) -> None:
     """Replace sections of a study's file. Each entry is one line, so that a diff is readable."""
     content = (read_json(path) if path.exists() else {}) | sections
-    written = []
+    section_texts = []
     for section, entries in content.items():
         lines = [f"  {json.dumps(name)}: {json.dumps(entry, ensure_ascii=False)}" for name, entry in entries.items()]
-        written.append(f" {json.dumps(section)}: {{\n" + ",\n".join(lines) + "\n }")
+        section_texts.append(f" {json.dumps(section)}: {{\n" + ",\n".join(lines) + "\n }")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, "{\n" + ",\n".join(written) + "\n}\n")
+    write_text(path, "{\n" + ",\n".join(section_texts) + "\n}\n")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Make the pictures and captions of the examples again, after another captioner came into the package.
+"""Make the pictures and captions of the examples again, after the package has got another captioner.
 
 The examples lie in captioning/pretrained/examples. A caption that changed loses its list of wrong words: look at the
 photo, write the words into examples.json ([] if all are right), and run this again. The notebook and the
@@ -46,9 +46,9 @@ EXAMPLES = REPOSITORY / "captioning/pretrained/examples"
 IMAGES = REPOSITORY / "docs/images"
 GALLERY = REPOSITORY / "docs/gallery.md"
 NOTEBOOK = REPOSITORY / "docs/notebooks/caption_and_look.ipynb"
-SPEAKING = 6
-"""Cells of the greatest alphas, whose own words are shown for the sum."""
-SHOWN = "cows.jpg"
+SHOWN_CELLS = 6
+"""Number of cells, those of the greatest alphas, whose words are shown for summed attention."""
+EXAMPLE = "cows.jpg"
 """The example of README, of the explorer's picture and of how_it_works.md."""
 
 
@@ -62,32 +62,33 @@ def main(argv: list[str] | None = None) -> None:
     for name in args.only:
         steps[name](captioner)
         print(f"{name}: done", flush=True)
-    if unjudged := [one["file"] for one in read_json(EXAMPLES / "examples.json") if one["wrong"] is None]:
+    if unjudged := [entry["file"] for entry in read_json(EXAMPLES / "examples.json") if entry["wrong"] is None]:
         raise InputError(f"{EXAMPLES}/examples.json: name the wrong words in the new captions of {', '.join(unjudged)}")
 
 
 def gallery(captioner: ImageCaptioner[Any]) -> None:
     """Caption the examples, and write their table into the page of the gallery."""
     examples = read_json(EXAMPLES / "examples.json")
-    for one in examples:
-        caption = captioner.caption(str(EXAMPLES / one["file"])).text
-        if caption != one.get("caption"):
-            one |= {"caption": caption, "wrong": None}
-            print(f"{one['file']}: {caption}")
+    for example in examples:
+        caption = captioner.caption(str(EXAMPLES / example["file"])).text
+        if caption != example.get("caption"):
+            example |= {"caption": caption, "wrong": None}
+            print(f"{example['file']}: {caption}")
     write_json(EXAMPLES / "examples.json", examples)
-    write_text(GALLERY, filled(GALLERY.read_text(encoding="utf-8"), examples))
+    write_text(GALLERY, with_examples(GALLERY.read_text(encoding="utf-8"), examples))
 
 
-def filled(page: str, examples: list[dict[str, Any]]) -> str:
+def with_examples(page: str, examples: list[dict[str, Any]]) -> str:
     """Return the gallery's page with the table of the examples."""
     lines = ["| photo | caption | what the photo shows |", "|---|---|---|"]
-    for one in examples:
-        wrong = set(one["wrong"] or ())
-        caption = " ".join(f"<del>{word}</del>" if word in wrong else word for word in one["caption"].split())
-        picture = f"![{Path(one['file']).stem}](../captioning/pretrained/examples/{one['file']})"
-        lines.append(f"| {picture} | {caption} | {one['about']}. [{one['credit']}]({one['source']}) |")
-    words, right = sum(len(one["caption"].split()) for one in examples), sum(one["wrong"] == [] for one in examples)
-    wrong_words = sum(one["caption"].split().count(word) for one in examples for word in one["wrong"] or ())
+    for example in examples:
+        wrong = set(example["wrong"] or ())
+        caption = " ".join(f"<del>{word}</del>" if word in wrong else word for word in example["caption"].split())
+        picture = f"![{Path(example['file']).stem}](../captioning/pretrained/examples/{example['file']})"
+        lines.append(f"| {picture} | {caption} | {example['about']}. [{example['credit']}]({example['source']}) |")
+    words = sum(len(example["caption"].split()) for example in examples)
+    right = sum(example["wrong"] == [] for example in examples)
+    wrong_words = sum(example["caption"].split().count(word) for example in examples for word in example["wrong"] or ())
     count = f"Of these {len(examples)} captions, {right} are right. Of their {words} words, {wrong_words} are wrong."
     table = "\n".join(lines)
     return re.sub(r"(?<=<!-- table -->\n).*(?=<!-- end -->)", f"\n{count}\n\n{table}\n\n", page, flags=re.DOTALL)
@@ -95,29 +96,30 @@ def filled(page: str, examples: list[dict[str, Any]]) -> str:
 
 def figures(captioner: ImageCaptioner[Any]) -> None:
     """Draw README's figure and those of how_it_works.md."""
-    caption = captioner.caption(str(EXAMPLES / SHOWN))
+    caption = captioner.caption(str(EXAMPLES / EXAMPLE))
     save(caption.figure(), "photo")
     named = [step for step, word in enumerate(caption.words) if word not in FUNCTION_WORDS]
     step = max(named, key=lambda step: float(caption.alphas[step].max()))
     decoder, ids = captioner.model.decoder, [START, *captioner.vocabulary.encode(caption.words[:step])]
     with torch.inference_mode():
         memory = captioner.model.encode_views([captioner.encoder.preprocessing.normalize_all([caption.view])])
-        soft, trace = next_word(decoder, memory, ids)
-        hard, of_hard = next_word(with_hard_attention(decoder), memory, ids)
+        soft, soft_trace = next_word(decoder, memory, ids)
+        hard, hard_trace = next_word(with_hard_attention(decoder), memory, ids)
         summed, _ = next_word(with_summed_output(decoder), memory, ids)
         # Eq. 7 is linear in the context: the logits with the context of one cell in place of the expectation.
-        output, a, alphas = decoder.output, memory.annotations[0], trace.alphas[0]
-        of_cells = output.L_z(torch.cat([a, trace.betas[0] * (alphas @ a)[None]])) @ output.L_o.weight.T  # (L + 1, V)
-        cells = (soft.log() + of_cells[:-1] - of_cells[-1:]).argmax(-1)
-    vocabulary, drawn = captioner.vocabulary, int(of_hard.locations[0])
-    bars = [top(probabilities, vocabulary) for probabilities in (soft, hard, summed)]
+        output, a, alphas = decoder.output, memory.annotations[0], soft_trace.alphas[0]
+        contexts = torch.cat([a, soft_trace.betas[0] * (alphas @ a)[None]])  # (L + 1, D)
+        cell_logits = output.L_z(contexts) @ output.L_o.weight.T  # (L + 1, V)
+        cell_word_ids = (soft.log() + cell_logits[:-1] - cell_logits[-1:]).argmax(-1)
+    vocabulary, drawn = captioner.vocabulary, int(hard_trace.locations[0])
+    bars = [most_probable_words(probabilities, vocabulary) for probabilities in (soft, hard, summed)]
     save(one_word(caption, alphas.numpy(), bars[0]), "one_word")
-    of_cells = [name(int(word), vocabulary) for word in cells]
-    save(selections(caption, alphas.numpy(), drawn, of_cells, bars), "selections")
+    cell_words = [name(word, vocabulary) for word in cell_word_ids.tolist()]
+    save(selections(caption, alphas.numpy(), drawn, cell_words, bars), "selections")
 
 
 def next_word(decoder: AttentionDecoder, memory: Memory, ids: list[int]) -> tuple[Tensor, AttentionTrace]:
-    """Return the probabilities of the word after given ones, (V,), and the trace of its step."""
+    """Return the probabilities (V,) of the word after the words ``ids``, and the trace of its step."""
     memory = decoder.prepare_search(memory)
     state = decoder.init_state(memory)
     for token in ids:
@@ -125,7 +127,7 @@ def next_word(decoder: AttentionDecoder, memory: Memory, ids: list[int]) -> tupl
     return logits[0].softmax(-1), trace
 
 
-def top(probabilities: Tensor, vocabulary: Vocabulary) -> dict[str, float]:
+def most_probable_words(probabilities: Tensor, vocabulary: Vocabulary) -> dict[str, float]:
     best = probabilities.topk(4)
     return {name(int(word), vocabulary): float(p) for p, word in zip(best.values, best.indices, strict=True)}
 
@@ -150,8 +152,8 @@ def with_summed_output(decoder: AttentionDecoder) -> AttentionDecoder:
     return decoder
 
 
-def one_word(caption: Caption, alphas: NDArray[np.float32], words: dict[str, float]) -> Figure:
-    """Draw the way to one word: image, cells, score, alphas, context, word."""
+def one_word(caption: Caption, alphas: NDArray[np.float32], probabilities: dict[str, float]) -> Figure:
+    """Draw the steps to one word: image, cells, score, alphas, context, word."""
     titles = "1  image", "2  cells", "3  score of each cell", "4  alphas, percent", "5  context", "6  next word"
     figure = Figure((10.5, 7.4), facecolor="white", layout="constrained")
     image, cells, score, alpha, context, word = figure.subplots(2, 3).flat
@@ -169,29 +171,30 @@ def one_word(caption: Caption, alphas: NDArray[np.float32], words: dict[str, flo
     for location in range(alphas.size):
         outline(cells, caption, location, "white", 0.8)
     draw_map(context, caption, alphas)
-    draw_bars(word, words)
+    draw_bars(word, probabilities)
     return figure
 
 
 def selections(
-    caption: Caption, alphas: NDArray[np.float32], drawn: int, cells: list[str], words: list[dict[str, float]]
+    caption: Caption, alphas: NDArray[np.float32], drawn: int, cell_words: list[str], bars: list[dict[str, float]]
 ) -> Figure:
     """Draw what soft attention, hard attention and the sum make of the same alphas, and the next word of each."""
     figure = Figure((10.5, 5.6), facecolor="white", layout="constrained")
-    maps, bars = figure.subplots(2, 3, height_ratios=(3, 1.5))
-    for axes, title in zip(maps, ("soft: a mean of cells", "hard: one cell", "summed: words of cells"), strict=True):
+    map_axes, bar_axes = figure.subplots(2, 3, height_ratios=(3, 1.5))
+    titles = "soft: a mean of cells", "hard: one cell", "summed: words of cells"
+    for axes, title in zip(map_axes, titles, strict=True):
         axes.set_title(title, loc="left", fontsize=15)
-    draw_map(maps[0], caption, alphas)
-    draw_map(maps[1], caption, np.arange(alphas.size) == drawn)
-    outline(maps[1], caption, drawn, "white", 2)
-    maps[2].imshow(np.asarray(caption.view) // 3)
-    for location in alphas.argsort()[-SPEAKING:]:
-        left, top_, right, bottom = caption.cells.square(int(location))
-        outline(maps[2], caption, int(location), "white", 0.8)
-        text = f"{cells[location]}\n{100 * alphas[location]:.0f} %"
-        maps[2].text((left + right) / 2, (top_ + bottom) / 2, text, color="white", ha="center", va="center", size=7)
-    for axes, one in zip(bars, words, strict=True):
-        draw_bars(axes, one)
+    draw_map(map_axes[0], caption, alphas)
+    draw_map(map_axes[1], caption, np.arange(alphas.size) == drawn)
+    outline(map_axes[1], caption, drawn, "white", 2)
+    map_axes[2].imshow(np.asarray(caption.view) // 3)
+    for location in alphas.argsort()[-SHOWN_CELLS:]:
+        left, top, right, bottom = caption.cells.square(int(location))
+        outline(map_axes[2], caption, int(location), "white", 0.8)
+        text = f"{cell_words[location]}\n{100 * alphas[location]:.0f} %"
+        map_axes[2].text((left + right) / 2, (top + bottom) / 2, text, color="white", ha="center", va="center", size=7)
+    for axes, probabilities in zip(bar_axes, bars, strict=True):
+        draw_bars(axes, probabilities)
     return figure
 
 
@@ -228,8 +231,8 @@ def explorer(captioner: ImageCaptioner[Any]) -> None:
     """Take the picture of the explorer in Chromium."""
     from playwright.sync_api import sync_playwright
 
-    caption = captioner.caption(str(EXAMPLES / SHOWN), beam_size=5)
-    page = explorer_page([explorer_image(SHOWN, caption.seen(), [explorer_run("pretrained", caption)])], caption.text)
+    caption = captioner.caption(str(EXAMPLES / EXAMPLE), beam_size=5)
+    page = explorer_page([explorer_image(EXAMPLE, caption.seen(), [explorer_run("pretrained", caption)])], caption.text)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         file = Path(folder) / "explorer.html"
         file.write_text(page, encoding="utf-8")

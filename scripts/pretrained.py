@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Make the pretrained captioner again: join its data, train its stages, choose among them, export the best, check it.
 
-A stage that was finished is skipped, as RUNS/pretrained/STAGE.done says; an interrupted training is resumed. Flickr8k,
-Flickr30k, COCO with Karpathy's split and the encoder's weights must be there: `captioning prepare` gets them.
+A stage with a file RUNS/pretrained/STAGE.done is skipped, and an interrupted training is resumed. The script needs
+Flickr8k, Flickr30k, COCO with Karpathy's split and the encoder's weights: `captioning prepare` gets them.
 
 examples:
   python scripts/pretrained.py
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from commands import Commands
-from looking import SOURCES, looking
+from looking import SOURCES, looking_metrics
 from sentences import Sentences
 
 from captioning.errors import InputError, exits_on_input_error
@@ -36,16 +36,16 @@ EXPORTED = REPOSITORY / "captioning/pretrained/photos_lite2"
 MEASUREMENT = REPOSITORY / "docs/measurements/pretrained.json"
 DATA = Path("data")
 JOINED, COCO = DATA / "pretrained/dataset.json", DATA / "pretrained/coco.json"
-TIMED = 50
-"""Images that are captioned one after the other to measure the time."""
+TIMED_IMAGES = 50
+"""Number of images that are captioned one at a time to measure the time of one."""
 
 _STAGES = ("first", "tuned", "taught", "self_critical", "mean", "guided", "guided_longer", "guided_mean")
 _FIRST, _TUNED, _TAUGHT, _CRITICAL, _MEAN, _GUIDED, _LONGER, _GUIDED_MEAN = (f"pretrained_{stage}" for stage in _STAGES)
 _BEST = "pretrained"
 FRACTIONS = (0.15, 0.35, 0.5)
-"""Of the tuned, the taught and the self-critical stage in the mean of weights, chosen on the validation images."""
+"""Weights of the tuned, the taught and the self-critical stage in their mean, chosen on the validation images."""
 
-_LOOK_MORE = json.dumps(
+_STRONGER_GUIDANCE = json.dumps(
     [
         {"class_path": "captioning.objective.EvidenceGuidance", "init_args": {"weight": 0.5}},
         {"class_path": "captioning.objective.RegionGuidance", "init_args": {"weight": 20.0}},
@@ -63,27 +63,27 @@ def main(argv: list[str] | None = None) -> None:
     stages, folder = recipe(args.runs), args.runs / _BEST
     if unknown := [name for name in args.only or () if name not in stages]:
         raise InputError(f"--only: there is no stage {unknown[0]!r}; one of {', '.join(stages)}")
-    python = {"data": lambda: join(JOINED, COCO), "score": lambda: score(args.runs), "check": lambda: check(args.runs)}
+    functions = {"data": lambda _: join(JOINED, COCO), "score": score, "check": check}
     for name in args.only or stages:
         done, command = folder / f"{name}.done", stages[name]
         if done.exists() and not args.only:
             continue
         if args.dry_run:
-            print(f"{name}  {f'$ captioning {shlex.join(command)}' if command else '(in this program)'}")
+            print(f"{name}  {f'$ captioning {shlex.join(command)}' if command else '(in this script)'}")
             continue
         started = time.perf_counter()
         if command:
-            if "--name" in command:  # it may have been killed before its first checkpoint
+            if "--name" in command:  # a run that may have been killed before its first checkpoint
                 RunFolder(args.runs / command[command.index("--name") + 1]).release()
             Commands(1).run(name, command)
         else:
-            python[name]()
+            functions[name](args.runs)
         done.parent.mkdir(parents=True, exist_ok=True)
         write_text(done, f"{(time.perf_counter() - started) / 3600:.2f} hours\n")
 
 
 def recipe(runs: Path) -> dict[str, list[str]]:
-    """Return the commands that make the captioner, in their order; those of this program's own stages are empty."""
+    """Return the stages that make the captioner, in order, each with its command; [] for a function of this script."""
     names = (*(f"pretrained_{stage}" for stage in _STAGES), _BEST)
     best = {name: str(RunFolder(runs / name).checkpoint("best")) for name in names}
     first, features, tuned_features = str(RECIPE / "first.yaml"), "data/pretrained/features", "data/pretrained/tuned"
@@ -116,7 +116,7 @@ def recipe(runs: Path) -> dict[str, list[str]]:
         "guided_longer": fit(
             _LONGER,
             *(*after(_GUIDED, "guided"), "--data.features", tuned_features, "--seed_everything", "3"),
-            *("--model.objective.init_args.likelihood.init_args.guidance", _LOOK_MORE),
+            *("--model.objective.init_args.likelihood.init_args.guidance", _STRONGER_GUIDANCE),
         ),
         "average_guided": ["average", "--output", best[_GUIDED_MEAN], "--model", best[_GUIDED], best[_LONGER]],
         "score": [],
@@ -129,7 +129,7 @@ def recipe(runs: Path) -> dict[str, list[str]]:
 
 
 def join(joined: Path, coco: Path) -> None:
-    """Write the photos of Flickr8k and of ``photographs.txt`` as one split file, and those of COCO to validate on.
+    """Write a split file of the photos of Flickr8k and ``photographs.txt``, and one of COCO's validation photos.
 
     Raises:
         InputError: A split file is missing, or lacks a photo of the list.
@@ -144,7 +144,7 @@ def join(joined: Path, coco: Path) -> None:
             raise InputError(f"dataset_{name}.json lacks {len(lacking)} of the photos, such as {lacking[0]}")
         images += [{**known[number], "split": split, "dataset": name} for split, number in numbers]
     for number, image in enumerate(images):
-        image |= {"imgid": number, "cocoid": number}  # a number of its own for the images of all data sets
+        image |= {"imgid": number, "cocoid": number}  # unique over the data sets
     write_json(joined, {"images": images}, indent=None)
     write_json(coco, {"images": [i for i in images if (i["dataset"], i["split"]) == ("coco", "val")]}, indent=None)
     captions = sum(len(image["sentences"]) for image in images)
@@ -158,7 +158,7 @@ def _images(name: str, folder: str) -> list[dict[str, Any]]:
 
 
 def score(runs: Path) -> None:
-    """Score the stages on both validation sets, and make the best that with the highest mean of both CIDEr-D."""
+    """Score the stages on both validation sets. The best stage has the highest mean of both CIDEr-D; copy its model."""
     from captioning.data import KarpathySource
     from captioning.evaluation.evaluator import evaluate
     from captioning.inference import load
@@ -179,14 +179,14 @@ def score(runs: Path) -> None:
             evaluator = evaluate(model, vocabulary, source, search, split="val")
             values, records = evaluator.finish(), evaluator.captioned_images
             captions += [record.words for record in records]
-            sets[title] = {"nll": round(values["nll"], 4), **looking(records)}
+            sets[title] = {"nll": round(values["nll"], 4), **looking_metrics(records)}
             for family, counts in family_counts([r.words for r in records], [r.reference_words for r in records]):
                 for metric, interval in zip(family.metrics, intervals(counts, family.statistic), strict=True):
                     sets[title][metric] = {end: round(number, 2) for end, number in vars(interval).items()}
         measured[name] = {"sets": sets, "sentences": sentences.faults(captions)}
         print(f"{name}  {json.dumps(measured[name])}")
-    mean_cider = {name: sum(s["cider_d"]["value"] for s in one["sets"].values()) for name, one in measured.items()}
-    chosen = max(mean_cider, key=mean_cider.__getitem__)
+    cider_sums = {name: sum(s["cider_d"]["value"] for s in stage["sets"].values()) for name, stage in measured.items()}
+    chosen = max(cider_sums, key=cider_sums.__getitem__)
     best = RunFolder(runs / _BEST).checkpoint("best")
     best.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(RunFolder(runs / chosen).checkpoint("best"), best)
@@ -209,15 +209,15 @@ def _card(sets: dict[str, Any]) -> str:
         "correctness_uniform",
     )
     for metric in (*words, *pointing, *(f"reference_{name}" for name in pointing)):
-        cells = [one.get(metric) for one in sets.values()]
-        texts = ["-" if c is None else f"{c['value']:.2f} ({c['low']:.2f} to {c['high']:.2f})" for c in cells]
+        intervals = [metrics.get(metric) for metrics in sets.values()]
+        texts = ["-" if i is None else f"{i['value']:.2f} ({i['low']:.2f} to {i['high']:.2f})" for i in intervals]
         lines.append(f"| {TITLES[metric]} | {' | '.join(texts)} |")
-    how = "Validation images, which all choices were made on; in brackets a 95 % interval over images."
+    how = "Validation images, on which all choices were made; in brackets a 95 % interval over images."
     return (RECIPE / "card.md").read_text(encoding="utf-8") + f"\n## Metrics\n\n{how}\n\n" + "\n".join(lines) + "\n"
 
 
 def check(runs: Path) -> None:
-    """Caption the validation images with the checkpoint and its export, and note how many captions are equal.
+    """Caption the validation images with the checkpoint and its export, and record how many captions are equal.
 
     Raises:
         InputError: Fewer than 99 % of the captions are equal.
@@ -231,7 +231,7 @@ def check(runs: Path) -> None:
     pairs = zip(trained.stream(images), exported.stream(images), strict=True)
     equal = sum(one.words == other.words for one, other in pairs)
     started = time.perf_counter()
-    for image in images[:TIMED]:
+    for image in images[:TIMED_IMAGES]:
         exported.caption(image)
     seconds = time.perf_counter() - started
     export = {
@@ -239,7 +239,7 @@ def check(runs: Path) -> None:
         "equal_captions": equal,
         "percent": round(100 * equal / len(images), 2),
         "megabytes": round(sum(file.stat().st_size for file in EXPORTED.iterdir()) / 1e6, 2),
-        "milliseconds_per_image": round(1000 * seconds / len(images[:TIMED]), 1),
+        "milliseconds_per_image": round(1000 * seconds / len(images[:TIMED_IMAGES]), 1),
         **provenance(command="python scripts/pretrained.py --only check", seed=None),
     }
     write_json(MEASUREMENT, read_json(MEASUREMENT) | {"export": export})

@@ -1,6 +1,6 @@
-"""Two faults of captions that metrics hardly see, counted by rule: sentences that break off or repeat a noun.
+"""Two faults of captions that hardly change metrics, counted by rules: sentences that break off or repeat a noun.
 
-The rules are not exact: the captions that people wrote have both faults by the same rules, and give the scale.
+The rules are not exact. They also find both faults in captions that people wrote, whose percentages are the scale.
 """
 
 from collections import Counter
@@ -19,20 +19,20 @@ _FUNCTION = OPEN | frozenset(
     """he she it they him them one two three four five other up down out off over through across along around next front
     top side back while their there here each person's""".split()
 )
-_LEAST = 10  # least number of occurrences of a trigram to judge whether it ends captions
-_RARELY = 0.01
+_ENOUGH = 10  # occurrences of a trigram from which it is judged whether it ends captions
+_RARE = 0.01  # fraction of them that end a caption
 
 
 class Sentences:
-    """Judges captions by the training captions, given as word lists.
+    """Judges captions by the training captions, which are lists of words.
 
-    Half a compound ("a man in a baseball") shows in the last three words: the training captions have them at least 10
-    times, and end with them in fewer than 1 % of cases.
+    Half a compound ("a man in a baseball") is recognized by the last three words: the training captions have them at
+    least 10 times, and end with them in fewer than 1 % of these cases.
     """
 
-    def __init__(self, training: Iterable[Sequence[str]]) -> None:
+    def __init__(self, training_captions: Iterable[Sequence[str]]) -> None:
         self._written, self._ended = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
-        for words in training:
+        for words in training_captions:
             trigrams = list(zip(words, words[1:], words[2:], strict=False))
             self._written.update(trigrams)
             self._ended.update(trigrams[-1:])
@@ -40,7 +40,7 @@ class Sentences:
     def breaks_off(self, words: Sequence[str]) -> bool:
         """Return whether a caption ends in an article, preposition, conjunction or adjective, or in half a compound."""
         last = tuple(words[-3:])
-        halved = self._written[last] >= _LEAST and self._ended[last] < _RARELY * self._written[last]
+        halved = self._written[last] >= _ENOUGH and self._ended[last] < _RARE * self._written[last]
         return not words or words[-1] in OPEN or halved
 
     @staticmethod

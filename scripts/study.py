@@ -2,10 +2,9 @@
 """Train and score every variant of a study, each with several seeds, and make the study's tables.
 
 A study is a YAML file such as those in configs/studies. The scores of all runs are written to
-docs/measurements/STUDY.json. After Ctrl-C, run the same command again to continue. A run
-that was trained after its score is scored again. With --report, nothing is trained: the command
-makes the tables between <!-- study NAME --> and <!-- end --> in a page from the scores and captions
-of the runs.
+docs/measurements/STUDY.json. After Ctrl-C, run the same command again to continue. A run that was
+trained further after it was scored is scored again. With --report, nothing is trained: the command
+writes tables of the runs' scores and tests between <!-- study NAME --> and <!-- end --> in a page.
 
 examples:
   python scripts/study.py configs/studies/lite2.yaml --jobs 2
@@ -35,16 +34,16 @@ from captioning.run_folder import RunFolder, checksum
 from captioning.settings import command_line, read_config
 
 SPEED = "captions_per_second"
-_LOCK = threading.Lock()  # runs that end at once write into one file
+_LOCK = threading.Lock()  # runs that end at the same time write into one file
 
 
 # Training
 
 
 class Command(NamedTuple):
-    """A command that is left to run; ``evaluation`` is the name of what it scores, None if it trains."""
+    """A command that is left to run; ``evaluation`` names the scores that it makes, None if it trains."""
 
-    what: str
+    description: str
     arguments: list[str]
     evaluation: str | None = None
 
@@ -68,30 +67,30 @@ class Job(NamedTuple):
 
     @property
     def initial_jobs(self) -> list[Job]:
-        """The runs whose best checkpoints this one starts from, or is an average of."""
+        """The runs whose best checkpoints this run starts from or averages."""
         return [self._replace(variant=variant) for variant in self.study.variants[self.variant].initial_variants]
 
     @property
     def stage(self) -> int:
-        """The number of runs in a row that must be trained before this one."""
+        """The length of the longest chain of runs that must be trained before this one."""
         return max((1 + job.stage for job in self.initial_jobs), default=0)
 
     @property
     def weights(self) -> list[str]:
-        """The checksum of the best checkpoint; for an average, also those of the checkpoints that it averages."""
-        parts = self.initial_jobs if self.study.variants[self.variant].average else []
-        return [checksum(job.folder.checkpoint("best")) for job in (self, *parts)]
+        """Checksums: of the best checkpoint and, for an average, of the checkpoints that it averages."""
+        averaged_jobs = self.initial_jobs if self.study.variants[self.variant].average else []
+        return [checksum(job.folder.checkpoint("best")) for job in (self, *averaged_jobs)]
 
     def score(self, evaluation: str = "") -> Scores | None:
         return read_scores(self.file).get(score_name(self.variant, self.seed, evaluation))
 
     def is_scored(self, evaluation: str = "") -> bool:
-        """Return whether the run's present weights have a score; without checkpoints, whether there is any score."""
+        """Return whether the run's current weights have a score; without checkpoints, whether any score exists."""
         score, weights = self.score(evaluation), self.weights
         return score is not None and ("" in weights or score.get("weights", weights) == weights)
 
-    def left(self) -> Iterator[Command]:
-        """Yield the commands that are left to run; each is chosen after the command before it has ended."""
+    def commands_left(self) -> Iterator[Command]:
+        """Yield the commands that are left to run. Each depends on the results of the command before it."""
         variant, best = self.study.variants[self.variant], str(self.folder.checkpoint("best"))
         starts = [str(job.folder.checkpoint("best")) for job in self.initial_jobs]
         if not self.is_scored() and variant.config is None:
@@ -114,11 +113,11 @@ class Job(NamedTuple):
                 yield Command(f"score {evaluation}".rstrip(), command, evaluation)
 
     def finish(self, commands: Commands) -> None:
-        """Run what is left. Raises InputError if a run that this one starts from is not trained and scored."""
-        for earlier in self.initial_jobs:
-            if not self.is_scored() and not earlier.is_scored():
-                raise InputError(f"{self.name}: starts from {earlier.name}, which is not trained and scored")
-        for command in self.left():
+        """Run the commands that are left. Raises InputError if a run that this one starts from has no score."""
+        for initial_job in self.initial_jobs:
+            if not self.is_scored() and not initial_job.is_scored():
+                raise InputError(f"{self.name}: starts from {initial_job.name}, which is not trained and scored")
+        for command in self.commands_left():
             self.folder.release()  # of a training that was killed before its first checkpoint
             commands.run(self.name, command.arguments)
             if command.evaluation is not None:
@@ -136,7 +135,7 @@ class Job(NamedTuple):
 
 
 def training_of(run: Run) -> dict[str, Any]:
-    """Return the speed of a training and the means of its statistics in each tenth, as far as they were logged."""
+    """Return the speed of a training, and its statistics' means in each tenth of it, as far as they were logged."""
     training: dict[str, Any] = {}
     if (speed := run.captions_per_second) is not None:
         training[SPEED] = round(speed, 1)
@@ -150,8 +149,8 @@ def training_of(run: Run) -> dict[str, Any]:
     return training
 
 
-def take_runs(study: Study, path: Path, runs: Path) -> None:
-    """Raise InputError if the folders of the study's runs are those of another study file with this name."""
+def claim_runs(study: Study, path: Path, runs: Path) -> None:
+    """Raise InputError if the run folders belong to another study file of this name; otherwise claim them."""
     owner = runs / f".{study.name}.study"
     other = Path(owner.read_text().strip()) if owner.is_file() else path
     if other.is_file() and read_study(other) != study:
@@ -159,27 +158,27 @@ def take_runs(study: Study, path: Path, runs: Path) -> None:
     write_text(owner, f"{path}\n")
 
 
-def train(study: Study, jobs: Sequence[Job], side_by_side: int) -> None:
-    """Run what is left.
+def train(study: Study, jobs: Sequence[Job], jobs_at_once: int) -> None:
+    """Run the commands that are left.
 
     Raises:
-        InputError: Data are missing, or runs failed; the other runs are done then.
+        InputError: Data are missing, or runs failed. The other runs are then done.
     """
-    waiting = [job for job in jobs if any(job.left())]
+    waiting = [job for job in jobs if any(job.commands_left())]
     print(f"{len(jobs) - len(waiting)} of {len(jobs)} runs are done", flush=True)
-    commands = Commands(side_by_side)
+    commands = Commands(jobs_at_once)
     if waiting:
         prepare(study, waiting, commands)
     outcomes = []
     for stage in sorted({job.stage for job in waiting}):
-        of_stage = [job for job in waiting if job.stage == stage]
-        outcomes += commands.side_by_side(lambda job: job.finish(commands), of_stage)
+        stage_jobs = [job for job in waiting if job.stage == stage]
+        outcomes += commands.side_by_side(lambda job: job.finish(commands), stage_jobs)
     if failed := [outcome for outcome in outcomes if isinstance(outcome, InputError)]:
         raise InputError(f"{len(failed)} of {len(waiting)} runs failed: {'; '.join(map(str, failed))}")
 
 
 def prepare(study: Study, jobs: Sequence[Job], commands: Commands) -> None:
-    """Make sure that the data of the jobs' configurations are there, and extract features; what is there stays."""
+    """Prepare the data of the jobs' configurations, and extract features. Existing data and features stay."""
     from captioning.cli.build import build
     from captioning.data import CaptionSource
 
@@ -206,7 +205,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs side by side (default: %(default)s)")
     parser.add_argument("--dry_run", action="store_true", help="only list what is done and what is left")
     parser.add_argument("--report", type=Path, metavar="PAGE.md", help="write the study's tables into this page")
-    parser.add_argument("--runs", type=Path, default="runs", metavar="DIR", help="all runs (default: %(default)s)")
+    parser.add_argument("--runs", type=Path, default="runs", metavar="DIR", help="of all runs (default: %(default)s)")
     parser.add_argument("--measurements", type=Path, default="docs/measurements", metavar="DIR", help="of the scores")
     args = parser.parse_args(argv)
     study = read_study(args.study)
@@ -229,11 +228,12 @@ def main(argv: list[str] | None = None) -> None:
         for variant in args.only or study.variants
     ]
     if not args.dry_run:
-        take_runs(study, args.study.resolve(), args.runs)
+        claim_runs(study, args.study.resolve(), args.runs)
         train(study, jobs, args.jobs)
         return
     for job in jobs:
-        print(f"{job.name:32} {'left: ' * any(job.left())}{', '.join(what for what, *_ in job.left()) or 'done'}")
+        left = ", ".join(command.description for command in job.commands_left())
+        print(f"{job.name:32} {f'left: {left}' if left else 'done'}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The file of a study, such as those in configs/studies: what is trained, scored and compared."""
+"""The file of a study, such as those in configs/studies: the runs to train, to score and to compare."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from captioning.errors import InputError, did_you_mean
 from captioning.settings import read_config
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-TRAINING = {  # logged as train/.. -> what the table of the training calls it
+TRAINING = {  # log key after train/ -> title in the table of the training
     "attention_entropy": "entropy of alpha (nats)",
     "support_size": "locations in the support",
     "beta": "beta",
@@ -22,8 +22,8 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A configuration to train, or an average of other variants.
 
     Attributes:
-        config: A file of configs/, without its ending.
-        label: The variant's name in tables. Defaults to its key.
+        config: A file of configs/, without .yaml.
+        label: The variant's name in tables, by default its key.
         fit: Further options of ``captioning fit``, each --name=value.
         after: A variant above this one. Training starts from its best checkpoint of the same seed (--init_from).
         average: Two or more variants above this one. Their best checkpoints of the same seed are averaged.
@@ -44,7 +44,7 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Features(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The features that ``captioning extract`` computes before any training: of these splits, into this folder."""
+    """The features that ``captioning extract`` computes before any training, of ``splits`` into ``output``."""
 
     config: str
     splits: list[str]
@@ -75,8 +75,8 @@ class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def starts_from(self, variant: str, earlier: str) -> bool:
         """Return whether ``variant`` starts from or averages ``earlier``, directly or through other variants."""
-        before = self.variants[variant].initial_variants
-        return earlier in before or any(self.starts_from(name, earlier) for name in before)
+        initial_variants = self.variants[variant].initial_variants
+        return earlier in initial_variants or any(self.starts_from(name, earlier) for name in initial_variants)
 
     def label(self, variant: str) -> str:
         return self.variants[variant].label or variant
@@ -94,15 +94,15 @@ def read_study(path: Path) -> Study:
         raise InputError(f"{path}: {error}") from error
     if study.name != path.stem:  # a copy of another study, whose runs would be taken for its own
         raise InputError(f"{path}: name is {study.name}, and names folders of runs; give it the file's, {path.stem}")
-    above: list[str] = []
+    variants_above: list[str] = []
     for name, variant in study.variants.items():
         if (variant.config is None) == (not variant.average):
             raise InputError(f"{path}: variants.{name}: needs either a config or an average")
         if variant.config is not None and not config_of(variant.config).is_file():
             raise InputError(f"{path}: variants.{name}: there is no {config_of(variant.config)}")
-        if unknown := [earlier for earlier in variant.initial_variants if earlier not in above]:
+        if unknown := [initial for initial in variant.initial_variants if initial not in variants_above]:
             raise InputError(f"{path}: variants.{name}: {unknown[0]} is no variant above it")
-        above.append(name)
+        variants_above.append(name)
     if unknown := [name for name in study.references if name not in study.variants]:
         raise InputError(f"{path}: references: {unknown[0]} is no variant{did_you_mean(unknown[0], study.variants)}")
     return study

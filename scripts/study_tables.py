@@ -17,15 +17,15 @@ from captioning.metrics.bleu import bleu_counts, bleu_from_counts
 from captioning.metrics.resampling import Difference, Floats, Interval, holm
 from captioning.metrics.seeds import RULE, seed_differences
 
-METRIC = "bleu4"  # of the tests
-COLUMNS = {  # score -> title and decimals; a column is left out if no variant has the score for all of its seeds
+METRIC = "bleu4"  # the metric that is tested
+COLUMNS = {  # metric -> title and decimals; a column is left out if no variant has the metric for all of its seeds
     "bleu4": ("BLEU-4", 2),
     "cider_d": ("CIDEr-D", 2),
     "nll": ("NLL", 3),
     "pointing_accuracy": ("pointing", 1),
 }
-_SHOWN_TENTHS = (0, 9)  # of the training
-_ROUNDING = 0.01  # scores that differ by less are the same
+_SHOWN_TENTHS = (0, 9)  # the first and the last tenth of a training
+_ROUNDING = 0.01  # scores that differ by less are equal
 
 
 class VariantTest(NamedTuple):
@@ -46,13 +46,13 @@ def write_report(study: Study, file: Path, runs: Path, page: Path, provenance: M
     Args:
         study: The study.
         file: The measurements.
-        runs: The folder of the runs, for their captions. Without them a test is taken from the last report, as long as
-            the scores are the same.
-        page: A Markdown file with two comments between which the tables belong.
+        runs: The folder of the runs, with their captions. Tests of runs without captions are taken from the last
+            report, if the scores are the same.
+        page: A Markdown file; the tables are written between two comments in it.
         provenance: The command of the report and where it ran.
 
     Returns:
-        Sentences on what could not be tested.
+        Sentences on runs that could not be tested.
 
     Raises:
         InputError: A file is damaged, runs were scored on different images, or the page has no place for the study.
@@ -61,25 +61,25 @@ def write_report(study: Study, file: Path, runs: Path, page: Path, provenance: M
     groups = [_group(study, name, scores) for name in study.variants]
     counts, missing = _bleu_counts(groups, runs)
     tests = list(_tests(study, groups, counts))
-    made = {(test.variant, test.reference) for test in tests}
+    tested_pairs = {(test.variant, test.reference) for test in tests}
     comparisons = (read_json(file) if file.exists() else {}).get("comparisons", {})
-    written = _written_tests(comparisons.get(study.name, {}), study, groups)
-    tests += [test for test in written if (test.variant, test.reference) not in made]
+    earlier_tests = _earlier_tests(comparisons.get(study.name, {}), study, groups)
+    tests += [test for test in earlier_tests if (test.variant, test.reference) not in tested_pairs]
     tests.sort(key=lambda test: study.references.index(test.reference))
-    corrected = holm([test.difference for test in tests])
-    tests = [test._replace(difference=difference) for test, difference in zip(tests, corrected, strict=True)]
+    differences = holm([test.difference for test in tests])
+    tests = [test._replace(difference=difference) for test, difference in zip(tests, differences, strict=True)]
     tables = "\n\n".join(_tables(study, groups, scores, tests))
     _insert(page, study.name, f"Made by `{provenance['command']}`. A dash: not measured, or not tested.\n\n{tables}")
     if tests:
         seeds = {group.name: list(map(int, group.seeds)) for group in groups}
-        plain = [
+        entries = [
             {"variant": test.variant, "reference": test.reference, "paired": test.paired}
             | {"variant_seeds": seeds[test.variant], "reference_seeds": seeds[test.reference]}
             | vars(test.difference.interval)
             | {"p_value": test.difference.p_value, "corrected_p_value": test.difference.corrected_p_value}
             for test in tests
         ]
-        entry = {"metric": METRIC, "rule": RULE, "tests": plain, **provenance}
+        entry = {"metric": METRIC, "rule": RULE, "tests": entries, **provenance}
         write_measurements(file, comparisons=comparisons | {study.name: entry})
     return [f"{len(missing)} runs have no captions with these scores, such as {missing[0]}"] if missing else []
 
@@ -90,7 +90,7 @@ def _by_seed(study: Study, scores: Mapping[str, Scores], variant: str, evaluatio
 
 
 def _group(study: Study, variant: str, scores: Mapping[str, Scores]) -> Variant:
-    """Return the runs of a variant that are measured, with the scores that all of them have."""
+    """Return the runs of a variant that have scores, with the metrics that all of them have."""
     entries = _by_seed(study, scores, variant)
     values = [entry["values"] for entry in entries.values()]
     common = [key for key in COLUMNS if values and all(key in run for run in values)]
@@ -113,8 +113,8 @@ def _bleu_counts(groups: Sequence[Variant], runs: Path) -> tuple[dict[str, Float
                 missing.append(runs / name)
                 continue
             ordered = [image for _, image in sorted(run.captions.items())]
-            counted = bleu_counts([image.words for image in ordered], [image.reference_words for image in ordered])
-            counts[name] = np.asarray(counted, dtype=np.float64)
+            image_counts = bleu_counts([image.words for image in ordered], [image.reference_words for image in ordered])
+            counts[name] = np.asarray(image_counts, dtype=np.float64)
             images = images or set(run.captions)
             if set(run.captions) != images:
                 raise InputError(f"{runs / name} was scored on other images than the runs before it; score it again")
@@ -122,7 +122,7 @@ def _bleu_counts(groups: Sequence[Variant], runs: Path) -> tuple[dict[str, Float
 
 
 def _tests(study: Study, groups: Sequence[Variant], counts: Mapping[str, Floats]) -> Iterator[VariantTest]:
-    """Yield uncorrected tests of every variant against every reference, each pair once; both need several seeds."""
+    """Yield an uncorrected test of every pair of a variant and a reference that both have several seeds, once."""
     tested = {group.name: group for group in groups if len(group.runs) > 1 and counts.keys() >= set(group.runs)}
     for number, reference in enumerate(study.references):
         for name in tested if reference in tested else ():
@@ -141,7 +141,7 @@ def _pairs(study: Study, reference: Variant, group: Variant) -> bool:
     return related and group.seeds == reference.seeds
 
 
-def _written_tests(comparison: Mapping[str, Any], study: Study, groups: Sequence[Variant]) -> Iterator[VariantTest]:
+def _earlier_tests(comparison: Mapping[str, Any], study: Study, groups: Sequence[Variant]) -> Iterator[VariantTest]:
     """Yield the tests of the last report by today's rule whose variants still have these scores."""
     seeds = {group.name: list(map(int, group.seeds)) for group in groups}
     means = {group.name: group.mean(METRIC) for group in groups if group.runs}
@@ -161,17 +161,17 @@ def _written_tests(comparison: Mapping[str, Any], study: Study, groups: Sequence
 def _tables(
     study: Study, groups: Sequence[Variant], scores: Mapping[str, Scores], tests: Sequence[VariantTest]
 ) -> Iterator[str]:
-    """Yield the tables of the scores, of the training and of the further evaluations as Markdown."""
+    """Yield three tables in Markdown: of the scores, of the training, and of the further evaluations."""
     columns = {key: column for key, column in COLUMNS.items() if any(key in group.metrics for group in groups)}
     references = [name for name in study.references if any(test.reference == name for test in tests)]
-    shown = {(test.variant, test.reference): _difference(test) for test in tests}
+    difference_texts = {(test.variant, test.reference): _difference(test) for test in tests}
     measured = [entry for group in groups for entry in _by_seed(study, scores, group.name).values()]
     corner = "; ".join(dict.fromkeys(f"{entry['split']}, {entry['images']:,} images" for entry in measured))
     rows = [[corner, "seeds", *(title for title, _ in columns.values())]]
     rows[0] += [f"BLEU-4, difference from {study.label(name)}" for name in references]
     for group in groups:
         cells = [_spread(group.metrics.get(key, []), places) for key, (_, places) in columns.items()]
-        differences = [shown.get((group.name, name), "") for name in references]
+        differences = [difference_texts.get((group.name, name), "") for name in references]
         rows.append([study.label(group.name), ",".join(group.seeds), *cells, *differences])
     yield f"{_markdown(rows)}\n\n{_note(groups, tests)}"
     yield from _over_training(study, scores)
@@ -193,9 +193,9 @@ def _over_training(study: Study, scores: Mapping[str, Scores]) -> Iterator[str]:
         cells = []
         for name in TRAINING:
             curves = [run[name] for run in training if name in run]
-            shown = [[curve[tenth] for curve in curves if curve[tenth] is not None] for tenth in _SHOWN_TENTHS]
-            texts = [f"{statistics.fmean(values):.2f}" if values else "-" for values in shown]
-            cells.append(", ".join(texts) if any(shown) else "")
+            by_tenth = [[curve[tenth] for curve in curves if curve[tenth] is not None] for tenth in _SHOWN_TENTHS]
+            texts = [f"{statistics.fmean(values):.2f}" if values else "-" for values in by_tenth]
+            cells.append(", ".join(texts) if any(by_tenth) else "")
         if any(cells):
             rows.append([study.label(variant), *cells])
     if any(row[1 + list(TRAINING).index("baseline")] for row in rows[1:]):
@@ -243,7 +243,7 @@ def _evaluation(study: Study, scores: Mapping[str, Scores], group: Variant, eval
 
 
 def _markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Return a table, the first row of which has the titles. An empty cell is a dash."""
+    """Return a table, whose first row has the titles. An empty cell becomes a dash."""
     titles, *lines = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     lines = [titles, ["---"] * len(titles), *([cell or "-" for cell in line] for line in lines)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

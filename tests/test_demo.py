@@ -30,14 +30,14 @@ def fits_of(runs: Path, monkeypatch, step: float) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("step", "small_step", "epochs", "small"),
+    ("step", "small_step", "epochs", "has_small_batches"),
     [(0.2, 0.0, 6, False), (0.3, 0.0, 6, False), (0.4, 0.1, 9, True), (0.4, 0.2, 4, True), (9, 9, 4, True)],
 )
-def test_a_slow_processor_trains_small_batches(monkeypatch, step, small_step, epochs, small):
+def test_a_slow_processor_trains_small_batches(monkeypatch, step, small_step, epochs, has_small_batches):
     monkeypatch.setattr(demo, "seconds_of_a_step", lambda *sizes: {(32, 5): step, (16, 2): small_step}[sizes])
-    plan, seconds = demo.affordable()
-    assert plan == (epochs, small)
-    assert seconds == pytest.approx(epochs * (375 * small_step if small else 188 * step))
+    plan, training_seconds = demo.affordable_plan()
+    assert plan == (epochs, has_small_batches)
+    assert training_seconds == pytest.approx(epochs * (375 * small_step if has_small_batches else 188 * step))
 
 
 def test_a_step_of_the_demo_is_measured_with_its_share_of_the_cores():

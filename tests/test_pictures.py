@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from pictures import EXAMPLES, GALLERY, filled
+from pictures import EXAMPLES, GALLERY, with_examples
 
 CONTENT = json.loads((EXAMPLES / "examples.json").read_text(encoding="utf-8"))
 
@@ -23,7 +23,7 @@ def test_every_photograph_of_the_folder_is_an_example_and_the_last_one_of_the_ap
 
 def test_the_page_of_the_gallery_is_made_of_the_examples_and_counts_wrong_words():
     page = GALLERY.read_text(encoding="utf-8")
-    assert filled(page, CONTENT) == page, "run python scripts/pictures.py --only gallery"
+    assert with_examples(page, CONTENT) == page, "run python scripts/pictures.py --only gallery"
     two = [CONTENT[0] | {"caption": "a red cat", "wrong": ["red"]}, CONTENT[1] | {"caption": "a man", "wrong": []}]
-    assert "Of these 2 captions, 1 are right. Of their 5 words, 1 are wrong." in filled(page, two)
-    assert "| a <del>red</del> cat |" in filled(page, two)
+    assert "Of these 2 captions, 1 are right. Of their 5 words, 1 are wrong." in with_examples(page, two)
+    assert "| a <del>red</del> cat |" in with_examples(page, two)

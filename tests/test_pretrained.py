@@ -141,7 +141,7 @@ def test_looking_is_pointing_with_its_baselines_intervals_and_distance_from_the_
         hit = NounHit(0, "dog", hit=i % 4 > 0, chance=0.3, centre_hit=0.5, correctness=0.4, uniform=0.2, centre=0.3)
         return CaptionedImage(image_id=i, caption="a dog", references=["a dog"], hits=[hit], reference_hits=[hit, hit])
 
-    facts = load_script("looking").looking([image(i) for i in range(40)])
+    facts = load_script("looking").looking_metrics([image(i) for i in range(40)])
     assert facts["pointing_accuracy"]["value"] == 75 and facts["reference_pointing_accuracy"]["nouns"] == 80
     assert facts["pointing_accuracy"]["low"] < 75 < facts["pointing_accuracy"]["high"]
     assert facts["pointing_centre"] == {"value": 50, "low": 50, "high": 50, "nouns": 40}

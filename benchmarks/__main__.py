@@ -1,14 +1,14 @@
-"""Measure the speed of this project against the common port.
+"""Compare the speed of this project with the common port's.
 
 Every number is a median with quartiles over rounds in which all subjects take turns. The common
 port works as the most used PyTorch implementation does (docs/performance.md).
 
 subjects:
   train     training steps: soft, hard, two samples, the summed likelihood, the transformer
-  guidance  training steps of soft attention that is taught where to look, beside one that is not
+  guidance  training steps of soft attention that is taught where to look, beside untaught soft attention
   decode    captions from cached features in batches: greedy, beam 3, beam 5
   alone     the same, one image at a time
-  kernels   every kernel beside its plain formula, forward and backward
+  kernels   kernels beside their plain formulas, forward and backward
 
 examples:
   python -m benchmarks --json benchmark.json

@@ -1,4 +1,4 @@
-"""Two kernels against their plain formulas, on the device that is measured: wrong numbers are not worth timing."""
+"""Two kernels against their plain formulas, on the device that is measured: the benchmark times no wrong numbers."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,14 +14,14 @@ Call = Callable[..., Tensor]
 
 
 class KernelSizes(NamedTuple):
-    """B images with R rows each, T steps of an image, L locations, hidden sizes A and r, V words."""
+    """B images with R rows each, T steps of an image, L locations, hidden sizes A and E, V words."""
 
     B: int = 3
     R: int = 2
     T: int = 2
     L: int = 49
     A: int = 130
-    r: int = 8
+    E: int = 8
     V: int = 501
 
 
@@ -32,7 +32,7 @@ def check(device: torch.device) -> None:
     """Compare the results and gradients of all kernels with those of their formulas.
 
     Raises:
-        InputError: Names the kernel that differs, and by how much.
+        InputError: A kernel differs. The message names the kernel and its error.
     """
     for dtype, tolerance in _TOLERANCE.items():
         for name, (kernel, formula, inputs) in kernels(dtype, device, KernelSizes()).items():
@@ -47,12 +47,12 @@ def check(device: torch.device) -> None:
 
 
 def kernels(dtype: torch.dtype, device: torch.device, sizes: KernelSizes) -> dict[str, tuple[Call, Call, list[Tensor]]]:
-    """Return every kernel with its formula and inputs in a type, by name."""
+    """Return every kernel by name, with its plain formula and inputs of type ``dtype``."""
     torch.manual_seed(0)
-    B, R, T, L, A, r, V = sizes
+    B, R, T, L, A, E, V = sizes
     P, q, v = torch.randn(B, L, A, dtype=dtype), torch.randn(B, R, A), torch.randn(A) / A**0.5
     Q, log_w = torch.randn(B * T, V), torch.randn(B * T, L + 1).log_softmax(-1)
-    C, W = torch.randn(B, L, r, dtype=dtype) / 3, torch.randn(V, r, dtype=dtype) / 3
+    C, W = torch.randn(B, L, E, dtype=dtype) / 3, torch.randn(V, E, dtype=dtype) / 3
     images = torch.arange(B, device=device).repeat_interleave(T)
     return {
         "additive score": (additive_logits, plain_additive_logits, [P, q, v]),

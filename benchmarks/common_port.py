@@ -27,7 +27,7 @@ class PortOutput(NamedTuple):
         logits: (B, T, V).
         alphas: (B, T, L).
         lengths: Steps of each caption, <end> counted.
-        order: (B,) number of the given caption in each row.
+        order: (B,) int64; row i has the caption ``order[i]`` of the arguments.
     """
 
     logits: Tensor
@@ -102,26 +102,26 @@ class CommonPort(nn.Module):
         logits = annotations.new_zeros(B, T, self.output.out_features)
         alphas = annotations.new_zeros(B, T, annotations.shape[1])
         for t in range(T):
-            left = sum(length > t for length in steps)
-            predicted, h, c, alpha = self.step(embedded[:left, t], annotations[:left], h[:left], c[:left])
-            logits[:left, t] = predicted
-            alphas[:left, t] = alpha
+            rows = sum(length > t for length in steps)
+            step_logits, h, c, alpha = self.step(embedded[:rows, t], annotations[:rows], h[:rows], c[:rows])
+            logits[:rows, t] = step_logits
+            alphas[:rows, t] = alpha
         return PortOutput(logits, alphas, steps, order)
 
 
 def port_loss(output: PortOutput, captions: Tensor) -> Tensor:
     """Return the mean cross entropy over words plus the mean of (1 - sum_t alpha_ti)^2 over captions and locations."""
     targets = captions[output.order, 1:]
-    predicted = pack_padded_sequence(output.logits, output.lengths, batch_first=True).data
-    true = pack_padded_sequence(targets, output.lengths, batch_first=True).data
+    packed_logits = pack_padded_sequence(output.logits, output.lengths, batch_first=True).data
+    packed_targets = pack_padded_sequence(targets, output.lengths, batch_first=True).data
     penalty = ((1.0 - output.alphas.sum(dim=1)) ** 2).mean()
-    return nn.functional.cross_entropy(predicted, true) + penalty
+    return nn.functional.cross_entropy(packed_logits, packed_targets) + penalty
 
 
 def port_training_step(
     model: CommonPort, optimizer: torch.optim.Optimizer, annotations: Tensor, captions: Tensor, lengths: Tensor
 ) -> Tensor:
-    """Forward, backward, gradients clamped to [-5, 5], one update; returns the loss before it."""
+    """Forward, backward, gradients clamped to [-5, 5], one update; return the loss before the update."""
     loss = port_loss(model(annotations, captions, lengths), captions)
     optimizer.zero_grad()
     loss.backward()
@@ -142,7 +142,7 @@ def port_beam_search(
     Args:
         annotations: (1, L, D).
         beam_size: K.
-        max_length: Steps at most.
+        max_length: Largest number of steps.
         ends_after: Number of words before which <end> is impossible and after which it is certain. None leaves the
             length to the model.
 
@@ -153,8 +153,8 @@ def port_beam_search(
     device = annotations.device
     annotations = annotations.expand(K, -1, -1).contiguous()
     words = torch.full((K, 1), START, device=device)
-    seen = torch.ones(K, 1, L, device=device)
-    total = torch.zeros(K, 1, device=device)
+    seen_alphas = torch.ones(K, 1, L, device=device)
+    log_prob = torch.zeros(K, 1, device=device)
     finished: list[tuple[float, list[int], Tensor]] = []
     h, c = model.start(annotations)
     for t in range(max_length):
@@ -162,21 +162,21 @@ def port_beam_search(
         log_probs = logits.log_softmax(dim=1)
         if ends_after is not None:
             log_probs[:, END] = 0.0 if t >= ends_after else float("-inf")
-        scores = total + log_probs  # (K, V)
-        V = scores.shape[1]
-        best, position = (scores[0] if t == 0 else scores.view(-1)).topk(K - len(finished))
-        parent, word = position // V, position % V
+        path_log_probs = log_prob + log_probs  # (K, V)
+        V = path_log_probs.shape[1]
+        best, index = (path_log_probs[0] if t == 0 else path_log_probs.view(-1)).topk(K - len(finished))
+        parent, word = index // V, index % V
         words = torch.cat([words[parent], word.unsqueeze(1)], dim=1)
-        seen = torch.cat([seen[parent], alphas[parent].unsqueeze(1)], dim=1)
+        seen_alphas = torch.cat([seen_alphas[parent], alphas[parent].unsqueeze(1)], dim=1)
         ended = [beam for beam, last in enumerate(word.tolist()) if last == END]
         alive = [beam for beam in range(len(word)) if beam not in set(ended)]
-        finished += [(float(best[beam]), words[beam].tolist(), seen[beam]) for beam in ended]
+        finished += [(float(best[beam]), words[beam].tolist(), seen_alphas[beam]) for beam in ended]
         if not alive or len(finished) >= K:
             break
-        words, seen, total = words[alive], seen[alive], best[alive].unsqueeze(1)
-        source = parent[alive]
-        h, c, annotations = h[source], c[source], annotations[source]
+        words, seen_alphas, log_prob = words[alive], seen_alphas[alive], best[alive].unsqueeze(1)
+        survivors = parent[alive]
+        h, c, annotations = h[survivors], c[survivors], annotations[survivors]
     if not finished:
-        finished = [(float(total[0]), words[0].tolist(), seen[0])]
+        finished = [(float(log_prob[0]), words[0].tolist(), seen_alphas[0])]
     _, ids, alphas = max(finished, key=lambda caption: caption[0])
     return [i for i in ids if i not in (START, END)], alphas[1:]

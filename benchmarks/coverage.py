@@ -35,13 +35,13 @@ IMAGE_FRACTIONS = (0.1, 0.5, 0.9)
 SEEDS = ((2, 2), (3, 3), (4, 4), (5, 5), (2, 5))
 PAIRS = (2, 3, 5)
 RATIOS = (1.0, 3.0, 10.0)
-POWER_AT = 3.0  # standard deviations of the difference
+POWER_AT = 3.0  # true difference, in standard deviations of the measured difference
 
-_HARD, _VARIANT, _RUN = 2.0, 1.0, 1.0  # deviations over images, in units of _SCALE
+_IMAGE, _VARIANT, _RUN = 2.0, 1.0, 1.0  # deviations over images, in units of _SCALE
 _SCALE = {"mean": 10.0, "heavy tails": 10.0, "BLEU-4": 0.08}
 _RIGHT = 0.62  # probability that a word is right, on average
-_WORDS = 14  # of the longest caption
-_ELEMENTS = 5_000_000  # of the arrays of a batch of replications
+_WORDS = 14  # words of the longest caption
+_ELEMENTS = 5_000_000  # elements of the arrays of a batch of replications
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Cell:
         images: The number of images.
         seeds: The number of seeds of both variants.
         paired: Whether each run of the second variant goes on from one of the first.
-        ratio: The second variant's deviation over seeds, in those of the first; of pairs, there is one deviation.
+        ratio: The second variant's deviation over seeds divided by the first's; 1 for pairs.
         image_fraction: The images' fraction of the variance of the difference.
     """
 
@@ -84,31 +84,32 @@ def simulate(cell: Cell, replications: int, random: Generator) -> dict[str, floa
     width = sum(cell.seeds) * cell.images * (_WORDS if cell.score == "BLEU-4" else 1)
     size = max(1, min(replications, _ELEMENTS // width))
     deviations = _seed_deviations(cell, random, min(size, 100))
-    values, halves = [], []
+    values, half_widths = [], []
     for start in range(0, replications, size):
         batch = min(size, replications - start)
         score = _score(cell.score, batch)
-        gain = SeedDifferences(*_counts(cell, deviations, batch, random), score, paired=cell.paired)
-        values.append(gain.differences)
-        halves.append(gain.half_width(0.05))
+        test = SeedDifferences(*_counts(cell, deviations, batch, random), score, paired=cell.paired)
+        values.append(test.differences)
+        half_widths.append(test.half_width(0.05))
     error = np.concatenate(values) - _true_difference(cell, deviations)
-    half = np.concatenate(halves)
-    larger = error + POWER_AT * error.std()
-    return {"coverage": float((np.abs(error) <= half).mean()), "power": float((np.abs(larger) > half).mean())}
+    half = np.concatenate(half_widths)
+    error_at_power = error + POWER_AT * error.std()
+    return {"coverage": float((np.abs(error) <= half).mean()), "power": float((np.abs(error_at_power) > half).mean())}
 
 
 # The runs
 
 
 def _seed_deviations(cell: Cell, random: Generator, batch: int) -> tuple[float, float]:
-    """Return the deviations over seeds that give the images their fraction, from runs whose seeds do nothing."""
+    """Return the deviations over seeds with which the images have their fraction, from runs without seed effects."""
     counts = _counts(cell, (0.0, 0.0), batch, random)
-    over_images = float(SeedDifferences(*counts, _score(cell.score, batch), paired=cell.paired).image_variances.mean())
-    of_seeds = over_images * (1 / cell.image_fraction - 1)
+    test = SeedDifferences(*counts, _score(cell.score, batch), paired=cell.paired)
+    image_variance = float(test.image_variances.mean())
+    seed_variance = image_variance * (1 / cell.image_fraction - 1)
     if cell.paired:
-        gain = math.sqrt(of_seeds * cell.seeds[1])
+        gain = math.sqrt(seed_variance * cell.seeds[1])
         return (2 * gain / _slope(cell.score), gain / _slope(cell.score))  # the pairs differ more than their gains
-    first = math.sqrt(of_seeds / (1 / cell.seeds[0] + cell.ratio**2 / cell.seeds[1])) / _slope(cell.score)
+    first = math.sqrt(seed_variance / (1 / cell.seeds[0] + cell.ratio**2 / cell.seeds[1])) / _slope(cell.score)
     return first, cell.ratio * first
 
 
@@ -122,13 +123,13 @@ def _counts(cell: Cell, deviations: tuple[float, float], batch: int, random: Gen
             return random.standard_t(3, size) * (scale * deviation / math.sqrt(3))
         return random.standard_normal(size) * (scale * deviation)
 
-    hard = effect(1, _HARD)
-    of_seeds = [random.standard_normal((n, 1, batch)) * d for n, d in zip(cell.seeds, deviations, strict=True)]
+    image_effect = effect(1, _IMAGE)
+    seed_effects = [random.standard_normal((n, 1, batch)) * d for n, d in zip(cell.seeds, deviations, strict=True)]
     if cell.paired:
-        of_seeds[1] += of_seeds[0]
+        seed_effects[1] += seed_effects[0]
     values = [
-        hard + effect(1, _VARIANT) + effect(runs, _RUN) + seeds
-        for runs, seeds in zip(cell.seeds, of_seeds, strict=True)
+        image_effect + effect(1, _VARIANT) + effect(runs, _RUN) + seeds
+        for runs, seeds in zip(cell.seeds, seed_effects, strict=True)
     ]
     if cell.score != "BLEU-4":
         return [np.concatenate([value, np.ones((*value.shape[:2], 1))], axis=-1) for value in values]
@@ -136,28 +137,28 @@ def _counts(cell: Cell, deviations: tuple[float, float], batch: int, random: Gen
     return [_caption_counts(_RIGHT + value, words, random) for value in values]
 
 
-def _caption_counts(right: Floats, reference: Floats, random: Generator) -> Floats:
+def _caption_counts(right_probability: Floats, reference: Floats, random: Generator) -> Floats:
     """Return BLEU's counts (seeds, images, batch x 10) of captions whose words are right with these probabilities.
 
     Args:
-        right: (seeds, images, batch) probability.
+        right_probability: (seeds, images, batch).
         reference: (images, batch) words of the reference; a caption has up to one word more or less.
     """
-    words = np.clip(reference + random.integers(-1, 2, size=right.shape), 4, _WORDS)
-    place = np.arange(_WORDS)
-    correct = random.random((*right.shape, _WORDS), dtype=np.float32) < right[..., None]
-    correct &= place < words[..., None]
-    counts, matched = np.empty((*right.shape, 10)), correct
+    words = np.clip(reference + random.integers(-1, 2, size=right_probability.shape), 4, _WORDS)
+    position = np.arange(_WORDS)
+    is_right = random.random((*right_probability.shape, _WORDS), dtype=np.float32) < right_probability[..., None]
+    is_right &= position < words[..., None]
+    counts, matched = np.empty((*right_probability.shape, 10)), is_right
     for n in range(4):
         if n:
-            matched = matched[..., :-1] & correct[..., n:]  # n + 1 right words in a row
+            matched = matched[..., :-1] & is_right[..., n:]  # n + 1 right words in a row
         counts[..., n], counts[..., 4 + n] = matched.sum(axis=-1), words - n
     counts[..., 8], counts[..., 9] = words, reference
-    return counts.reshape(*right.shape[:2], -1)
+    return counts.reshape(*right_probability.shape[:2], -1)
 
 
 def _score(name: str, batch: int) -> Statistic:
-    """Return what turns summed counts into the score of every replication."""
+    """Return the function from summed counts to the score of every replication."""
     if name != "BLEU-4":
         return lambda summed: summed[..., :-1] / summed[..., -1:]
     return lambda summed: bleu_from_counts(summed.reshape(*summed.shape[:-1], batch, 10))[..., 3]
@@ -167,7 +168,7 @@ def _score(name: str, batch: int) -> Statistic:
 
 
 def _true_difference(cell: Cell, deviations: tuple[float, float]) -> float:
-    """Return the difference over all images and seeds: BLEU is no straight line, so the seeds' deviation moves it."""
+    """Return the difference over all images and seeds. BLEU is not linear, so it depends on the seeds' deviation."""
     if cell.score != "BLEU-4":
         return 0.0
     first, second = deviations
@@ -189,7 +190,7 @@ def _mean_bleu(deviation: float) -> float:
 def _bleu(quality: Floats) -> Floats:
     """Return BLEU-4 over all images of seeds of this quality, (..): the means of the counts are known."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(81)
-    spread = _SCALE["BLEU-4"] * math.hypot(_HARD, _VARIANT, _RUN)
+    spread = _SCALE["BLEU-4"] * math.hypot(_IMAGE, _VARIANT, _RUN)
     right = np.clip(_RIGHT + quality[..., None] + nodes * spread, 0, 1)
     precisions = [(right**n) @ weights / weights.sum() for n in range(1, 5)]
     return np.asarray(100 * np.exp(np.mean(np.log(precisions), axis=0)))
@@ -198,7 +199,7 @@ def _bleu(quality: Floats) -> Floats:
 def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--replications", type=int, default=1000, help="of every cell (default: %(default)s)")
+    parser.add_argument("--replications", type=int, default=1000, help="replications of a cell (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the coverages and their provenance")
     args = parser.parse_args(argv)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common_port import port_beam_search
-from benchmarks.models import Data, Sizes, natural_lengths, our_module, port_model
+from benchmarks.models import Data, Sizes, flickr8k_lengths, our_module, port_model
 from benchmarks.report import Report, Row
 from benchmarks.timing import Setup, interleave
 from captioning import decoding
@@ -31,22 +31,22 @@ class Case(NamedTuple):
     """Sizes of decoding.
 
     Attributes:
-        sizes: Of one batch of images.
+        sizes: Sizes of one batch of images.
         batches: Number of batches in a measurement.
-        alone: Number of images in a measurement of one image at a time.
+        image_count: Number of images in a measurement of one image at a time.
     """
 
     sizes: Sizes
     batches: int
-    alone: int
+    image_count: int
 
 
 def cases(quick: bool) -> dict[str, Case]:
     if quick:
-        sizes = Sizes(4, natural_lengths(4), 4, 6, 5, 7, 8, 23)
+        sizes = Sizes(4, flickr8k_lengths(4), 4, 6, 5, 7, 8, 23)
         return {"512": Case(sizes, 2, 2), "2048": Case(sizes._replace(annotation_dim=12), 1, 1)}
-    vgg = Sizes(100, natural_lengths(100), 196, 512, 512, 512, 512, 2539)
-    resnet = Sizes(50, natural_lengths(50), 196, 2048, 512, 512, 512, 9490)
+    vgg = Sizes(100, flickr8k_lengths(100), 196, 512, 512, 512, 512, 2539)
+    resnet = Sizes(50, flickr8k_lengths(50), 196, 2048, 512, 512, 512, 9490)
     return {"512": Case(vgg, 2, 10), "2048": Case(resnet, 1, 5)}
 
 
@@ -55,31 +55,34 @@ class FixedLengths:
 
     Args:
         step: Step function of the model.
-        words: (B,) int64, words of each image's caption.
-        done: Steps taken so far.
+        word_counts: (B,) int64, number of words of each image's caption.
+        steps_done: Number of steps before the next one.
     """
 
-    def __init__(self, step: StepFunction, words: Tensor, done: int = 0) -> None:
-        self.step, self.words, self.done = step, words, done
+    def __init__(self, step: StepFunction, word_counts: Tensor, steps_done: int = 0) -> None:
+        self.step, self.word_counts, self.steps_done = step, word_counts, steps_done
         self.image_count = step.image_count
-        lengths = torch.arange(_MAX_LENGTH, device=words.device).unsqueeze(1)
-        self._ends = torch.where(words <= lengths, 0.0, float("-inf")).unsqueeze(2).unbind(0)  # (B, 1) for each step
+        steps = torch.arange(_MAX_LENGTH, device=word_counts.device).unsqueeze(1)
+        end_log_probs = torch.where(word_counts <= steps, 0.0, float("-inf"))  # (steps, B)
+        self._end_log_probs = end_log_probs.unsqueeze(2).unbind(0)  # (B, 1) for each step
 
     def __call__(self, tokens: Tensor, state: State) -> Step:
-        out = self.step(tokens, state)
-        out.log_probs.view(self.image_count, -1, out.log_probs.shape[1])[:, :, END] = self._ends[self.done]
-        self.done += 1
-        return out
+        result = self.step(tokens, state)
+        log_probs = result.log_probs.view(self.image_count, -1, result.log_probs.shape[1])
+        log_probs[:, :, END] = self._end_log_probs[self.steps_done]
+        self.steps_done += 1
+        return result
 
     def select_images(self, images: Tensor) -> FixedLengths:
-        return FixedLengths(self.step.select_images(images), self.words[images], self.done)
+        return FixedLengths(self.step.select_images(images), self.word_counts[images], self.steps_done)
 
 
 @torch.inference_mode()
-def decode(captioner: Captioner, annotations: Tensor, words: Tensor, *, beam_size: int) -> list[list[Hypothesis]]:
-    """Return captions of annotations (B, L, D) that have the given numbers of words (B,)."""
+def decode(captioner: Captioner, annotations: Tensor, word_counts: Tensor, *, beam_size: int) -> list[list[Hypothesis]]:
+    """Return captions of annotations (B, L, D) that have ``word_counts`` (B,) words."""
     memory = captioner.encode(annotations=annotations)
-    step, state = FixedLengths(captioner.step_function(memory), words), tuple(captioner.decoder.init_state(memory))
+    step = FixedLengths(captioner.step_function(memory), word_counts)
+    state = tuple(captioner.decoder.init_state(memory))
     if beam_size == 1:
         return [[best] for best in decoding.greedy(step, state, max_length=_MAX_LENGTH)]
     return decoding.beam_search(step, state, beam_size=beam_size, max_length=_MAX_LENGTH)
@@ -105,29 +108,31 @@ def _measure(setup: Setup, *, alone: bool) -> Report:
 def _measure_case(name: str, case: Case, setup: Setup, alone: bool) -> Report:
     sizes = case.sizes
     data = Data.make(sizes, setup.device)
-    words = data.lengths - 1
+    word_counts = data.lengths - 1
     captioner = our_module(sizes, setup.device).eval().captioner
     assert captioner is not None
     port = port_model(sizes, setup.device).eval()
-    annotations = data.annotations[: case.alone].float()
+    annotations = data.annotations[: case.image_count].float()
 
-    def ours(beam_size: int) -> None:
+    def decode_ours(beam_size: int) -> None:
         if alone:
-            for image in range(case.alone):
-                decode(captioner, data.annotations[image : image + 1], words[image : image + 1], beam_size=beam_size)
+            for image in range(case.image_count):
+                one = slice(image, image + 1)
+                decode(captioner, data.annotations[one], word_counts[one], beam_size=beam_size)
         else:
             for _ in range(case.batches):
-                decode(captioner, data.annotations, words, beam_size=beam_size)
+                decode(captioner, data.annotations, word_counts, beam_size=beam_size)
 
-    def ports(beam_size: int) -> None:
-        for image in range(case.alone):
-            port_beam_search(port, annotations[image : image + 1], beam_size=beam_size, ends_after=int(words[image]))
+    def decode_port(beam_size: int) -> None:
+        for image in range(case.image_count):
+            ends_after = int(word_counts[image])
+            port_beam_search(port, annotations[image : image + 1], beam_size=beam_size, ends_after=ends_after)
 
     subjects: dict[str, Callable[[], Any]] = {}
     for strategy, beam_size in STRATEGIES.items():
-        subjects |= {strategy: partial(ours, beam_size), f"{strategy} port": partial(ports, beam_size)}
+        subjects |= {strategy: partial(decode_ours, beam_size), f"{strategy} port": partial(decode_port, beam_size)}
     timings = interleave(subjects, setup)
-    image_count = case.alone if alone else sizes.image_count * case.batches
+    image_count = case.image_count if alone else sizes.image_count * case.batches
     at_once = 1 if alone else sizes.image_count
     description = f"fp32, features; {sizes}; {at_once} images at a time"
     return Report(
@@ -136,7 +141,7 @@ def _measure_case(name: str, case: Case, setup: Setup, alone: bool) -> Report:
                 f"{strategy}_{name}{'_one_at_a_time' * alone}",
                 f"{strategy}, {description}",
                 timings[strategy].per_item(image_count),
-                timings[f"{strategy} port"].per_item(case.alone),
+                timings[f"{strategy} port"].per_item(case.image_count),
                 items=1,
             )
             for strategy in STRATEGIES

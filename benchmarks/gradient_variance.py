@@ -45,9 +45,9 @@ TEMPERATURES = (1.0, 0.5, 0.1)
 def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, metavar="FILE", help="trained on shapes, soft or hard")
+    parser.add_argument("--model", required=True, metavar="FILE", help="a model trained on shapes, soft or hard")
     parser.add_argument("--data", default="data/shapes", metavar="DIR", help="the shapes (default: %(default)s)")
-    parser.add_argument("--captions", type=int, default=32, help="of one batch (default: %(default)s)")
+    parser.add_argument("--captions", type=int, default=32, help="captions of a batch (default: %(default)s)")
     parser.add_argument("--draws", type=int, default=200, help="gradients per estimator (default: %(default)s)")
     parser.add_argument("--warm_up", type=int, default=30, help="batches that moving averages see first")
     parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
@@ -97,9 +97,9 @@ def measure(
 
     Args:
         captioner: Any attention with a score; locations are drawn from that score.
-        batch: The batch that every gradient is of.
-        warm_up: Batches that moving averages see first.
-        draws: Number of gradients that a variance is estimated from.
+        batch: The batch of every gradient.
+        warm_up: Batches that set the moving averages first.
+        draws: Number of gradients for each variance.
 
     Raises:
         InputError: The attention has no score to learn.
@@ -137,15 +137,15 @@ def _variance(
     attention.train()  # draws; the rest of the model stays in evaluation mode, without dropout
     objective = bare_likelihood(decoder, estimator)
     with torch.no_grad():
-        for earlier in warm_up:
-            objective(captioner, earlier)
-    warm = copy.deepcopy(objective.state_dict())
-    scores = set(attention.score.parameters()) if attention.score is not None else set()
+        for warm_up_batch in warm_up:
+            objective(captioner, warm_up_batch)
+    warm_state = copy.deepcopy(objective.state_dict())
+    score_parameters = set(attention.score.parameters()) if attention.score is not None else set()
     parameters = list(decoder.parameters())
-    of_score = torch.cat([torch.full((p.numel(),), p in scores) for p in parameters])
-    mean, squares = torch.zeros(len(of_score)), torch.zeros(len(of_score))
+    is_of_score = torch.cat([torch.full((p.numel(),), p in score_parameters) for p in parameters])
+    mean, squares = torch.zeros(len(is_of_score)), torch.zeros(len(is_of_score))
     for number in range(1, draws + 1):  # Welford's sums: some entries' mean is large compared with their spread
-        objective.load_state_dict(warm)  # the moving average must not include this batch
+        objective.load_state_dict(warm_state)  # the moving average must not include this batch
         gradient = _gradient(objective(captioner, batch).loss, parameters)
         deviation = gradient - mean
         mean += deviation / number
@@ -153,7 +153,7 @@ def _variance(
     variance = squares / (draws - 1)
     return {
         "variance": float(variance.sum()),
-        "score_variance": float(variance[of_score].sum()),
+        "score_variance": float(variance[is_of_score].sum()),
         "rows": 1 if estimator is None else estimator.samples,
     }
 

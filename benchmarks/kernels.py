@@ -9,13 +9,13 @@ from benchmarks.report import Report, Row
 from benchmarks.timing import Setup, interleave
 from benchmarks.training import PRECISIONS
 
-_BATCH = KernelSizes(B=64, R=1, T=2, L=196, A=512, r=512, V=2539)  # more steps: memory for the formulas
+_BATCH = KernelSizes(B=64, R=1, T=2, L=196, A=512, E=512, V=2539)  # the formulas have no memory for more
 
 
 def measure(setup: Setup) -> Report:
     """Time every kernel, which is Triton's on a GPU, and the formula of PyTorch's operations that it replaces."""
     sizes = KernelSizes() if setup.quick else _BATCH
-    described = ", ".join(f"{letter}={size}" for letter, size in sizes._asdict().items())
+    description = ", ".join(f"{letter}={size}" for letter, size in sizes._asdict().items())
     report = Report()
     for precision, dtype in PRECISIONS.items():
         cases = kernels(dtype, setup.device, sizes)
@@ -28,7 +28,7 @@ def measure(setup: Setup) -> Report:
         report.rows += [
             Row(
                 f"kernel_{name.replace(' ', '_').lower()}_{precision}",
-                f"{name}, forward and backward, {precision}; {described}",
+                f"{name}, forward and backward, {precision}; {description}",
                 timings[name],
                 timings[f"{name} plain"],
                 other_name="plain_formula",

@@ -1,4 +1,4 @@
-"""The models that are compared, and the random captions and features that both are given."""
+"""The models that are compared, and the random captions and features that all of them get."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from captioning.vocabulary import END, PAD, SPECIALS, START, Vocabulary
 _FIRST_WORD = len(SPECIALS)
 
 # Words and <end> of Flickr8k's captions: quantiles from 2.5 % in steps of 5 %; their mean is 11.8.
-_NATURAL = (6, 7, 8, 8, 9, 9, 10, 10, 11, 11, 11, 12, 12, 13, 13, 14, 15, 16, 18, 21)
+_FLICKR8K_LENGTHS = (6, 7, 8, 8, 9, 9, 10, 10, 11, 11, 11, 12, 12, 13, 13, 14, 15, 16, 18, 21)
 
 
 class Sizes(NamedTuple):
@@ -35,7 +35,7 @@ class Sizes(NamedTuple):
 
     Attributes:
         image_count: B, each with the same number of captions.
-        lengths: Decoding steps of each of the N captions, <end> counted.
+        lengths: Steps of each of the N captions, <end> included.
         locations, annotation_dim, attention_dim, embedding_dim, hidden_dim, vocabulary: L, D, A, E, H, V.
     """
 
@@ -61,8 +61,8 @@ class Sizes(NamedTuple):
         )
 
 
-class FeatureSource(Component):
-    """Stands in for a frozen encoder where models are given its features; it encodes nothing."""
+class FeatureEncoder(Component):
+    """Stands in for a frozen encoder whose features are cached; it encodes nothing."""
 
     preprocessing = ConvEncoder((4,), (4,), image_size=16).preprocessing
     frozen = True
@@ -78,9 +78,9 @@ class FeatureSource(Component):
         return []
 
 
-def natural_lengths(count: int) -> tuple[int, ...]:
+def flickr8k_lengths(count: int) -> tuple[int, ...]:
     """Return ``count`` numbers of decoding steps, distributed as those of Flickr8k's captions."""
-    return tuple(_NATURAL[(7 * i + 3) % len(_NATURAL)] for i in range(count))  # 7: neighbors differ
+    return tuple(_FLICKR8K_LENGTHS[(7 * i + 3) % len(_FLICKR8K_LENGTHS)] for i in range(count))  # 7: neighbors differ
 
 
 class Data(NamedTuple):
@@ -112,11 +112,11 @@ class Data(NamedTuple):
         return cls(annotations.to(device), captions.to(device), lengths.to(device))
 
     def batch(self) -> CaptionBatch:
-        """Return the batch that the data module would make of them."""
+        """Return the batch that the data module would make of the captions and annotations."""
         B, N = len(self.annotations), len(self.captions)
-        numbers = torch.arange(B, device=self.captions.device)
+        rows = torch.arange(B, device=self.captions.device)
         image_index = torch.arange(N, device=self.captions.device) * B // N
-        return CaptionBatch(self.captions, self.lengths, image_index, numbers, numbers, annotations=self.annotations)
+        return CaptionBatch(self.captions, self.lengths, image_index, rows, rows, annotations=self.annotations)
 
     def batch_with_regions(self) -> CaptionBatch:
         """Return the batch with a region for four words in ten, each of about a quarter of the locations."""
@@ -164,10 +164,10 @@ def our_module(
     """Return what ``captioning fit`` trains, for annotations of the given sizes; by default soft attention."""
     torch.manual_seed(2)
     decoder = decoder or lstm(sizes)
-    source: Any = FeatureSource(sizes.locations, sizes.annotation_dim)
+    encoder: Any = FeatureEncoder(sizes.locations, sizes.annotation_dim)
     optimizer = partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.01, fused=True)  # of the shipped configs for CPUs
     objective = Likelihood(samples=samples, guidance=guidance)
-    module = CaptioningModule(source, decoder, optimizer=optimizer, objective=objective)
+    module = CaptioningModule(encoder, decoder, optimizer=optimizer, objective=objective)
     vocabulary = Vocabulary([f"w{i}" for i in range(sizes.vocabulary - _FIRST_WORD)])
     module.assemble(vocabulary)
     for term in objective.guidance:

@@ -44,7 +44,7 @@ class Timing(NamedTuple):
 
     def per_item(self, count: int) -> Timing:
         """Return the times of one of ``count`` equal items."""
-        return Timing(tuple(taken / count for taken in self.seconds))
+        return Timing(tuple(value / count for value in self.seconds))
 
     def speedup_over(self, baseline: Timing) -> float:
         """Return how many times as long the baseline takes: the median of the ratios within each round."""
@@ -63,21 +63,21 @@ def interleave(subjects: Mapping[str, Callable[[], Any]], setup: Setup, *, warm_
         for call in subjects.values():
             call()
     seconds: dict[str, list[float]] = {name: [] for name in subjects}
-    collecting = gc.isenabled()
-    for turn in range(setup.rounds):
+    is_gc_enabled = gc.isenabled()
+    for round_number in range(setup.rounds):
         gc.collect()
         gc.disable()
         try:
-            for name in list(subjects)[:: -1 if turn % 2 else 1]:
+            for name in list(subjects)[:: -1 if round_number % 2 else 1]:
                 wait_for(setup.device)
                 start = time.perf_counter()
                 subjects[name]()
                 wait_for(setup.device)
                 seconds[name].append(time.perf_counter() - start)
         finally:
-            if collecting:
+            if is_gc_enabled:
                 gc.enable()
-    return {name: Timing(tuple(taken)) for name, taken in seconds.items()}
+    return {name: Timing(tuple(times)) for name, times in seconds.items()}
 
 
 def wait_for(device: torch.device) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.common_port import port_training_step
-from benchmarks.models import Data, Sizes, lstm, natural_lengths, our_module, port_model, transformer
+from benchmarks.models import Data, Sizes, flickr8k_lengths, lstm, our_module, port_model, transformer
 from benchmarks.report import Report, Row
 from benchmarks.timing import Setup, interleave
 from captioning.attention import HardAttention
@@ -36,8 +36,8 @@ def cases(quick: bool) -> dict[str, Sizes]:
         }
     vgg = Sizes(64, (12,) * 64, 196, 512, 512, 512, 512, 2539)
     resnet = Sizes(32, (12,) * 32, 196, 2048, 512, 512, 512, 9490)
-    small = Sizes(17, natural_lengths(17), 49, 1280, 512, 512, 512, 7001)
-    return {"512": vgg, "512_mixed": vgg._replace(lengths=natural_lengths(64)), "2048": resnet, "1280_mixed": small}
+    small = Sizes(17, flickr8k_lengths(17), 49, 1280, 512, 512, 512, 7001)
+    return {"512": vgg, "512_mixed": vgg._replace(lengths=flickr8k_lengths(64)), "2048": resnet, "1280_mixed": small}
 
 
 class Model(NamedTuple):
@@ -57,9 +57,9 @@ MODELS = {
 
 
 def models_of(case: str, device: torch.device) -> list[str]:
-    """Return the models to measure: all in the first case, and soft attention alone on a CPU that is slow in bf16."""
-    slow = device.type == "cpu" and not has_bfloat16_products()  # a step in bf16 takes some twenty seconds
-    return ["soft"] if slow else {"512": list(MODELS), "2048": ["soft", "hard"]}.get(case, ["soft"])
+    """Return the models to measure: all in the first case, but soft attention alone on a CPU that is slow in bf16."""
+    is_slow = device.type == "cpu" and not has_bfloat16_products()  # a step in bf16 takes some twenty seconds
+    return ["soft"] if is_slow else {"512": list(MODELS), "2048": ["soft", "hard"]}.get(case, ["soft"])
 
 
 def our_step(
@@ -96,7 +96,7 @@ def port_step(sizes: Sizes, data: Data, device: torch.device) -> Callable[[], An
 
 
 def measure(setup: Setup) -> Report:
-    """Time the training step of every case, model and way."""
+    """Time the training step of every case, model and precision."""
     report = Report()
     for name, sizes in cases(setup.quick).items():
         report.extend(_measure_case(name, sizes, setup))
@@ -104,10 +104,10 @@ def measure(setup: Setup) -> Report:
 
 
 def measure_guidance(setup: Setup) -> Report:
-    """Time the training step of soft attention that is taught where to look, beside one that is not."""
+    """Time the training step of soft attention with each term that teaches it where to look, and without them."""
     sizes, device = cases(setup.quick)["512"], setup.device
     data = Data.make(sizes, device)
-    taught: dict[str, tuple[bool, list[Guidance]]] = {
+    variants: dict[str, tuple[bool, list[Guidance]]] = {
         "not taught": (False, []),
         "previous word": (True, []),
         "evidence": (False, [EvidenceGuidance()]),
@@ -115,11 +115,11 @@ def measure_guidance(setup: Setup) -> Report:
         "all three": (True, [EvidenceGuidance(), RegionGuidance()]),
     }
     subjects: dict[str, Callable[[], Any]] = {}
-    for name, (previous, guidance) in taught.items():
-        decoder = lstm(sizes, query_previous_word=previous)
+    for name, (reads_previous_word, guidance) in variants.items():
+        decoder = lstm(sizes, query_previous_word=reads_previous_word)
         subjects[name] = partial(our_step(sizes, device, decoder=decoder, guidance=guidance), data.batch_with_regions())
     timings, report = interleave(subjects, setup), Report()
-    for name in [*taught][1:]:
+    for name in [*variants][1:]:
         row = Row(
             f"train_step_taught_{name.replace(' ', '_')}_fp32",
             f"{name}, fp32; {sizes}",
@@ -135,22 +135,22 @@ def measure_guidance(setup: Setup) -> Report:
 
 def _measure_case(name: str, sizes: Sizes, setup: Setup) -> Report:
     data, device = Data.make(sizes, setup.device), setup.device
-    measured = [(model, way) for model in models_of(name, device) for way in PRECISIONS.items()]
+    combinations = [(model, precision) for model in models_of(name, device) for precision in PRECISIONS.items()]
     subjects: dict[str, Callable[[], Any]] = {"port": port_step(sizes, data, device)}
-    for model, (way, dtype) in measured:
+    for model, (precision, dtype) in combinations:
         decoder, samples = MODELS[model]
         step = our_step(sizes, device, precision=dtype, decoder=decoder(sizes), samples=samples)
-        subjects[f"{model} {way}"] = partial(step, data.batch())
+        subjects[f"{model} {precision}"] = partial(step, data.batch())
     timings = interleave(subjects, setup)
     report = Report()
-    for model, (way, _) in measured:
+    for model, (precision, _) in combinations:
         is_soft = model == "soft"
         report.rows.append(
             Row(
-                f"train_step_{name}_{way}" if is_soft else f"train_step_{name}_{model}_{way}",
-                f"{model.replace('_', ' ')}, {way}; {sizes}",
-                timings[f"{model} {way}"],
-                timings["port" if is_soft else f"soft {way}"],
+                f"train_step_{name}_{precision}" if is_soft else f"train_step_{name}_{model}_{precision}",
+                f"{model.replace('_', ' ')}, {precision}; {sizes}",
+                timings[f"{model} {precision}"],
+                timings["port" if is_soft else f"soft {precision}"],
                 items=len(sizes.lengths),
                 unit="captions",
                 other_name="common_port" if is_soft else "soft_attention",

@@ -24,7 +24,7 @@ WORDS = [[4, 5, 6, 7], [8, 9], [10, 4, 5]]
 class DroppingAttention(SoftAttention):
     """An attention of somebody's own that drops units of the query."""
 
-    deterministic = False
+    samples_share_contexts = False
 
     def forward(self, query, *rest):
         return super().forward(torch.nn.functional.dropout(query, 0.5), *rest)

@@ -27,9 +27,9 @@ class AttentionOutput(NamedTuple):
         alphas: (.., L), the normalized logits, at least float32: probabilities, exactly 0 at masked locations.
         locations: (..) int64, the location whose annotation the context is; ``trace.NO_LOCATION`` where the context is
             an expectation. A selection that only takes expectations may leave it None.
-        location_log_prob: (..), log-probability in nats of that location, 0 where the context is an expectation; None
+        location_log_prob: (..), log-probability in nats of ``locations``, 0 where the context is an expectation; None
             for attention that never draws.
-        head_alphas: (.., heads, L), each head's, whose mean is ``alphas``; None without heads, and in training.
+        head_alphas: (.., heads, L), each head's alphas, with the mean ``alphas``; None in training and without heads.
     """
 
     context: Tensor
@@ -56,8 +56,8 @@ class Attention(Component):
         weighs_annotations: Whether the context is a weighted sum of the annotations themselves.
         needs_estimator: Whether draws block the gradient to the alphas, so that training needs an estimator.
         needs_progress: Whether a quantity changes over training, so that ``progress`` must be set.
-        progress: The fraction of training, 0 to 1, before this batch. The trainer sets it; in a loop of your own, set
-            it before each batch.
+        progress: The fraction of training, 0 to 1, that is done. The trainer sets it before each batch; a loop of your
+            own must do the same.
     """
 
     score: Score
@@ -87,13 +87,13 @@ class Attention(Component):
         return False
 
     @property
-    def deterministic(self) -> bool:
+    def samples_share_contexts(self) -> bool:
         """Whether all samples of a caption get equal contexts in this training batch: nothing is drawn or dropped.
 
-        A class that draws random numbers in another way than ``may_draw`` and ``nn.Dropout`` say overrides it.
+        Override it in a class whose random numbers come neither from draws of locations nor from ``nn.Dropout``.
         """
-        drops = any(isinstance(part, nn.Dropout) and part.p for part in self.modules())
-        return self.training and not (self.may_draw or drops)
+        has_dropout = any(isinstance(module, nn.Dropout) and module.p for module in self.modules())
+        return self.training and not (self.may_draw or has_dropout)
 
     def logged_values(self) -> dict[str, float]:
         """Return current values for the logs, by name."""
@@ -125,15 +125,15 @@ class Attention(Component):
         return Memory(annotations, self.score.project(annotations), mask)
 
     def init_state(self, memory: Memory) -> State:
-        """Return the state before the first step, (B, ..) each."""
+        """Return the state before the first step: tensors (B, ..)."""
         return self.score.init_state(memory.exists)
 
     def _first_state(self, memory: Memory, N: int) -> State:
-        """Return ``init_state`` for N rows, (N, ..) each."""
+        """Return ``init_state`` for N rows: tensors (N, ..)."""
         return tuple(repeat_rows(tensor, N // len(memory.annotations)) for tensor in self.init_state(memory))
 
     def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> tuple[AttentionOutput, State]:
-        """Attend with queries (N, H), N = B * R; return the output and the next state. At first ``state`` is None."""
+        """Attend with queries (N, H), N = B * R; return the output and the next state. The first ``state`` is None."""
         B, L, D = memory.annotations.shape
         state = self._first_state(memory, len(query)) if state is None else state
         queries, *score_state = (x.unflatten(0, (B, -1)) for x in (query, *state))  # (B, R, ..)
@@ -149,8 +149,8 @@ class Attention(Component):
             attention_output = attention_output._replace(locations=no_location)
         next_state = self.score.update(alphas, *score_state)
         attention_output = map_fields(attention_output, lambda field: field.flatten(0, 1))  # (N, ..)
-        return attention_output, tuple(field.flatten(0, 1) for field in next_state)
+        return attention_output, tuple(tensor.flatten(0, 1) for tensor in next_state)
 
     @abstractmethod
     def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
-        """Return the contexts of alphas and log_alphas (B, R, L), 0 and -inf where masked and outside the support."""
+        """Return the contexts. Outside the support and where masked, alphas (B, R, L) are 0, log_alphas -inf."""

@@ -52,7 +52,7 @@ class StochasticAttention(Attention):
         super().__init__(normalizer)
         check_range(0, 1, sample_probability=sample_probability)
         check_range(0, 0.99, dropout=dropout)
-        self.ramp = ramp = tuple(ramp or ())  # a configuration takes back a ramp by null
+        self.ramp = ramp = tuple(ramp or ())  # null in a configuration takes back the ramp of another file
         if len(ramp) not in (0, 2, 4) or list(ramp) != sorted(ramp) or not all(0 <= fraction <= 1 for fraction in ramp):
             meaning = "0, 2 or 4 fractions of training (0 to 1, no numbers of batches) in ascending order"
             raise InputError(f"ramp must have {meaning}, got {list(ramp)}")
@@ -85,8 +85,8 @@ class StochasticAttention(Attention):
         if not self.training:
             return memory
         B, device, probability = len(annotations), annotations.device, self.current_sample_probability
-        rows = 1 if self.per_batch else B
-        uniform = torch.zeros(rows, device=device) if probability == 1 else torch.rand(rows, device=device)
+        decisions = 1 if self.per_batch else B
+        uniform = torch.zeros(decisions, device=device) if probability == 1 else torch.rand(decisions, device=device)
         return replace(memory, drawn=uniform.expand(B) < probability)
 
     def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
@@ -105,9 +105,9 @@ class StochasticAttention(Attention):
     def select_mixed(
         self, alphas: Tensor, log_alphas: Tensor, locations: Tensor, memory: Memory, relaxed: Tensor | None = None
     ) -> AttentionOutput:
-        """Return the annotation at ``locations`` (B, R) for images of ``memory.drawn``, the expectation for the others.
+        """Return the annotations at ``locations`` (B, R) where ``memory.drawn`` is True, expectations elsewhere.
 
-        A drawn context has the weight 1 at its location, with the gradient of ``relaxed`` (B, R, L) if given.
+        The weights of a drawn context are one-hot; with ``relaxed`` (B, R, L), they have its gradient.
         """
         one_hot = torch.zeros_like(alphas.detach()).scatter_(-1, locations.unsqueeze(-1), 1.0)  # (B, R, L)
         if relaxed is not None:
@@ -124,7 +124,7 @@ class StochasticAttention(Attention):
 
 
 class HardAttention(StochasticAttention):
-    """z_t = sum_i s_ti a_i with one-hot s_t, Eq. 8-9, trained by REINFORCE with an estimator of ``objective``.
+    """z_t = sum_i s_ti a_i with one-hot s_t, Eq. 8-9, trained by REINFORCE with an ``objective.Estimator``.
 
     A drawn context passes no gradient to the alphas; ``AttentionOutput.location_log_prob`` does. With a sparse
     normalizer, locations outside the support are never drawn.
@@ -134,7 +134,7 @@ class HardAttention(StochasticAttention):
 
     def train_select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
         locations = draw(alphas.detach())  # (B, R), Eq. 8
-        if self.current_sample_probability == 1:  # without expectations, nothing is summed over L
+        if self.current_sample_probability == 1:  # without expectations, no sum over L is needed
             return select_at(alphas, log_alphas, locations, memory)
         return self.select_mixed(alphas, log_alphas, locations, memory)
 
@@ -159,7 +159,7 @@ class GumbelAttention(StochasticAttention):
         super().__init__(score, sample_probability=sample_probability, **options)
         check_range(1e-6, temperature=temperature)
         self.first_temperature = temperature
-        self.needs_progress = True  # the temperature
+        self.needs_progress = True  # for the temperature
 
     @property
     def temperature(self) -> float:
@@ -176,14 +176,14 @@ class GumbelAttention(StochasticAttention):
 
 
 def draw(alphas: Tensor) -> Tensor:
-    """Return one location per row of probabilities (.., L), as indices (..), never one of probability 0."""
+    """Return indices (..): one location drawn from each row of alphas (.., L), never one whose alpha is 0."""
     # The exponential clock with rate alpha_i rings first with probability alpha_i. torch.multinomial has the
     # same distribution, but waits for the device to check its input.
     return (alphas / torch.empty_like(alphas).exponential_()).argmax(dim=-1)
 
 
 def select_at(alphas: Tensor, log_alphas: Tensor, locations: Tensor, memory: Memory) -> AttentionOutput:
-    """Take each row's context from its location, ``locations`` (B, R); nothing is summed over L."""
+    """Return the annotation at each row's location, ``locations`` (B, R), as its context, without a sum over L."""
     images = torch.arange(locations.shape[0], device=locations.device).unsqueeze(1)
     return AttentionOutput(memory.annotations[images, locations], alphas, locations, _log_prob(log_alphas, locations))
 

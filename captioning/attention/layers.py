@@ -26,7 +26,7 @@ class AnnotationLayer(Component):
     def forward(self, annotations: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return annotations (B, L, D') for (B, L, D); a mask (B, L) bool is True where a location exists.
 
-        Other locations have no influence and are 0 in the result.
+        Masked locations have no influence and are 0 in the result.
         """
 
 
@@ -34,8 +34,8 @@ class AnnotationAttention(AnnotationLayer):
     """Self-attention over the locations of an image: the encoder of Vaswani et al. 2017, over regions.
 
     Annotations are projected to d, and sines and cosines of their row and column are added, d / 2 channels each, as in
-    DETR (Carion et al. 2020). Layers of multi-head self-attention and a perceptron follow. Layer normalization comes
-    before each of them and at the end.
+    DETR (Carion et al. 2020). Then come layers, each of multi-head self-attention and a perceptron. Layer normalization
+    stands before both, and after the last layer.
 
     Args:
         dim: Size d, a multiple of 4 and of ``heads``; None for the annotations' size D.
@@ -76,7 +76,7 @@ class AnnotationAttention(AnnotationLayer):
         )
         layer.self_attn.dropout = 0.0
         self.layers = nn.TransformerEncoder(layer, self.layer_count, nn.LayerNorm(dim), enable_nested_tensor=False)
-        for parameter in self.layers.parameters():  # copies would start equal
+        for parameter in self.layers.parameters():  # without this, the layers would start as copies of one
             if parameter.dim() > 1:
                 nn.init.xavier_uniform_(parameter)
         return dim
@@ -108,7 +108,7 @@ def sinusoids(positions: Tensor, dim: int) -> Tensor:
 
 
 class AnnotationLSTM(AnnotationLayer):
-    """Adds the context of the other locations to each annotation: a_i becomes [forward h_i; backward h_i].
+    """Makes each annotation depend on all locations: a_i becomes [forward h_i; backward h_i].
 
     This is the bidirectional encoder of Bahdanau et al. 2015, over locations in row-major order instead of words;
     ``lstm_encoder`` in the authors' code.

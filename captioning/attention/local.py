@@ -12,7 +12,7 @@ from captioning.linear import Linear
 from captioning.trace import State
 
 _OUTSIDE = -1e3
-"""Added to logits outside the window. Their weights underflow to exactly 0 in float32 and float64. The value is finite,
+"""Added to logits outside the window, whose weights underflow to exactly 0 in float32 and float64. The value is finite,
 so that the softmax stays defined if no location in the window exists."""
 
 
@@ -24,7 +24,7 @@ class LocalScore(Score):
         alpha_ti ~ exp(e_ti) exp(-(r_i - p_r)^2 / (2 s_r^2) - (c_i - p_c)^2 / (2 s_c^2))
 
     for locations i at most ``window`` away, 0 for others; s = window / 2. The Gaussian's logarithm is added to the
-    logits. So every selection works with it, and the position gets a gradient. Positions are measured in locations from
+    logits, so that every selection works and the position gets a gradient. Positions are measured in locations from
     the upper left corner; r_i and c_i are the centers of cells, the first at 0.5.
 
     Differs from the paper, which multiplies the softmax by the Gaussian and leaves a sum below 1: here the product is
@@ -32,8 +32,8 @@ class LocalScore(Score):
 
     Args:
         score: The score within the window.
-        window: Half the window's (height, width) in locations, at least 0.5 each, so that it always contains a
-            location; Luong's D.
+        window: Half the window's (height, width) in locations, Luong's D. Both are at least 0.5, so that the window
+            always contains a location.
     """
 
     needs_softmax = True
@@ -77,7 +77,7 @@ class LocalScore(Score):
     def forward(self, query: Tensor, projected: Tensor, *state: Tensor) -> Tensor:
         logits = self.score(query, projected, *state)  # (B, R, L)
         offset = self.centers - self.position(query).unsqueeze(-1)  # (B, R, 2, L)
-        offset = offset / self.half_window  # in units of the window
-        gaussian = -2 * offset.square().sum(dim=-2)  # the logarithm; s is half a window
+        offset = offset / self.half_window  # in units of ``window``
+        gaussian = -2 * offset.square().sum(dim=-2)  # the Gaussian's logarithm, with s = ``window`` / 2
         outside = (offset.abs() > 1).any(dim=-2)
         return logits + gaussian.masked_fill(outside, _OUTSIDE)

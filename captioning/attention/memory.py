@@ -1,4 +1,4 @@
-"""The annotations of a batch, prepared once for all steps, and helpers for contexts and rows."""
+"""The annotations of a batch, prepared once for all steps, and functions that make contexts and repeat rows."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ class Memory:
         mask: (B, L) bool, True where a location exists; None when all do.
         drawn: (B,) bool, True for images whose contexts are drawn in this batch, False for images whose contexts are
             expectations (Sec. 4.1). None in evaluation, and for attention that never draws.
-        inner: The memory of each layer of a transformer; or one memory for all heads of multi-head attention, whose
-            images are the heads, (B * heads, ..), those of an image adjacent.
+        inner: The memories of a transformer's layers; or the one memory of multi-head attention, (B * heads, ..), in
+            which every head is an image of its own. The heads of an image are adjacent.
     """
 
     annotations: Tensor
@@ -42,23 +42,23 @@ class Memory:
     def mean_annotation(self) -> Tensor:
         """Return the mean annotation over the locations that exist, (B, D)."""
         exists = at_least_float32(self.exists.to(self.annotations.dtype))
-        fraction = exists / exists.sum(dim=1, keepdim=True)  # (B, L)
-        return expected_context(fraction.unsqueeze(1), self.annotations).squeeze(1)
+        weights = exists / exists.sum(dim=1, keepdim=True)  # (B, L)
+        return expected_context(weights.unsqueeze(1), self.annotations).squeeze(1)
 
     def select_images(self, images: Tensor) -> Self:
-        """Return the memory of the given images, (B',) indices."""
+        """Return the memory of the images at these indices, (B',)."""
         B = len(self.annotations)
         return self.map(lambda field: field.unflatten(0, (B, -1)).index_select(0, images).flatten(0, 1))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """Return a copy with ``function`` applied to every tensor, also in the memories within it."""
+        """Return a copy with ``function`` applied to every tensor, also in ``inner``."""
 
-        def mapped(field: Any) -> Any:
+        def apply(field: Any) -> Any:
             if isinstance(field, tuple):
                 return tuple(memory.map(function) for memory in field)
             return None if field is None else function(field)
 
-        return type(self)(**{name: mapped(field) for name, field in vars(self).items()})
+        return type(self)(**{name: apply(field) for name, field in vars(self).items()})
 
 
 def expected_context(weights: Tensor, annotations: Tensor) -> Tensor:

@@ -15,19 +15,19 @@ from captioning.trace import State, map_fields
 
 
 class MultiHeadAttention(SoftAttention):
-    """z_t = W_o [z_t1 .. z_th]: the soft contexts of h heads, concatenated and projected (Vaswani et al. 2017).
+    """z_t = W_o [z_t1; z_t2; ..]: the soft contexts of all heads, concatenated and projected (Vaswani et al. 2017).
 
-    Head k attends with its own projections of the query, the keys and the values, each of size d / h; keys and values
-    are projections of the annotations, computed once per image. The score sees the heads as B * h images, so that any
-    score works. All heads share the score's parameters.
+    Each head attends with its own projections of size d / heads: a query, and keys and values, which are projections of
+    the annotations, computed once per image. The score sees the heads as B * heads images, so that any score works. All
+    heads share the score's parameters.
 
-    Alphas are the mean over the heads; ``head_alphas`` has those of each head. So the doubly stochastic penalty applies
-    to the mean of the heads, not to each head.
+    Alphas are the mean over the heads; outside training, ``head_alphas`` has the alphas of each head. The doubly
+    stochastic penalty therefore applies to the mean.
 
     Args:
         score: Gives each head's logits; with ``ScaledDotScore()`` this is the transformer's attention.
-        heads: Number of heads h.
-        dim: Size d of all heads together, a multiple of h; None for the annotations' size D.
+        heads: Number of heads.
+        dim: Size d of all heads together, a multiple of ``heads``; None for the annotations' size D.
         dropout: Probability of dropping a weight of a head in training, as in ``SoftAttention``.
     """
 
@@ -51,17 +51,17 @@ class MultiHeadAttention(SoftAttention):
         self.output = Linear(dim, annotation_dim)
 
     def _split(self, x: Tensor) -> Tensor:
-        """Return x (B, .., d) as (B * h, .., d / h), the heads of an image adjacent."""
+        """Return x (B, .., d) as (B * heads, .., d / heads), the heads of an image adjacent."""
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2).flatten(0, 1)
 
     def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
-        projected = self.score.project(self._split(self.key_projection(annotations)))  # (B * h, ..)
-        values = self._split(self.value_projection(annotations))  # (B * h, L, d / h)
+        projected = self.score.project(self._split(self.key_projection(annotations)))  # (B * heads, ..)
+        values = self._split(self.value_projection(annotations))  # (B * heads, L, d / heads)
         head_mask = None if mask is None else repeat_rows(mask, self.heads)
         return Memory(annotations, annotations, mask, inner=(Memory(values, projected, head_mask),))
 
     def init_state(self, memory: Memory) -> State:
-        """Return the score's state for all heads, (B, h, ..) each."""
+        """Return the score's state for all heads: tensors (B, heads, ..)."""
         state = self.score.init_state(repeat_rows(memory.exists, self.heads))
         return tuple(tensor.unflatten(0, (-1, self.heads)) for tensor in state)
 
@@ -69,15 +69,15 @@ class MultiHeadAttention(SoftAttention):
         B, heads = memory.annotations.shape[0], self.heads
         state = self._first_state(memory, len(query)) if state is None else state
 
-        def to_heads(x: Tensor) -> Tensor:  # (N, h, ..) -> (B * h * R, ..)
+        def to_heads(x: Tensor) -> Tensor:  # (N, heads, ..) -> (B * heads * R, ..)
             return x.unflatten(0, (B, -1)).transpose(1, 2).flatten(0, 2)
 
-        def to_rows(x: Tensor) -> Tensor:  # (B * h * R, ..) -> (N, h, ..)
+        def to_rows(x: Tensor) -> Tensor:  # (B * heads * R, ..) -> (N, heads, ..)
             return x.unflatten(0, (B, heads, -1)).transpose(1, 2).flatten(0, 1)
 
-        queries = to_heads(self.query_projection(query).unflatten(-1, (heads, -1)))  # (B * h * R, d / h)
+        queries = to_heads(self.query_projection(query).unflatten(-1, (heads, -1)))  # (B * heads * R, d / heads)
         attention_output, next_state = super().forward(queries, memory.inner[0], tuple(map(to_heads, state)))
-        context, alphas, locations, *_ = map_fields(attention_output, to_rows)  # (N, h, ..)
+        context, alphas, locations, *_ = map_fields(attention_output, to_rows)  # (N, heads, ..)
         assert locations is not None
         context = self.output(context.flatten(1))  # (N, D)
         head_alphas = None if self.training else alphas

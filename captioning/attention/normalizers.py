@@ -36,8 +36,8 @@ class Normalizer(Component):
 
         Args:
             logits: (.., L).
-            mask: bool, broadcastable to ``logits``, True where a location exists; None when all do. A row without any
-                becomes NaN.
+            mask: bool, broadcastable to ``logits``, True where a location exists; None when all do. A row whose
+                locations are all masked becomes NaN.
         """
 
 
@@ -60,16 +60,16 @@ class SparseNormalizer(Normalizer):
     a: float
 
     def forward(self, logits: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        alphas = _Entmax.apply(_masked(logits, mask), self.a, self.thresholds)
+        alphas = _Entmax.apply(_mask_logits(logits, mask), self.a, self.thresholds)
         support = alphas > 0
         return alphas, torch.where(support, alphas, 1.0).log().masked_fill(~support, -math.inf)
 
     @staticmethod
     @abstractmethod
     def thresholds(ranked: Tensor, k: Tensor) -> Tensor:
-        """Return, for every k (L,) = 1 .. L, the threshold tau (.., L) if the support were the k largest logits.
+        """Return the thresholds tau (.., L) of supports that are the k largest logits, k = 1 .. L (L,).
 
-        ``ranked`` holds (a - 1) e in descending order. The true support is of the largest k with tau below entry k.
+        ``ranked`` (.., L) is (a - 1) e, descending. The true support has the largest k whose tau is below entry k.
         """
 
 
@@ -99,7 +99,7 @@ class Entmax15(SparseNormalizer):
 class _Entmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, a: float, thresholds: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        x = (a - 1) * (logits - logits.amax(-1, keepdim=True))  # alphas do not depend on the constant
+        x = (a - 1) * (logits - logits.amax(-1, keepdim=True))  # alphas do not change if a constant is subtracted
         # Alphas are at most 1, so entries below -1 are outside the support. Clamping at -2 keeps sums precise.
         ranked = x.clamp(min=-2).sort(dim=-1, descending=True).values
         k = torch.arange(1, ranked.shape[-1] + 1, device=ranked.device, dtype=ranked.dtype)
@@ -121,10 +121,10 @@ class _Entmax(torch.autograd.Function):
 
 def masked_log_softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
     """Return log-softmax over the last axis, at least float32; ``mask`` is as in ``Normalizer.forward``."""
-    return torch.log_softmax(_masked(logits, mask), dim=-1)
+    return torch.log_softmax(_mask_logits(logits, mask), dim=-1)
 
 
-def _masked(logits: Tensor, mask: Tensor | None) -> Tensor:
+def _mask_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
     """Return logits (.., L) at least in float32, -inf where ``mask`` is False."""
     logits = at_least_float32(logits)
     return logits if mask is None else logits.masked_fill(~mask, -math.inf)

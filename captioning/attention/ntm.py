@@ -1,4 +1,4 @@
-"""Neural Turing machines: addressing by content or relative to the previous step's attention, and a write head."""
+"""Neural Turing machines: addressing by content and by a shift of the previous alphas, and a write head."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _NEIGHBORS = 9  # offsets of the 3 x 3 shift
 class NTMScore(CosineScore):
     """The logits are the logs of the weights of Graves et al. 2014, Eq. 5-9, in two dimensions.
 
-    From h_{t-1} come a key k_t, its sharpness beta_t, a gate g_t, a shift s_t and an exponent gamma_t:
+    From h_{t-1} come a key, its strength, a gate, a shift and an exponent, in the paper k, beta, g, s and gamma:
 
-        w^c_i ~ exp(beta_t cos(k_t, W a_i))        addressing by content, Eq. 5-6
-        w^g   = g_t w^c + (1 - g_t) alpha_{t-1}    interpolation with the previous weights, Eq. 7
-        w^s   = conv(s_t, w^g)                     shift by up to one cell in each direction, Eq. 8
-        alpha ~ (w^s)^gamma_t                      sharpening, Eq. 9
+        w^c_i ~ exp(strength cos(key, W a_i))          addressing by content, Eq. 5-6
+        w^g   = gate w^c + (1 - gate) alpha_{t-1}      interpolation with the previous alphas, Eq. 7
+        w^s   = conv(shift, w^g)                       shift by up to one cell in each direction, Eq. 8
+        alpha ~ (w^s)^exponent                         sharpening, Eq. 9
 
     At the first step alpha_{t-1} is uniform. Differs from the paper: the shift has two dimensions, and weight that
     moves past the border is dropped instead of wrapping around. Alphas are divided by their sum as in the paper.
@@ -46,7 +46,7 @@ class NTMScore(CosineScore):
         self.annotation_projection = nn.Linear(annotation_dim, self.attention_dim, bias=False)
         self.key = Linear(query_dim, self.attention_dim)
         self.controls = Linear(query_dim, 3 + _NEIGHBORS)
-        with torch.no_grad():  # the shift starts as "stay"
+        with torch.no_grad():  # at first, most of the shift's probability is on the center: no shift
             self.controls.bias[3 + _NEIGHBORS // 2] = 4.0
 
     def init_state(self, exists: Tensor) -> State:
@@ -61,8 +61,8 @@ class NTMScore(CosineScore):
         alphas_before, exists = state  # (B, R, L) each
         cosine = at_least_float32(dot(F.normalize(self.key(query), dim=-1), projected))  # (B, R, L)
         controls = self.controls(query).to(cosine.dtype)  # (B, R, 12)
-        sharpness, gate, exponent, shift = controls.split([1, 1, 1, _NEIGHBORS], dim=-1)
-        content = masked_log_softmax(F.softplus(sharpness) * cosine, exists).exp()  # (B, R, L), Eq. 5
+        strength, gate, exponent, shift = controls.split([1, 1, 1, _NEIGHBORS], dim=-1)
+        content = masked_log_softmax(F.softplus(strength) * cosine, exists).exp()  # (B, R, L), Eq. 5
         gate = torch.sigmoid(gate)  # (B, R, 1)
         shifted = self._shifted(gate * content + (1 - gate) * alphas_before, shift.softmax(dim=-1))  # Eq. 7-8
         return (1 + F.softplus(exponent)) * shifted.clamp_min(torch.finfo(shifted.dtype).tiny).log()  # Eq. 9
@@ -83,8 +83,8 @@ class NTMAttention(SoftAttention):
     """Soft attention over a memory into which the decoder writes at every step.
 
     The annotations of an image are the first memory M_0 of each of its captions. A step reads its context from M_{t-1};
-    then the write head erases and adds (Graves et al. 2014, Sec. 3.2, Eq. 3-4) at weights v_t of its own, with
-    r_t = sigmoid(W_r h_{t-1} + b_r) and u_t = W_u h_{t-1} + b_u:
+    then the write head erases and adds (Graves et al. 2014, Sec. 3.2, Eq. 3-4) with its own alphas v_t and
+    r_t = sigmoid(W_r h_{t-1} + b_r), u_t = W_u h_{t-1} + b_u:
 
         M_t(i) = M_{t-1}(i) * (1 - v_ti r_t) + v_ti u_t
 
@@ -113,9 +113,9 @@ class NTMAttention(SoftAttention):
         return Memory(annotations, annotations, mask)  # a step projects M_{t-1}
 
     def init_state(self, memory: Memory) -> State:
-        """Return M_0 and the states of both heads, (B, ..) each."""
-        exists, first = memory.exists, at_least_float32(memory.annotations)
-        return (first, *self.score.init_state(exists), *self.write_head.score.init_state(exists))
+        """Return M_0 and the states of both heads: tensors (B, ..)."""
+        exists, M = memory.exists, at_least_float32(memory.annotations)
+        return (M, *self.score.init_state(exists), *self.write_head.score.init_state(exists))
 
     def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> tuple[AttentionOutput, State]:
         R = len(query) // len(memory.annotations)
@@ -123,9 +123,9 @@ class NTMAttention(SoftAttention):
         annotations = M.to(memory.annotations.dtype)
         mask = None if memory.mask is None else repeat_rows(memory.mask, R)  # (N, L): every row is an image of its own
         keys, write_keys = (score.project(annotations) for score in (self.score, self.write_head.score))
-        half = len(head_states) // 2
-        output, read_state = super().forward(query, Memory(annotations, keys, mask), tuple(head_states[:half]))
-        write, write_state = self.write_head(query, Memory(annotations, write_keys, mask), tuple(head_states[half:]))
+        size = len(head_states) // 2  # of one head's state
+        output, read_state = super().forward(query, Memory(annotations, keys, mask), tuple(head_states[:size]))
+        write, write_state = self.write_head(query, Memory(annotations, write_keys, mask), tuple(head_states[size:]))
         v = write.alphas.unsqueeze(-1)  # (N, L, 1)
         erased = M * (1 - v * torch.sigmoid(self.erase(query)).unsqueeze(1))  # (N, L, D), Eq. 3
         return output, (erased + v * self.add(query).unsqueeze(1), *read_state, *write_state)  # Eq. 4

@@ -17,8 +17,8 @@ from captioning.trace import State
 class Score(Component):
     """e_ti = f_att(a_i, h_{t-1}), Eq. 4.
 
-    A score may carry tensors from step to step, such as the alphas so far: ``init_state`` makes them, ``forward`` takes
-    them as further arguments, ``update`` returns the next step's. Most scores carry nothing.
+    A score may carry tensors from step to step, such as the previous alphas: ``init_state`` makes them, ``forward``
+    takes them as further arguments, and ``update`` returns those of the next step. Most scores carry nothing.
 
     Attributes:
         needs_softmax: Whether the logits are logarithms of weights, which only a softmax turns into the score's alphas.
@@ -42,7 +42,7 @@ class Score(Component):
         """
 
     def init_state(self, exists: Tensor) -> State:
-        """Return the state before the first step, (B, ..) each, for locations that exist (B, L) bool."""
+        """Return the first state, tensors (B, ..). ``exists`` (B, L) bool is True where a location exists."""
         return ()
 
     def update(self, alphas: Tensor, *state: Tensor) -> State:
@@ -57,7 +57,7 @@ class AdditiveScore(Score):
 
     Args:
         attention_dim: Width A of the hidden layer.
-        fused: Whether to use a kernel if there is one for the score and the device; otherwise PyTorch's operations.
+        fused: Whether to use a fused kernel if one supports the device and the type; otherwise PyTorch's operations.
     """
 
     def __init__(self, attention_dim: int = 512, *, fused: bool = True) -> None:
@@ -94,7 +94,7 @@ class ConcatScore(AdditiveScore):
 class CoverageScore(AdditiveScore):
     """e_ti = v^T tanh(W_a a_i + b + W_h h_{t-1} + w_c c_ti) with c_ti = sum_{t' < t} alpha_t'i.
 
-    See et al. 2017, Eq. 11 (the linguistic coverage of Tu et al. 2016, with the additive score). The sum of alphas
+    Eq. 11 of See et al. 2017 (linguistic coverage of Tu et al. 2016, with the additive score). The sum of alphas
     differs between the captions of an image, so the hidden layer is computed for every caption and location, without
     a kernel. Arguments are as in ``AdditiveScore``.
     """
@@ -111,8 +111,8 @@ class CoverageScore(AdditiveScore):
 
     def forward(self, query: Tensor, projected: Tensor, *state: Tensor) -> Tensor:
         (coverage,) = state  # (B, R, L)
-        covered = self.project_query(query).unsqueeze(2) + coverage.unsqueeze(-1) * self.coverage_weight
-        hidden = torch.tanh(projected.unsqueeze(1) + covered.to(projected.dtype))  # (B, R, L, A)
+        summands = self.project_query(query).unsqueeze(2) + coverage.unsqueeze(-1) * self.coverage_weight
+        hidden = torch.tanh(projected.unsqueeze(1) + summands.to(projected.dtype))  # (B, R, L, A)
         return self.output(hidden).squeeze(-1)
 
 
@@ -145,12 +145,12 @@ class GeneralScore(DotScore):
 
 
 class ScaledDotScore(DotScore):
-    """e_ti = a_i^T h_{t-1} / sqrt(d) (Vaswani et al. 2017), or of learned projections (W_a a_i)^T (W_h h_{t-1}).
+    """e_ti = (W_a a_i)^T (W_h h_{t-1}) / sqrt(A) (Vaswani et al. 2017); without projections a_i^T h_{t-1} / sqrt(D).
 
-    Without the root, the logits would grow with the size d, and the softmax would saturate.
+    Without the division, the logits would grow with the size, and the softmax would saturate.
 
     Args:
-        attention_dim: Size d of both projections (A). None for no projections; annotations and queries must then have
+        attention_dim: Size A of both projections. None for no projections; annotations and queries must then have
             one size.
     """
 
@@ -179,9 +179,9 @@ class ScaledDotScore(DotScore):
 
 
 class CosineScore(ScaledDotScore):
-    """e_ti = s cos(W_a a_i, W_h h_{t-1}) (Graves et al. 2014, Eq. 5-6, by content alone), with a learned s.
+    """e_ti = scale cos(W_a a_i, W_h h_{t-1}) with a learned scale: addressing by content (Graves et al. 2014, Eq. 5-6).
 
-    Logits lie between -s and s, whatever the norms of annotations and state.
+    Logits lie between -scale and scale, whatever the norms of annotations and query.
 
     Args:
         attention_dim: Size A of both projections.
@@ -215,5 +215,5 @@ class LocationScore(Score):
 
 
 def dot(x: Tensor, vectors: Tensor) -> Tensor:
-    """Return x (B, R, K) times vectors (B, K, N), image by image: (B, R, N), in the type of ``vectors``."""
+    """Return x (B, R, in) times vectors (B, in, out), image by image: (B, R, out), in the type of ``vectors``."""
     return image_product(x.to(vectors.dtype), vectors)

@@ -17,7 +17,7 @@ class SoftAttention(Attention):
         score: Gives the logits.
         normalizer: Turns the logits into alphas; None for ``Softmax()``.
         dropout: Probability of dropping a location's weight in training; the others are divided by 1 - dropout
-            (Vaswani et al. 2017). Dropout changes neither reported nor penalized alphas.
+            (Vaswani et al. 2017). Traces and penalties take the alphas before dropout.
     """
 
     def __init__(self, score: Score, *, normalizer: Normalizer | None = None, dropout: float = 0.0) -> None:
@@ -31,7 +31,7 @@ class SoftAttention(Attention):
 
 
 class UniformAttention(SoftAttention):
-    """The control without attention: every step sees the mean annotation."""
+    """The control without attention: the context of every step is the mean annotation."""
 
     def __init__(self) -> None:
         super().__init__(_UniformScore())

@@ -145,8 +145,8 @@ class AttentionDecoder(Decoder):
     def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, samples: int = 1) -> DecoderOutput:
         existing = ExistingSteps(repeat_rows(captions, samples), repeat_rows(lengths, samples))
         embedded = self.embedding(captions[:, :-1])  # (N, T, E); words and Eq. 7 are computed for all steps at once
-        # Deterministic attention gives all samples of a caption the same states: compute them once.
-        repeats = 1 if samples == 1 or self.attention.deterministic else samples
+        # With equal contexts, all samples of a caption have equal states: compute them once.
+        repeats = 1 if samples == 1 or self.attention.samples_share_contexts else samples
         B = len(memory.annotations)
         word_terms, lengths = (repeat_rows(x, repeats) for x in (self._word_terms(embedded), lengths))
         state = tuple(repeat_rows(tensor, len(lengths) // B) for tensor in self.init_state(memory))

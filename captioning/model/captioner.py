@@ -46,7 +46,7 @@ class CaptionModel(nn.Module, metaclass=ABCMeta):
     A memory holds a batch of encoded images.
 
     Attributes:
-        encoder: The encoder; locations of a trace index its cells.
+        encoder: The encoder; its cells are the locations of a trace.
     """
 
     encoder: Encoder
@@ -54,11 +54,11 @@ class CaptionModel(nn.Module, metaclass=ABCMeta):
     @property
     @abstractmethod
     def preprocessings(self) -> list[Preprocessing]:
-        """The views of an image that ``encode_views`` takes."""
+        """The preprocessing of each view of an image that ``encode_views`` takes."""
 
     @abstractmethod
     def encode_views(self, views: Sequence[Tensor]) -> Any:
-        """Return the memory of images, (B, 3, height, width) for each of ``preprocessings``."""
+        """Return the memory of images, given one view (B, 3, height, width) for each of ``preprocessings``."""
 
     @abstractmethod
     def encode_batch(self, batch: CaptionBatch) -> Any:
@@ -66,7 +66,7 @@ class CaptionModel(nn.Module, metaclass=ABCMeta):
 
     @abstractmethod
     def teacher_force(self, batch: CaptionBatch, memory: Any) -> DecoderOutput:
-        """Return the words and traces of every caption in the batch, over the memory of its images."""
+        """Return the decoder's output for every caption of the batch, whose images are in ``memory``."""
 
     @abstractmethod
     def step_function(self, memory: Any) -> StepFunction:
@@ -74,7 +74,7 @@ class CaptionModel(nn.Module, metaclass=ABCMeta):
 
     @abstractmethod
     def init_state(self, memory: Any) -> State:
-        """Return the state before the first step, (B, ..) each."""
+        """Return the state before the first step: tensors (B, ..)."""
 
     @abstractmethod
     def in_context_mode(self, mode: str | None) -> AbstractContextManager[None]:
@@ -84,7 +84,7 @@ class CaptionModel(nn.Module, metaclass=ABCMeta):
         """
 
     def with_evidence(self, memory: Any, hypotheses: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
-        """Return the hypotheses of every image with evidence in their traces, unchanged if the model has none."""
+        """Return the hypotheses of every image, with evidence in their traces if the model has it."""
         return hypotheses
 
     @contextmanager
@@ -106,9 +106,9 @@ class CaptionModel(nn.Module, metaclass=ABCMeta):
 
     @torch.inference_mode()
     def score_captions(self, memory: Any, captions: list[list[int]]) -> list[Hypothesis]:
-        """Return given captions, word ids, one per image of ``memory``, as hypotheses.
+        """Return the captions, lists of word ids, one per image of ``memory``, as hypotheses.
 
-        Log-probabilities and traces, with the evidence if the model has it, come from teacher forcing.
+        Teacher forcing gives their log-probabilities and traces, with evidence if the model has it.
         """
         ids, lengths = pad_captions(captions)
         images = torch.arange(len(captions))
@@ -117,37 +117,37 @@ class CaptionModel(nn.Module, metaclass=ABCMeta):
         log_probs = torch.log_softmax(output.logits.float(), dim=-1).gather(1, output.targets.unsqueeze(1)).squeeze(1)
         trace = map_fields(output.trace, Tensor.cpu)
         traces = [map_fields(trace, itemgetter((row, slice(len(ids))))) for row, ids in enumerate(captions)]
-        scored = zip(captions, log_probs.cpu().split(lengths.tolist()), traces, strict=True)
-        return [Hypothesis(ids, terms.tolist(), float(terms.sum()), True, own) for ids, terms, own in scored]
+        fields = zip(captions, log_probs.cpu().split(lengths.tolist()), traces, strict=True)
+        return [Hypothesis(ids, log_p.tolist(), float(log_p.sum()), True, trace) for ids, log_p, trace in fields]
 
 
 class Captioner(CaptionModel):
     """Encoder and decoder; the decoder is built for the encoder's annotations and the vocabulary.
 
     Args:
-        encoder: Images to annotations (B, L, D).
-        decoder: Annotations to words. Raises InputError if it, or a part of it, belongs to another captioner.
+        encoder: Turns images into annotations (B, L, D).
+        decoder: Turns annotations into words. Raises InputError if a component of it belongs to another captioner.
         vocabulary_size: V, special tokens included.
 
     Attributes:
-        freeze_statistics: Do not update the batch statistics in training. Set when training starts from another
-            model's weights: twenty photos are too few to estimate them.
+        freeze_statistics: Whether training keeps the statistics of ``Decoder.feature_norm``. It is set when training
+            starts from another model's weights, because twenty photos are too few to estimate them.
     """
 
     def __init__(self, encoder: Encoder, decoder: Decoder, *, vocabulary_size: int) -> None:
         super().__init__()
-        parts = [part for part in decoder.modules() if isinstance(part, Component)]
-        if taken := next((part for part in parts if part.is_built), None):
-            raise InputError(f"{type(taken).__name__}: is another captioner's; make one for each captioner")
+        components = [module for module in decoder.modules() if isinstance(module, Component)]
+        if built := next((component for component in components if component.is_built), None):
+            raise InputError(f"{type(built).__name__}: is another captioner's; make one for each captioner")
         self.encoder = encoder
         self.decoder = decoder
         self.freeze_statistics = False
         decoder.build(vocabulary_size, encoder.annotation_dim, encoder.grid_size)
-        for part in parts:
-            part.is_built = True
+        for component in components:
+            component.is_built = True
 
     def train(self, mode: bool = True) -> Captioner:
-        """Set the mode; ``freeze_statistics`` holds while the encoder is frozen."""
+        """Set the mode; ``freeze_statistics`` has an effect only while the encoder is frozen."""
         super().train(mode)
         if self.freeze_statistics and self.encoder.frozen and self.decoder.feature_norm is not None:
             self.decoder.feature_norm.eval()
@@ -179,7 +179,7 @@ class Captioner(CaptionModel):
         return self.teacher_force(batch, self.encode_batch(batch))
 
     def teacher_force(self, batch: CaptionBatch, memory: Memory, samples: int = 1) -> DecoderOutput:
-        """Decode each caption ``samples`` times, with new draws and dropout; its samples are adjacent."""
+        """Teacher-force each caption ``samples`` times, with new draws and dropout; its samples are adjacent."""
         return self.decoder(batch.captions, batch.lengths, memory_of_captions(batch, memory), samples)
 
     def step_function(self, memory: Memory) -> StepFunction:
@@ -194,7 +194,7 @@ class Captioner(CaptionModel):
     @torch.inference_mode()
     def with_evidence(self, memory: Memory, hypotheses: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
         captions, lengths = pad_captions([hypothesis.ids for image in hypotheses for hypothesis in image])
-        image_index = torch.tensor([number for number, image in enumerate(hypotheses) for _ in image])
+        image_index = torch.tensor([index for index, image in enumerate(hypotheses) for _ in image])
         captions, lengths, image_index = (x.to(memory.annotations.device) for x in (captions, lengths, image_index))
         evidence = self.decoder.evidence(captions, lengths, memory.select_images(image_index))
         if evidence is None:
@@ -207,7 +207,7 @@ class Captioner(CaptionModel):
 
 
 def memory_of_captions(batch: CaptionBatch, memory: Memory) -> Memory:
-    """Return ``memory`` if each image has R adjacent captions; else a memory with one image per caption."""
+    """Return ``memory`` if every image has R adjacent captions, else a memory with one image per caption."""
     B, N = batch.image_ids.shape[0], batch.captions.shape[0]
     image_index = repeat_rows(torch.arange(B, device=batch.image_index.device), max(1, N // B))
     return memory if torch.equal(batch.image_index, image_index) else memory.select_images(batch.image_index)

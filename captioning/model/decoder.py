@@ -20,7 +20,7 @@ class DecoderOutput:
 
     Attributes:
         logits: (M, V); with a summed output they are log-probabilities.
-        targets: (M,) int64, the words of the captions at those steps, <end> included.
+        targets: (M,) int64, the true words at the existing steps, <end> included.
         mask: (N, T) bool, True where a step exists; ``mask.nonzero()`` gives the rows of ``logits``.
         trace: Trace of all (N, T) steps; at steps that do not exist, alphas, betas and head alphas are 0 and locations
             ``NO_LOCATION``. In evaluation it has the evidence of the targets if the decoder has it.
@@ -36,7 +36,7 @@ class DecoderOutput:
 
 
 class ExistingSteps:
-    """The steps of N captions that exist, one caption after the other: M of N * T.
+    """The M existing steps among the N * T steps of N captions, one caption after the other.
 
     Captions and lengths are as in ``Decoder.forward``, mask and targets as in ``DecoderOutput``.
     """
@@ -49,11 +49,11 @@ class ExistingSteps:
         self.targets = self.pack(captions[:, 1:])
 
     def pack(self, steps: Tensor) -> Tensor:
-        """Return (M, ..) of (N, T, ..)."""
+        """Return the existing ones (M, ..) of all steps (N, T, ..)."""
         return steps.flatten(0, 1).index_select(0, self._index)
 
     def unpack(self, packed: Tensor) -> Tensor:
-        """Return (M, ..) as (N, T, ..), 0 at steps that do not exist."""
+        """Return packed steps (M, ..) as (N, T, ..), 0 at steps that do not exist."""
         zeros = packed.new_zeros(self.mask.numel(), *packed.shape[1:])
         return zeros.index_copy(0, self._index, packed).unflatten(0, self.mask.shape)
 
@@ -66,11 +66,11 @@ class ExistingSteps:
     ) -> DecoderOutput:
         """Return the decoder's output for packed logits (M, V), and the trace and location_log_prob of (N, T) steps."""
 
-        def existing(field: Tensor) -> Tensor:
+        def zero_padding(field: Tensor) -> Tensor:
             return field * self.mask.view(*self.mask.shape, *(1,) * (field.dim() - 2))
 
-        trace = map_fields(trace, existing)._replace(locations=trace.locations.masked_fill(~self.mask, NO_LOCATION))
-        location_log_prob = None if location_log_prob is None else existing(location_log_prob)
+        trace = map_fields(trace, zero_padding)._replace(locations=trace.locations.masked_fill(~self.mask, NO_LOCATION))
+        location_log_prob = None if location_log_prob is None else zero_padding(location_log_prob)
         return DecoderOutput(logits, self.targets, self.mask, trace, location_log_prob)
 
 
@@ -102,7 +102,7 @@ class Decoder(Component):
         self.annotation_layer = annotation_layer
 
     def evidence(self, captions: Tensor, lengths: Tensor, memory: Memory) -> Tensor | None:
-        """Return the evidence of the words, (N, T, L), in evaluation; None if the decoder has none."""
+        """Return the evidence for the words of captions, (N, T, L), in evaluation; None if the decoder has none."""
         return None
 
     def attentions(self) -> Iterator[Attention]:
@@ -135,7 +135,7 @@ class Decoder(Component):
         annotations = annotations.to(self.embedding.weight.dtype)
         if self.feature_norm is not None and mask is None:
             annotations = self.feature_norm(annotations.flatten(0, 1)).view_as(annotations)
-        elif self.feature_norm is not None:  # absent locations must not enter the statistics
+        elif self.feature_norm is not None:  # masked locations must not enter the statistics
             annotations = torch.zeros_like(annotations).index_put((mask,), self.feature_norm(annotations[mask]))
         annotations = to_autocast(annotations)
         if self.annotation_layer is not None:
@@ -145,7 +145,7 @@ class Decoder(Component):
 
     @abstractmethod
     def prepare_memory(self, annotations: Tensor, mask: Tensor | None) -> Memory:
-        """Return the memory of annotations (B, L, D') that the annotation layer returned."""
+        """Return the memory of annotations (B, L, D'), the output of the annotation layer if there is one."""
 
     def prepare_search(self, memory: Memory) -> Memory:
         """Return ``memory`` with everything that the steps of a search share."""
@@ -153,7 +153,7 @@ class Decoder(Component):
 
     @abstractmethod
     def init_state(self, memory: Memory) -> State:
-        """Return the state before the first step, (B, ..) each."""
+        """Return the state before the first step: tensors (B, ..)."""
 
     @abstractmethod
     def step(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionTrace]:
@@ -176,6 +176,6 @@ class Decoder(Component):
             captions: (N, T+1) int64, ``<start> w_1 .. <end> <pad> ..``; N = B * R, the captions of an image adjacent.
             lengths: (N,) int64, steps of each caption: its words and <end>.
             memory: The memory of B images.
-            samples: S, the number of times that each caption is decoded. All share the initial state; each has its own
-                draws and dropout. The output has N * S captions, the samples of a caption adjacent.
+            samples: S, the number of times that each caption is decoded. All samples share the initial state;
+                each has its own draws and dropout. The output has N * S captions, the samples of a caption adjacent.
         """

@@ -58,7 +58,7 @@ class Ensemble(CaptionModel):
     def encode_batch(self, batch: CaptionBatch) -> Memories:
         """Return the memories of a batch's images.
 
-        Cached features come from the first member's encoder; for other encoders, images are loaded.
+        Cached features are for the first member's encoder. Others take the batch's images, or images of their own.
         """
 
         def annotations_of(encoder: Encoder) -> Tensor:
@@ -109,7 +109,7 @@ class Ensemble(CaptionModel):
 class MeanStep:
     """A step function that averages the word distributions of several members.
 
-    Its state is the members' states, ``state_sizes`` tensors each, one after the other.
+    Its state has the members' states one after the other; ``state_sizes`` are their numbers of tensors.
     """
 
     def __init__(self, members: Sequence[StepFunction], state_sizes: Sequence[int]) -> None:
@@ -119,7 +119,7 @@ class MeanStep:
     def __call__(self, tokens: Tensor, state: State) -> Step:
         tensors = iter(state)
         states = [tuple(itertools.islice(tensors, size)) for size in self.state_sizes]
-        outputs = [member(tokens, own_state) for member, own_state in zip(self.members, states, strict=True)]
+        outputs = [member(tokens, member_state) for member, member_state in zip(self.members, states, strict=True)]
         return Step(
             mean_log_probs([output.log_probs for output in outputs]),
             tuple(tensor for output in outputs for tensor in output.state),

@@ -46,11 +46,11 @@ class AttentionDecoder(Decoder):
         gated: Whether the context is multiplied by the scalar beta_t (Sec. 4.2.1).
         query_previous_word: Whether the query is h_{t-1} + U E y_{t-1} instead of h_{t-1}; U starts at 0. Differs from
             the paper, whose query does not know y_{t-1} (Eq. 4): attention chooses a location before it knows the
-            previous word. Anderson et al. 2018 let an LSTM before the attention read it.
+            previous word. Anderson et al. 2018 let an LSTM before the attention read that word.
         dropout: Probability of dropping a unit of h_t before the output, of the output's hidden layer, and of the
             initial MLPs' hidden layers. The paper names dropout; the authors' code has it at these positions.
-        standardize_annotations: Whether to subtract the mean and divide by the standard deviation of each annotation
-            channel, as measured in training. Differs from the paper, which takes the CNN's output as it is: the
+        standardize_annotations: Whether to subtract the mean of each annotation channel and divide by its standard
+            deviation, both measured in training. Differs from the paper, which takes the CNN's output as it is: the
             channels of frozen ReLU features differ widely in scale.
         annotation_layer: A layer over the (standardized) annotations, such as a bidirectional LSTM; the decoder attends
             to its output.
@@ -118,7 +118,7 @@ class AttentionDecoder(Decoder):
         return (h, c, *self.attention.init_state(memory))
 
     def _word_terms(self, embedded: Tensor) -> Tensor:
-        """Return the previous word's summands of the gates (.., 4H) and, with ``word_to_query``, the query (.., H)."""
+        """Return what the previous word adds to gates (.., 4H) and, with ``word_to_query``, to the query (.., H)."""
         gates = self.word_to_gates(embedded)
         return gates if self.word_to_query is None else torch.cat([gates, self.word_to_query(embedded)], dim=-1)
 
@@ -127,8 +127,8 @@ class AttentionDecoder(Decoder):
         h, c, *attention_state = state
         word_gates, word_query = word_terms.tensor_split([4 * self.hidden_dim], dim=-1)  # (N, 4H), (N, H) or (N, 0)
         query = h if self.word_to_query is None else h + word_query  # (N, H)
-        attention, attention_state = self.attention(query, memory, tuple(attention_state))  # Eq. 4-6
-        context, alphas, locations, location_log_prob, head_alphas = attention  # (N, D), (N, L), (N,), (N,) ..
+        attention_output, attention_state = self.attention(query, memory, tuple(attention_state))  # Eq. 4-6
+        context, alphas, locations, location_log_prob, head_alphas = attention_output  # (N, D), (N, L), (N,), (N,) ..
         z, beta_logit = self.gate(h, context)  # (N, D), (N,), Sec. 4.2.1
         gates = word_gates + self.hidden_to_gates(h) + self.context_to_gates(z)  # (N, 4H); T is linear
         i, f, o, g = gates.to(c.dtype).chunk(4, dim=-1)  # (N, H) each
@@ -175,11 +175,11 @@ class InitialMLP(nn.Module):
 
     def __init__(self, annotation_dim: int, hidden_dim: int, layers: int, dropout: float) -> None:
         super().__init__()
-        hidden = [
+        hidden_layers = [
             nn.Sequential(Linear(annotation_dim, annotation_dim), nn.ReLU(), nn.Dropout(dropout))
             for _ in range(layers - 1)
         ]
-        self.layers = nn.Sequential(*hidden, Linear(annotation_dim, hidden_dim), nn.Tanh())
+        self.layers = nn.Sequential(*hidden_layers, Linear(annotation_dim, hidden_dim), nn.Tanh())
 
     def forward(self, mean_annotation: Tensor) -> Tensor:
         return self.layers(mean_annotation)

@@ -19,7 +19,7 @@ class LSTMSteps(NamedTuple):
 
     Attributes:
         h: (.., H), the new h_t.
-        context: (.., D), beta_t z_t.
+        context: (.., D), beta_t z_t: the context after the gate.
         beta_logit: (..), f_beta(h_{t-1}) of Sec. 4.2.1; None without a gate.
         alphas, locations, location_log_prob, head_alphas: As in ``AttentionOutput``.
     """
@@ -62,7 +62,7 @@ class Output(Component):
     def forward(
         self, embedded: Tensor, steps: LSTMSteps, memory: Memory, image_index: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the words of all steps of teacher forcing.
+        """Return the logits of all steps of teacher forcing.
 
         Args:
             embedded: (M, E), embedding of the previous word.
@@ -80,15 +80,15 @@ class Output(Component):
         """Return W_y . L_z a_i, what location i alone adds to the logit of a word, for words (N, T): (N, T, L).
 
         W_y is the row of L_o for word y. Eq. 7 is linear in the context, z_t = beta_t sum_i alpha_ti a_i, so that the
-        logit of y_t is a sum over locations and a part without the image:
+        logit of y_t is a term without the image plus a sum over locations:
 
             W_y . (E y_{t-1} + L_h h_t) + b_y + sum_i beta_t alpha_ti (W_y . L_z a_i)
 
         Dropout is left out. N = B * R, the rows of an image adjacent. Masked locations get -inf.
         """
-        a, W = memory.annotations, self.L_o.weight[words] @ self.L_z.weight  # (B, L, D), (N, T, D)
-        W = W.unflatten(0, (len(a), -1)).flatten(1, 2)  # (B, R * T, D)
-        logits = at_least_float32(torch.bmm(W, a.mT).view(*words.shape, -1))  # (N, T, L)
+        a, W_y_L_z = memory.annotations, self.L_o.weight[words] @ self.L_z.weight  # (B, L, D), (N, T, D)
+        W_y_L_z = W_y_L_z.unflatten(0, (len(a), -1)).flatten(1, 2)  # (B, R * T, D)
+        logits = at_least_float32(torch.bmm(W_y_L_z, a.mT).view(*words.shape, -1))  # (N, T, L)
         if memory.mask is None:
             return logits
         return logits.masked_fill(~repeat_rows(memory.mask, len(words) // len(a)).unsqueeze(1), float("-inf"))
@@ -96,8 +96,8 @@ class Output(Component):
     def evidence(self, words: Tensor, memory: Memory) -> Tensor | None:
         """Return how strongly each location speaks for words (N, T): softmax_i(W_y . L_z a_i), (N, T, L), summing to 1.
 
-        It is a class activation map inside the decoder. It does not depend on the alphas: a location may speak for a
-        word and not have been looked at. None for an output whose ``forward`` returns the posterior instead.
+        It is a class activation map inside the decoder. It does not depend on the alphas: the decoder may not have
+        looked at a location that speaks for the word. None if ``forward`` returns the posterior instead.
         """
         return torch.softmax(self.location_logits(words, memory), dim=-1)
 

@@ -36,7 +36,7 @@ class SummedOutput(Output):
         draws = attention.context_modes != ("expected",)
         if draws or not attention.weighs_annotations:
             does = "chooses locations itself" if draws else "looks at several locations at once, or writes over them"
-            raise InputError(f"output: {type(attention).__name__} {does}; a sum over all of them takes SoftAttention")
+            raise InputError(f"output: {type(attention).__name__} {does}; a sum over locations needs SoftAttention")
 
     def prepare_search(self, memory: Memory) -> SearchMemory:
         if isinstance(memory, SearchMemory):
@@ -56,7 +56,7 @@ class SummedOutput(Output):
         if Q.requires_grad:  # the posterior's log p has no gradient
             log_probs = summed_log_probs(Q, C, W, log_w, image_index)
         posterior = posterior[:, 1:]  # (M, L)
-        p_looks, tiny = posterior.sum(1, keepdim=True), torch.finfo(posterior.dtype).tiny  # (M, 1), p(the step looks)
+        p_looks, tiny = posterior.sum(1, keepdim=True), torch.finfo(posterior.dtype).tiny  # (M, 1), p(looks | word)
         return log_probs, torch.where(p_looks > tiny, posterior / p_looks.clamp(min=tiny), steps.alphas)
 
     def step(self, embedded: Tensor, steps: LSTMSteps, memory: Memory) -> Tensor:
@@ -72,8 +72,8 @@ class SummedOutput(Output):
 
     def _log_weights(self, steps: LSTMSteps) -> Tensor:
         """Return the log weights of L + 1 components, 1 - beta first, (M, L + 1); -inf where a weight is 0."""
-        exists = steps.alphas > torch.finfo(steps.alphas.dtype).tiny
-        log_w = torch.where(exists, steps.alphas, 1.0).log().masked_fill(~exists, float("-inf"))
+        is_positive = steps.alphas > torch.finfo(steps.alphas.dtype).tiny
+        log_w = torch.where(is_positive, steps.alphas, 1.0).log().masked_fill(~is_positive, float("-inf"))
         if steps.beta_logit is None:
             return nn.functional.pad(log_w, (1, 0), value=float("-inf"))
         beta_logit = steps.beta_logit.to(log_w.dtype).unsqueeze(1)

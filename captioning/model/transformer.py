@@ -99,7 +99,7 @@ class TransformerDecoder(Decoder):
         self.to_words = Linear(d, vocabulary_size)
         if self.tie_embeddings:
             self.to_words.weight = self.embedding.weight
-        nn.init.normal_(self.embedding.weight, std=d**-0.5)  # units of size 1 after the factor sqrt(d) in _all_layers
+        nn.init.normal_(self.embedding.weight, std=d**-0.5)  # units of size 1 after the factor sqrt(d) in _run_layers
         with torch.no_grad():
             self.embedding.weight[PAD].zero_()
         nn.init.zeros_(self.to_words.bias)
@@ -115,23 +115,23 @@ class TransformerDecoder(Decoder):
         return (empty,) * (2 * self.layer_count)
 
     def step(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionTrace]:
-        hidden, state, attention_output = self._all_layers(tokens.unsqueeze(1), state, memory)  # (N, 1, d)
+        hidden, state, attention_output = self._run_layers(tokens.unsqueeze(1), state, memory)  # (N, 1, d)
         trace = map_fields(attention_output.trace(), lambda field: field.squeeze(1))
         return self.to_words.forward_float32(hidden.squeeze(1)), state, trace
 
     def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, samples: int = 1) -> DecoderOutput:
         existing = ExistingSteps(repeat_rows(captions, samples), repeat_rows(lengths, samples))
-        hidden, _, attention_output = self._all_layers(repeat_rows(captions[:, :-1], samples), (), memory)  # (.., T, d)
+        hidden, _, attention_output = self._run_layers(repeat_rows(captions[:, :-1], samples), (), memory)  # (.., T, d)
         return existing.decoder_output(self.to_words(existing.pack(hidden)), attention_output.trace())
 
-    def _all_layers(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionOutput]:
+    def _run_layers(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionOutput]:
         """Return the output layer's input (N, T, d), the new state, and the last layer's attention at (N, T) steps.
 
-        The words (N, T) follow the words in ``state``; T is 1 if the state has words.
+        The words (N, T) follow the words in ``state``. T is 1 in a search; in teacher forcing, ``state`` is ().
         """
-        earlier = state[0].shape[1] if state else 0
+        start = state[0].shape[1] if state else 0  # position of the first word
         embedded = math.sqrt(self.dim) * self.embedding(tokens)  # (N, T, d), Sec. 3.4
-        positions = sinusoids(torch.arange(earlier, earlier + tokens.shape[1], device=embedded.device), self.dim)
+        positions = sinusoids(torch.arange(start, start + tokens.shape[1], device=embedded.device), self.dim)
         x = self.dropout(embedded + positions.to(embedded.dtype))  # (N, T, d)
         new_state: State = ()
         for i, (layer, attention) in enumerate(zip(self.layers, self.attentions(), strict=True)):
@@ -159,25 +159,25 @@ class TransformerLayer(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(
-        self, x: Tensor, earlier: State, attention: Attention, memory: Memory
+        self, x: Tensor, past: State, attention: Attention, memory: Memory
     ) -> tuple[Tensor, State, AttentionOutput]:
         """Return the layer's output for x (N, T, d), all words' keys and values, and the attention of N * T rows.
 
-        ``earlier`` has the keys and values (N, t, d) of the words before x, which is then one word; () at first.
+        ``past`` has the keys and values (N, t, d) of the words before the one word x. In teacher forcing it is ().
         """
-        self_attended, keys_values = self._attend_words(self.before_words(x), earlier)
+        self_attended, keys_values = self._attend_words(self.before_words(x), past)
         x = x + self.dropout(self_attended)
         attention_output, _ = attention(self.before_attention(x).flatten(0, 1), memory)  # context (N * T, d)
         x = x + self.dropout(attention_output.context.unflatten(0, x.shape[:2]))
         return x + self.dropout(self.feedforward(self.before_feedforward(x))), keys_values, attention_output
 
-    def _attend_words(self, x: Tensor, earlier: State) -> tuple[Tensor, State]:
+    def _attend_words(self, x: Tensor, past: State) -> tuple[Tensor, State]:
         """Return the causal self-attention of x (N, T, d), and the keys and values of all words so far."""
         query, key, value = self.word_projection(x).chunk(3, dim=-1)  # (N, T, d) each
-        if earlier:
-            both = zip(earlier, (key, value), strict=True)
-            key, value = (torch.cat([old.to(new.dtype), new], 1) for old, new in both)
+        if past:
+            pairs = zip(past, (key, value), strict=True)
+            key, value = (torch.cat([tensor.to(new.dtype), new], 1) for tensor, new in pairs)
         q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (query, key, value))
         dropout = self.dropout.p if self.training else 0.0
-        attended = nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=not earlier)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=not past)
         return self.word_output(attended.transpose(1, 2).flatten(2)), (key, value)

@@ -9,7 +9,7 @@ from captioning.objective.reductions import step_entropy
 from captioning.trace import AttentionTrace
 
 PATIENCE = 500  # training batches before the first verdict: at the start every attention is uniform
-DECAY = 0.99  # fraction of the old means that each batch keeps: means are over about 100 batches
+DECAY = 0.99  # fraction of the old mean that each batch keeps; a mean covers about 100 batches
 LEAST_KL = 0.01  # below this KL divergence from word to word, in nats, alphas ignore the word
 
 
@@ -17,20 +17,19 @@ def attention_statistics(trace: AttentionTrace, mask: Tensor, *, sparse: bool = 
     """Return means over the steps that exist, as scalars.
 
     Args:
-        trace: Trace of (N, T) steps, 0 at steps that do not exist.
+        trace: Trace of (N, T) steps; alphas and betas are 0 at steps that do not exist.
         mask: (N, T) bool, True where a step exists.
-        sparse: Whether to count the locations of the support.
+        sparse: Whether to return "support_size".
 
     Returns:
         "attention_entropy" in nats; "max_alpha", the largest weight of a step; "step_kl", KL(alpha_t || alpha_t-1) in
-        nats, from one word to the next; "beta" if the decoder has one;
-        "support_size", the number of locations whose alpha is above 0, if ``sparse``.
+        nats; "beta" if the decoder has one; "support_size", the number of locations with alpha above 0, if ``sparse``.
     """
     alphas = trace.alphas.detach().float()
     step_count = mask.sum()
-    before, after = alphas[:, :-1], alphas[:, 1:]
+    q, p = alphas[:, :-1], alphas[:, 1:]  # alpha_{t-1}, alpha_t
     tiny = torch.finfo(alphas.dtype).tiny
-    kl = (torch.special.xlogy(after, after) - after * before.clamp_min(tiny).log()).sum(dim=-1)  # (N, T-1)
+    kl = (torch.special.xlogy(p, p) - p * q.clamp_min(tiny).log()).sum(dim=-1)  # (N, T-1)
     statistics = {
         "attention_entropy": (step_entropy(alphas) * mask).sum() / step_count,
         "max_alpha": alphas.amax(dim=-1).sum() / step_count,

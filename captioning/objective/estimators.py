@@ -19,11 +19,11 @@ from captioning.component import Component
 from captioning.errors import InputError, check_range, check_whole
 from captioning.objective.processes import sum_over_processes
 
-_STEPS = 50  # number of averages; later steps share the last one
+_AVERAGES = 50  # the first 49 steps have one each; later steps share the last
 
 
 class LearningSignal(NamedTuple):
-    """The factors of d log p(s_t | a) in REINFORCE. All (N, T), without gradient, in nats.
+    """The factors of d log p(s_t | a) in REINFORCE, (N, T) in nats, without gradient.
 
     Attributes:
         returns: R_t.
@@ -38,11 +38,11 @@ class LearningSignal(NamedTuple):
     drawn: Tensor
 
     def means(self) -> dict[str, Tensor]:
-        """Return means over the draws of all processes; nan if there was none. "reward" is the mean return."""
+        """Return means over the draws of all processes, nan if there was no draw. "reward" is the mean return."""
         count = self.drawn.sum()
         sums = [(values * self.drawn).sum() for values in (self.returns, self.baseline, self.advantages)]
-        *totals, count = sum_over_processes(torch.stack([*sums, count]))
-        reward, baseline, advantage = (total / count for total in totals)
+        *sums, count = sum_over_processes(torch.stack([*sums, count]))
+        reward, baseline, advantage = (value_sum / count for value_sum in sums)
         squares = sum_over_processes(((self.advantages - advantage) ** 2 * self.drawn).sum())
         return {"reward": reward, "baseline": baseline, "advantage_std": (squares / count).sqrt()}
 
@@ -51,7 +51,7 @@ class Estimator(Component):
     """The return R_t of a draw, and the baseline b_t that is subtracted from it.
 
     Attributes:
-        samples: Draws per caption. The draws of a caption are neighbors among the N rows.
+        samples: Draws per caption. The draws of a caption are adjacent among the N rows.
         to_go: Whether R_t sums the rewards from step t on, which s_t can influence, or all rewards of the caption.
     """
 
@@ -79,21 +79,21 @@ class Estimator(Component):
         return rewards.sum(dim=1, keepdim=True).expand_as(rewards)
 
     def baseline(self, returns: Tensor, rewards: Tensor, mask: Tensor, drawn: Tensor) -> Tensor:
-        """Return b_t (N, T), 0 in this class; ``drawn`` is as in ``LearningSignal``, and nothing has a gradient."""
+        """Return b_t (N, T), 0 in this class. ``drawn`` is as in ``LearningSignal``; no argument has a gradient."""
         return torch.zeros_like(returns)
 
 
 class MovingAverage(Estimator):
-    """b_k = decay b_{k-1} + (1 - decay) times the mean over batch k's captions that draw (Sec. 4.1).
+    """b_k = decay b_{k-1} + (1 - decay) times the mean return of the captions that draw in batch k (Sec. 4.1).
 
     By default R_t sums the rewards from step t on, every step has an average of its rewards, and b_t sums the averages
     from step t to the caption's last. With ``per_step`` and ``to_go`` false, R_t and b_t are the paper's: R_t is
     log p(y | s, a), and b_t its average, one number for all captions and steps. The first batch has the baseline 0,
-    because its own mean depends on its draws, and the averages start with that mean.
+    because its own mean depends on its draws. The averages start with that mean.
 
     Args:
         decay: Fraction of the old averages that is kept at each training batch.
-        per_step: Whether every step of a caption has its own average; steps from the 50th on share one.
+        per_step: Whether every step of a caption has its own average; the steps from the 50th on share one.
         to_go: Whether R_t sums the rewards from step t on instead of all rewards of the caption. It needs ``per_step``:
             one average cannot follow returns to go, which shrink along the caption.
     """
@@ -108,21 +108,21 @@ class MovingAverage(Estimator):
         self.decay = decay
         self.per_step = per_step
         self.to_go = to_go
-        self.register_buffer("averages", torch.full((_STEPS if per_step else 1,), float("nan")))
+        self.register_buffer("averages", torch.full((_AVERAGES if per_step else 1,), float("nan")))
 
     def baseline(self, returns: Tensor, rewards: Tensor, mask: Tensor, drawn: Tensor) -> Tensor:
         # (N, T) with an average per step; else (N, 1), so that a caption counts once, however long it is.
         values = rewards if self.per_step else returns[:, :1]
-        counted = drawn[:, : values.shape[1]]
-        before = self.averages.nan_to_num()  # b_{k-1}
-        average_of_step = torch.arange(values.shape[1], device=values.device).clamp(max=len(before) - 1)
-        sums = torch.stack(((values * counted).sum(dim=0), counted.sum(dim=0))).to(before.dtype)
-        sums = before.new_zeros(2, len(before)).index_add(1, average_of_step, sums)
-        total, count = sum_over_processes(sums)  # so that all processes keep the same averages
-        mean = total / count  # nan where nothing was drawn
-        after = torch.where(self.averages.isnan(), mean, self.decay * self.averages + (1 - self.decay) * mean)
-        self.averages = torch.where(count > 0, after, self.averages)
-        return self.returns(before[average_of_step] * mask, mask) if self.per_step else before.expand_as(returns)
+        drawn = drawn[:, : values.shape[1]]
+        b = self.averages.nan_to_num()  # b_{k-1}
+        average_index = torch.arange(values.shape[1], device=values.device).clamp(max=len(b) - 1)
+        sums = torch.stack(((values * drawn).sum(dim=0), drawn.sum(dim=0))).to(b.dtype)
+        sums = b.new_zeros(2, len(b)).index_add(1, average_index, sums)
+        value_sum, count = sum_over_processes(sums)  # so that all processes keep the same averages
+        mean = value_sum / count  # nan where nothing was drawn
+        averages = torch.where(self.averages.isnan(), mean, self.decay * self.averages + (1 - self.decay) * mean)
+        self.averages = torch.where(count > 0, averages, self.averages)
+        return self.returns(b[average_index] * mask, mask) if self.per_step else b.expand_as(returns)
 
 
 class ArcticMovingAverage(MovingAverage):
@@ -161,6 +161,6 @@ class LeaveOneOut(Estimator):
 
 
 def leave_one_out(values: Tensor, samples: int) -> Tensor:
-    """Return for values (N, ..) the mean of their group's other samples; a group's S samples are adjacent."""
+    """Return for each of N values (N, ..) the mean of its group's other values. A group is S adjacent values."""
     groups = values.unflatten(0, (-1, samples))  # (N / S, S, ..)
     return ((groups.sum(dim=1, keepdim=True) - groups) / (samples - 1)).flatten(0, 1)

@@ -23,7 +23,7 @@ class Guidance(Component):
 
     Attributes:
         name: Name of the term in logs.
-        needs_regions: Whether it reads the regions of the batch.
+        needs_regions: Whether the term reads the regions of the batch.
     """
 
     name = "guidance"
@@ -42,11 +42,11 @@ class Guidance(Component):
 
     @abstractmethod
     def forward(self, decoder: Decoder, batch: CaptionBatch, memory: Memory, output: DecoderOutput) -> Tensor:
-        """Return the term of each step in nats (N, T), 0 at steps that teach nothing.
+        """Return the term of each step in nats (N * S, T), 0 at steps that teach nothing.
 
         Args:
             memory: N images, one per caption, or B images with equally many adjacent captions.
-            output: The decoder's output for the captions, each decoded S times.
+            output: The decoder's output for the N captions, each decoded S times.
         """
 
 
@@ -93,7 +93,7 @@ class RegionGuidance(Guidance):
     """-log of the alphas' sum over the region that a phrase names (Liu et al. 2017), at every word of the phrase.
 
     The training captions' regions come from the data set: ``CaptionSource.phrases`` and ``objects``. With hard
-    attention, the sum is the expected fraction of the drawn cell that the region covers.
+    attention, the sum is the expected fraction of the drawn location's cell that the region covers.
 
     Args:
         weight: As in ``Guidance``; about four words in ten belong to a phrase with a region.

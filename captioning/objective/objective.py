@@ -69,7 +69,7 @@ class Objective(Component):
 
 
 class Likelihood(Objective):
-    """-log p(y | a), with hard attention minus the bound L_s (Eq. 10), plus the doubly stochastic penalty (Eq. 14).
+    """-log p(y | a), or -L_s (Eq. 10) with hard attention, plus the doubly stochastic penalty (Eq. 14).
 
     Args:
         attention_penalty: lambda of Eq. 14; ``reductions.doubly_stochastic_penalty`` explains its scale.
@@ -141,7 +141,7 @@ class Likelihood(Objective):
         nll = reduction.nll(output.logits, output.targets, mask, label_smoothing=self.label_smoothing)  # Eq. 10, 14
         penalty = reduction.penalty(alphas, exists, stochastic=output.location_log_prob is not None)
         loss = nll + self.attention_penalty * penalty  # Eq. 14
-        if output.location_log_prob is not None:  # below Eq. 12: stochastic attention should keep exploring
+        if output.location_log_prob is not None:  # the rule below Eq. 12: keep the draws diverse
             loss = loss - self.entropy_weight * reduction.reduce_steps(step_entropy(alphas), mask)
         logs = {"nll": nll, "attention_penalty": penalty}
         for term in self.guidance:
@@ -152,7 +152,7 @@ class Likelihood(Objective):
         if self.estimator is not None and output.location_log_prob is not None and drawn is not None:
             word_log_probs = step_log_probs(output.logits, output.targets, mask)  # (N, T)
             signal = self.estimator(word_log_probs, mask, drawn[image_index])
-            credit = signal.advantages * output.location_log_prob  # (log p(y | s, a) - b) log p(s | a)
+            credit = signal.advantages * output.location_log_prob  # (N, T), (log p(y | s, a) - b) log p(s | a)
             loss = loss - self.reward_weight * reduction.reduce_steps(credit, mask)  # Eq. 11-12, only for the gradient
             logs |= signal.means()
         return Loss(loss, {name: tensor.detach() for name, tensor in logs.items()}, output)

@@ -16,14 +16,14 @@ def sum_over_processes(values: Tensor) -> Tensor:
     """Return the sum over all processes, which must all call this; ``values`` and the sum have no gradient."""
     if process_count() == 1:
         return values
-    total = values.contiguous().clone()
-    distributed.all_reduce(total)
-    return total
+    values = values.contiguous().clone()
+    distributed.all_reduce(values)
+    return values
 
 
 def relative_size(count: int | Tensor, device: torch.device) -> Tensor | float:
     """Return this process's count of words or captions, divided by the mean count over processes."""
     if process_count() == 1:
         return 1.0
-    counted = torch.as_tensor(count, dtype=torch.float64, device=device)
-    return (counted * process_count() / sum_over_processes(counted)).float()
+    count = torch.as_tensor(count, dtype=torch.float64, device=device)
+    return (count * process_count() / sum_over_processes(count)).float()

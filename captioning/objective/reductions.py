@@ -18,7 +18,7 @@ def step_nll(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> T
 
 
 def step_log_probs(logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-    """Return log p of the target words as (N, T): 0 where ``mask`` (N, T) has no step; logits (M, V), targets (M,)."""
+    """Return log p of targets (M,) for logits (M, V) as (N, T): 0 where ``mask`` (N, T) has no step. In nats."""
     log_probs = -step_nll(logits, targets)
     return torch.zeros(mask.shape, dtype=log_probs.dtype, device=mask.device).masked_scatter(mask, log_probs)
 
@@ -26,10 +26,10 @@ def step_log_probs(logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
 def doubly_stochastic_penalty(alphas: Tensor, exists: Tensor | None = None) -> Tensor:
     """Return sum_i (1 - sum_t alpha_ti)^2 of Eq. 14 as a **mean over captions and over existing locations**.
 
-    It is scaled like the NLL per word: C steps spread evenly over L locations cost (1 - C/L)^2. The paper sums
-    the penalty over L and the NLL over a caption's C words: relative to the NLL, its penalty is L/C times this one. The
+    It is scaled like the NLL per word: T steps spread evenly over L locations cost (1 - T/L)^2. The paper sums
+    the penalty over L and the NLL over a caption's T words: relative to the NLL, its penalty is L/T times this one. The
     authors' code averages over L and sums over the batch, where its NLL is a mean: its ``alpha_c`` is this weight times
-    C/B.
+    T/B.
 
     Args:
         alphas: (N, T, L), 0 at steps that do not exist.
@@ -42,14 +42,14 @@ def doubly_stochastic_penalty(alphas: Tensor, exists: Tensor | None = None) -> T
 
 
 def step_entropy(alphas: Tensor) -> Tensor:
-    """Return the entropy of alphas (N, T, L) in nats, (N, T), between 0 (one location) and log L (uniform)."""
+    """Return the entropy of alphas (N, T, L) in nats, (N, T), from 0 (one location) to log L (uniform)."""
     alphas = at_least_float32(alphas)
     # The gradient of x log x is infinite at 0, as at masked locations.
     return torch.special.entr(torch.where(alphas > 0, alphas, 1.0)).sum(dim=-1)
 
 
 class Reduction(Component):
-    """Averages **per word** or per caption, never plain sums.
+    """Takes means, **per word** or per caption, never plain sums.
 
     A weight therefore means the same at any batch size. With several processes, the mean of their results is the term
     of the whole batch. With ``reward_weight`` 1, and without penalty and entropy, the loss has the gradient of the
@@ -69,7 +69,7 @@ class Reduction(Component):
         return doubly_stochastic_penalty(alphas, exists) * relative_size(len(alphas), alphas.device)
 
     def reduce_steps(self, values: Tensor, mask: Tensor) -> Tensor:
-        """Return the mean over words of the steps' values (N, T), 0 at steps that do not exist."""
+        """Return the mean over existing steps of values (N, T), which are 0 at all other steps."""
         return values.sum() / mask.sum() * relative_size(mask.sum(), mask.device)
 
 

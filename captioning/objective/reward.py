@@ -36,9 +36,9 @@ class CaptionReward:
 
     def __call__(self, index_rows: Sequence[int], captions: Sequence[Hypothesis]) -> Tensor:
         """Return the rewards (N,), float32."""
-        hypotheses = [self.vocabulary.decode(h.ids) + ([END_WORD] if h.finished else []) for h in captions]
-        reward = self.cider_d_weight * self.cider_d.values(hypotheses, index_rows)
+        words = [self.vocabulary.decode(caption.ids) + ([END_WORD] if caption.finished else []) for caption in captions]
+        reward = self.cider_d_weight * self.cider_d.values(words, index_rows)
         if self.bleu4_weight:
-            counts = bleu_counts(hypotheses, self.cider_d.ngrams, index_rows)
+            counts = bleu_counts(words, self.cider_d.ngrams, index_rows)
             reward += self.bleu4_weight * sentence_bleu(counts)[:, 3] / 100
         return torch.from_numpy(reward).float()

@@ -1,7 +1,7 @@
-"""Self-critical sequence training (Rennie et al. 2017): a second stage that raises a metric of its own captions.
+"""Self-critical sequence training (Rennie et al. 2017): a second stage that raises a metric of the model's captions.
 
 The objective is E_w[r(w)], the expected reward of a caption w ~ p(w | a). Captions are sampled word by word from the
-model in eval mode: no dropout, fixed statistics, contexts by ``Attention.context_mode``. Of the search, ``min_length``
+model in eval mode: no dropout, fixed statistics, contexts by ``Attention.context_mode``. The search's ``min_length``
 and ``max_length`` hold; its rules on repeated words do not. The gradient (REINFORCE) is the mean over captions of
 
     (r(w) - b) * d log p(w | a)
@@ -43,9 +43,9 @@ class SelfCriticalTraining(Objective):
         dropout: Whether to differentiate log p(w | a) with the decoder's dropout. Captions are still sampled without
             it, so the gradient only approximates the expected reward's. On a few thousand images dropout keeps the
             model from overfitting the rewards of the training images.
-        likelihood: The likelihood of the batch's own captions, with its guidance, also minimized. The reward alone
+        likelihood: A ``Likelihood``, whose loss on the batch's captions, with its guidance, is added. The reward alone
             moves the alphas away from what they were taught.
-        likelihood_weight: Weight of that likelihood.
+        likelihood_weight: Weight of that loss.
     """
 
     needs_pretrained = True
@@ -91,22 +91,23 @@ class SelfCriticalTraining(Objective):
         Logged values are means over the captions of all processes; "loss" is minus the reward. Only the gradient of
         the loss has a meaning; averaged over processes, it is the gradient for all captions.
         """
-        training = captioner.training
+        was_training = captioner.training
         captioner.eval()
         try:
             memory = captioner.encode_batch(batch)
             captions, rewards = self.sample(captioner, memory, batch.index_rows.tolist())  # N, (N,)
             if self.dropout:
-                _train_dropout(captioner.decoder)
+                _enable_dropout(captioner.decoder)
             log_probs, output = self.log_probs(captioner.decoder, memory, captions)  # (N,)
         finally:
-            captioner.train(training)
+            captioner.train(was_training)
         baseline = leave_one_out(rewards, self.samples)
-        advantages, all_captions = rewards - baseline, torch.ones_like(rewards, dtype=torch.bool)  # (N,)
-        count, words = sum_over_processes(rewards.new_tensor([len(captions), sum(len(c.ids) for c in captions)]))
-        logs = LearningSignal(rewards, baseline, advantages, all_captions).means()
-        logs |= {"loss": -logs["reward"], "caption_length": words / count}
-        loss = -(advantages * log_probs).sum() / count * process_count()
+        advantages, is_sampled = rewards - baseline, torch.ones_like(rewards, dtype=torch.bool)  # (N,)
+        counts = rewards.new_tensor([len(captions), sum(len(caption.ids) for caption in captions)])
+        caption_count, word_count = sum_over_processes(counts)
+        logs = LearningSignal(rewards, baseline, advantages, is_sampled).means()
+        logs |= {"loss": -logs["reward"], "caption_length": word_count / caption_count}
+        loss = -(advantages * log_probs).sum() / caption_count * process_count()
         if self.likelihood is not None:
             term = self.likelihood(captioner, batch)
             loss = loss + self.likelihood_weight * term.loss
@@ -126,8 +127,8 @@ class SelfCriticalTraining(Objective):
         states = tuple(repeat_rows(tensor, self.samples) for tensor in state)
         constraints = Constraints(min_length=self.search.min_length)
         captions = decoding.sample(step, states, max_length=self.search.max_length, constraints=constraints)
-        index_rows_of_captions = [row for row in index_rows for _ in range(self.samples)]
-        return captions, self.reward(index_rows_of_captions, captions).to(state[0].device)
+        caption_rows = [row for row in index_rows for _ in range(self.samples)]
+        return captions, self.reward(caption_rows, captions).to(state[0].device)
 
     def log_probs(
         self, decoder: Decoder, memory: Memory, captions: Sequence[Hypothesis]
@@ -135,13 +136,13 @@ class SelfCriticalTraining(Objective):
         """Return log p(w | a) of N sampled captions (N,) in nats, and the decoder's output for them."""
         device = memory.annotations.device
         ids, lengths = pad_captions([caption.ids for caption in captions])
-        lengths = lengths - torch.tensor([not caption.finished for caption in captions]).long()  # cut off: no <end>
+        lengths = lengths - torch.tensor([not caption.finished for caption in captions]).long()  # those have no <end>
         output = decoder(ids.to(device), lengths.to(device), memory)
         logits = _sampleable_logits(output, self.search.min_length)
         return step_log_probs(logits, output.targets, output.mask).sum(dim=1), output
 
 
-def _train_dropout(decoder: Decoder) -> None:
+def _enable_dropout(decoder: Decoder) -> None:
     """Drop units of the decoder; statistics, attention and everything computed once per image stay in eval mode."""
     decoder.train()
     for attention in decoder.attentions():

@@ -1,4 +1,4 @@
-"""The ``captioning`` command. Help is answered here, because importing what training needs takes seconds."""
+"""The ``captioning`` command. Help is printed here, because the imports of training take seconds."""
 
 import importlib
 import os
@@ -16,9 +16,9 @@ from captioning.settings import command_line
 
 @exits_on_input_error
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the command that a command line names; ``args`` are the words after ``captioning``, None for sys.argv's."""
-    if not os.access(os.path.expanduser("~"), os.W_OK):  # docker run --user
-        # Compiled kernels and files of libraries are kept in the home folder.
+    """Run the command that a command line names. ``args`` are the words after ``captioning``, by default sys.argv's."""
+    if not os.access(os.path.expanduser("~"), os.W_OK):  # as under docker run --user
+        # Libraries keep compiled kernels and other files in the home folder.
         os.environ["HOME"] = os.path.join(tempfile.gettempdir(), f"home-{os.getuid()}")
         os.makedirs(os.environ["HOME"], mode=0o700, exist_ok=True)
     name, *words = command_line(args) or ["--help"]

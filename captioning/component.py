@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def check_shape(owner: object, what: str, value: Any, *shape: int) -> None:
-    """Raise InputError if a user's class returned another shape; ``what`` is like "logits (B, R, L)"."""
+    """Raise InputError if a user's class returned a value of another shape; ``what`` is like "logits (B, R, L)"."""
     if getattr(value, "shape", None) != shape:
         got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise InputError(f"{type(owner).__name__}: {what} must have the shape {shape}, got {got}")
@@ -45,7 +45,7 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
     """A module whose constructor arguments are plain data or other components."""
 
     _init_args: dict[str, Any]
-    is_built = False  # a captioner has built it; it belongs to no other
+    is_built = False  # whether a captioner has built it and owns it
 
     def __init__(self) -> None:  # nn.Module's takes anything
         super().__init__()
@@ -60,7 +60,7 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def to_config(self) -> dict[str, Any]:
-        """Return ``{"class_path": str, "init_args": {...}}`` of plain data, the shape the YAML files use."""
+        """Return ``{"class_path": str, "init_args": {...}}`` of plain data, the form of the YAML files."""
         try:
             init_args = {name: _plain(value) for name, value in self._init_args.items()}
         except TypeError as error:
@@ -69,17 +69,17 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """Rebuild what ``to_config`` described.
+        """Rebuild the component that ``to_config`` described.
 
-        The file cannot choose which code runs: only subclasses of ``cls`` in this package, or imported by the caller
-        already, are constructed. Raises InputError for another class, or arguments that do not fit.
+        A file cannot choose which code runs: it can name only subclasses of ``cls`` that this package has or the caller
+        has imported. Raises InputError for another class, or arguments that do not fit.
         """
         component_class = known_class(config["class_path"], cls)
-        accepted = inspect.signature(component_class.__init__).parameters  # a file may name a removed option, unset
+        accepted = inspect.signature(component_class.__init__).parameters  # a file may have a removed option as null
         # A user's class may call an argument by one of our earlier names.
         names = earlier_names.MODEL | {name: name for name in accepted}
-        named = ((names.get(name) or name, value) for name, value in config["init_args"].items())
-        init_args = {name: _revive(value) for name, value in named if name in accepted or value is not None}
+        arguments = ((names.get(name) or name, value) for name, value in config["init_args"].items())
+        init_args = {name: _revive(value) for name, value in arguments if name in accepted or value is not None}
         try:
             return component_class(**init_args)
         except TypeError as error:
@@ -87,7 +87,7 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
 
 
 def public_path(cls: type) -> str:
-    """Return the path of a class in the shortest package that exports it, such as captioning.attention.SoftAttention.
+    """Return the path of a class in the outermost package that exports it: captioning.attention.SoftAttention.
 
     YAML files, checkpoints and docs name a class by this path, not by the file that defines it.
     """

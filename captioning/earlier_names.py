@@ -1,11 +1,11 @@
-"""What files and command lines of version 0.2 call by another name. An option that gets a new name is entered here."""
+"""Names of version 0.2 in files and on command lines, each with its new name. A renamed option gets an entry here."""
 
 from collections.abc import Mapping
 from typing import Any
 
 MODEL = {"normaliser": "normalizer", "inference": "context_mode"}
 MODEL |= {"standardize": "feature_norm", "centres": "centers", "batches": ""}
-"""Arguments, modules and buffers of a model, read by ``component``; "" for one that is gone."""
+"""Arguments, modules and buffers of a model, read by ``component``; "" for one that was removed."""
 
 SETTINGS = ("data", "test_split", "split"), ("model", "bound_samples", "bound_draws")
 """Settings by section and name, each with its option of `captioning test`; read by ``settings``."""
@@ -23,7 +23,7 @@ SUGGESTIONS |= dict.fromkeys(("per_word", "all_captions"), "ArcticMovingAverage"
 
 
 def conditions(search: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the conditions of a test, as ``evaluation`` and a model card read them, by their names of today."""
+    """Return the conditions of a test, as ``evaluation`` and a model card read them, by their new names."""
     names = {"inference": "context_mode", "bound_samples": "bound_draws"}
     return {names.get(name, name): value for name, value in search.items()}
 

@@ -71,48 +71,48 @@ def one_line(error: BaseException, limit: int = 200) -> str:
 
 @functools.cache
 def warn_once(line: str) -> None:
-    """Log a warning, once in the life of the process."""
+    """Log a warning, once in a process."""
     logging.getLogger("captioning").warning(line)
 
 
 _ALSO_CALLED = {"learning_rate": "lr", "epochs": "max_epochs", "steps": "max_steps", "seed": "seed_everything"}
 _ALSO_CALLED |= {"gpus": "devices", "gpu": "device", "device": "accelerator", "resume": "ckpt_path"}
-"""Names of options in other programs, each with the name here."""
+"""Names of options in other programs, each with its name in this one."""
 
 
 def did_you_mean(word: str, words: Collection[str]) -> str:
     """Return ``; did you mean X?`` with the nearest of ``words``, "" if none is near.
 
-    ``lr`` finds ``--model.optimizer.lr``, and ``beam`` finds ``--model.search.beam_size``. The name with the fewest
-    parts wins.
+    ``lr`` finds ``--model.optimizer.lr``, and ``beam`` finds ``--model.search.beam_size``. Of several such names, the
+    one with the fewest dots wins.
     """
-    names: dict[str, str] = {}
+    by_key: dict[str, str] = {}  # the full name for the key behind its last dot
     for name in sorted(words, key=lambda name: (name.count("."), name)):
-        names.setdefault(name.rpartition(".")[2].lstrip("-"), name)
-    parts, earlier = word.lstrip("-").split("."), earlier_names.SUGGESTIONS
-    key = parts[-1]
-    matches = [names.get(earlier[part], earlier[part]) for part in parts if part in earlier]
-    matches += difflib.get_close_matches(word, words, 1, 0.95) if "." in word else []  # a letter of a section
-    matches += [names[last] for last in (_ALSO_CALLED.get(key, key), key) if last in names]
+        by_key.setdefault(name.rpartition(".")[2].lstrip("-"), name)
+    *sections, key = word.lstrip("-").split(".")
+    renamed = [new for old in (*sections, key) if (new := earlier_names.SUGGESTIONS.get(old))]
+    matches = [by_key.get(new, new) for new in renamed]
+    matches += difflib.get_close_matches(word, words, 1, 0.95) if "." in word else []  # a section with a wrong letter
+    matches += [by_key[name] for name in (_ALSO_CALLED.get(key, key), key) if name in by_key]
     matches += difflib.get_close_matches(word, words, 1, 0.8)
-    matches += [names[last] for last in names if key and last.startswith(key)]
-    matches += [names[last] for last in difflib.get_close_matches(key, names, 1)]
+    matches += [by_key[name] for name in by_key if key and name.startswith(key)]
+    matches += [by_key[name] for name in difflib.get_close_matches(key, by_key, 1)]
     return f"; did you mean {matches[0]}?" if matches else ""
 
 
 _REMEDIES = {
     "(?i)allocate memory|MemoryError": "out of memory ({}); lower the batch size, or give smaller images",
-    "Too many open files": "too many open files; raise the limit, as by ulimit -n 65536, or lower num_workers",
+    "Too many open files": "too many open files; raise the limit (ulimit -n 65536), or lower num_workers",
     "shared memory|</torch_": "/dev/shm is full ({}); docker run --ipc=host or --shm-size 8g, or --data.num_workers 0",
-    r"DataLoader worker \(pid": "a process that loads images died ({}), as where memory is short; lower num_workers",
+    r"DataLoader worker \(pid": "a process that loads images died ({}), often for lack of memory; lower num_workers",
 }
 """Messages for errors of PyTorch and the system, by a pattern of the error."""
 
 
 def exits_on_input_error(main: Callable[P, None]) -> Callable[P, None]:
-    """Wrap a script's ``main``: an ``InputError``, a full disk or a full memory ends in one line and exit code 2.
+    """Wrap a script's ``main``: an ``InputError``, a failed file or a full memory ends in one line and exit code 2.
 
-    The exit code is 130 after Ctrl-C, and 141 if the reader of a pipe has closed it. Other errors keep their traceback.
+    The exit code is 130 after Ctrl-C, and 141 after the reader of a pipe closed it. Other errors keep their traceback.
     """
 
     @functools.wraps(main)
@@ -129,7 +129,7 @@ def exits_on_input_error(main: Callable[P, None]) -> Callable[P, None]:
         except Exception as error:
             if "DataLoader worker (pid" in str(error):  # PyTorch's handler would raise it again here
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            # PyTorch puts the traceback of a data-loading process before the last line, which is the message.
+            # In an error of a data-loading process, the message is the last line; its traceback stands before.
             kind, message = type(error).__name__, str(error).strip().rpartition("\n")[2][:200]
             remedies = [remedy for pattern, remedy in _REMEDIES.items() if re.search(pattern, f"{kind}: {message}")]
             if isinstance(error, InputError):

@@ -18,7 +18,7 @@ JSON_SUFFIXES = (".json", ".jsonl")
 def replacing(path: Path, option: str = "") -> Iterator[Path]:
     """Yield a temporary path beside ``path``; rename it to ``path`` when the block ends without an error.
 
-    Makes missing folders, and replaces the target of a link. Raises InputError, with ``option``, if it cannot write.
+    Makes missing folders. Replaces the target of a link. Raises InputError, which names ``option``, if that fails.
     """
     path = path.expanduser()
     path = path.resolve() if path.is_symlink() else path
@@ -54,7 +54,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path, what_to_do: str = "") -> Any:
-    """Return the content of a JSON file. Raises InputError, which ends in ``what_to_do``, if it is no readable JSON."""
+    """Return the content of a JSON file. Raises InputError, which ends in ``what_to_do``, if that fails."""
     advice = f"; {what_to_do}" if what_to_do else ""
     try:
         return json.loads(path.read_bytes())

@@ -11,13 +11,13 @@ from captioning.errors import printable
 class Progress(tqdm):
     """A tqdm bar over ``total`` units, of which ``done`` are finished at the start. ``update(n)`` adds n units.
 
-    Iterating yields the items of ``over``, one unit each. The unit "B", bytes, is shown as kB, MB ..
+    Iterating yields ``items``, one unit each. The unit "B", bytes, is shown as kB, MB ..
     """
 
     monitor_interval = 0  # start no thread: data loaders fork processes
 
-    def __init__(self, label: str, total: Any = None, done: int = 0, over: Any = None, unit: str = " images") -> None:
+    def __init__(self, label: str, total: Any = None, done: int = 0, items: Any = None, unit: str = " images") -> None:
         seconds = 0.1 if sys.stderr.isatty() else 30
         options = {"unit": unit, "unit_scale": unit == "B", "mininterval": seconds, "maxinterval": seconds}
-        options |= {"dynamic_ncols": True, "disable": over is not None and not over}
-        super().__init__(over, desc=printable(label), total=total, initial=done, **options)
+        options |= {"dynamic_ncols": True, "disable": items is not None and not items}
+        super().__init__(items, desc=printable(label), total=total, initial=done, **options)

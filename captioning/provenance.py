@@ -9,7 +9,7 @@ from typing import Any
 
 
 def provenance(*, command: str, seed: int | None) -> dict[str, Any]:
-    """Return plain data: the command, as typed in the repository's root, commit, seed, machine, software and date.
+    """Return plain data: the command, to be typed in the repository's root, commit, seed, machine, software and date.
 
     The seed is None if nothing is random.
     """
@@ -24,11 +24,11 @@ def provenance(*, command: str, seed: int | None) -> dict[str, Any]:
     if torch.cuda.is_available():
         machine["gpu"] = torch.cuda.get_device_name()
     # The package may be installed in the environment of another project, whose commit says nothing.
-    ours = bool(_git("ls-files", "--error-unmatch", Path(__file__).name))
-    changes = ours and _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":!/docs")
+    is_ours = bool(_git("ls-files", "--error-unmatch", Path(__file__).name))
+    changes = is_ours and _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":!/docs")
     return {
         "command": command,
-        "commit": _git("rev-parse", "--short", "HEAD") if ours else "",
+        "commit": _git("rev-parse", "--short", "HEAD") if is_ours else "",
         "uncommitted_changes": bool(changes),
         "seed": seed,
         "machine": machine,

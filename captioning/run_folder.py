@@ -25,15 +25,15 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
 
     @classmethod
-    def of(cls, checkpoint: str | Path, named: Path | None = None) -> RunFolder | None:
+    def of(cls, checkpoint: str | Path, named_folder: Path | None = None) -> RunFolder | None:
         """Return RUNS/NAME for RUNS/NAME/checkpoints/x.ckpt or a link to it, None for a file elsewhere.
 
-        The path is relative if the folder lies below the current one. ``named`` is the folder of --name; with it, best
-        and last mean checkpoints of that folder. Raises InputError if the folder has no such checkpoint.
+        The path is relative if the folder lies below the current one. With ``named_folder``, the folder of --name, best
+        and last mean its checkpoints. Raises InputError if it has no such checkpoint.
         """
-        if named is not None and checkpoint in CHECKPOINT_NAMES:
-            if not (run := cls(named)).checkpoint(str(checkpoint)).is_file():
-                missing = f"{named} has no checkpoints/{checkpoint}.ckpt"
+        if named_folder is not None and checkpoint in CHECKPOINT_NAMES:
+            if not (run := cls(named_folder)).checkpoint(str(checkpoint)).is_file():
+                missing = f"{named_folder} has no checkpoints/{checkpoint}.ckpt"
                 raise InputError(f"--ckpt_path {checkpoint}: {missing}; name the run by --name (and --runs)")
             return run
         for file in (Path(os.path.abspath(checkpoint)), Path(checkpoint).resolve()):
@@ -50,9 +50,9 @@ class RunFolder:
         return any(self.checkpoints.glob("*.ckpt"))
 
     def is_taken(self) -> bool:
-        """Return whether a run has the folder, possibly without a checkpoint yet."""
-        is_other = os.path.lexists(self.path) and not self.path.is_dir()
-        return is_other or os.path.lexists(self.config) or self.is_trained()
+        """Return whether a run, perhaps without a checkpoint yet, or another file has the path."""
+        is_file = os.path.lexists(self.path) and not self.path.is_dir()
+        return is_file or os.path.lexists(self.config) or self.is_trained()
 
     def claim(self) -> bool:
         """Take the free folder for a new run; return False if another run was faster."""
@@ -70,19 +70,19 @@ class RunFolder:
         """Undo ``claim`` unless the run has saved a checkpoint."""
         if not self.is_trained():
             self.config.unlink(missing_ok=True)
-            if self.made_by_claim:  # includes the loggers' files
+            if self.made_by_claim:  # any other file is a logger's
                 shutil.rmtree(self.path, ignore_errors=True)
 
 
 def checksum(checkpoint: str | Path) -> str:
-    """Return a hash of the checksums of a checkpoint's tensors; "" without a file."""
+    """Return a hash of the checksums in a checkpoint's zip file; "" if there is no such file."""
     try:
         with zipfile.ZipFile(checkpoint) as archive:
-            return hashlib.sha256(repr([part.CRC for part in archive.infolist()]).encode()).hexdigest()[:16]
+            return hashlib.sha256(repr([entry.CRC for entry in archive.infolist()]).encode()).hexdigest()[:16]
     except (OSError, zipfile.BadZipFile):
         return ""
 
 
 def is_current(checksum_of_weights: str, checkpoint: Path | None) -> bool:
-    """Return whether a checkpoint has weights with this checksum; True if the checksum or the file is unknown."""
+    """Return whether a checkpoint has this ``checksum``; True if the checksum or the file is unknown."""
     return not checksum_of_weights or checkpoint is None or checksum_of_weights == checksum(checkpoint)

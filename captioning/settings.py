@@ -42,7 +42,7 @@ def install_yaml() -> Callable[[str], Any]:
     """Make jsonargparse parse YAML settings with the returned function, and write them with ``config_text``.
 
     The function follows jsonargparse's rules, by which 1e-3 is a number, and expands ``~``. It raises InputError for a
-    key that stands twice, because PyYAML would silently take the last one.
+    key that is there twice, because PyYAML would silently take the last one.
     """
     import yaml
     from jsonargparse import get_loader, set_dumper, set_loader
@@ -65,7 +65,7 @@ def install_yaml() -> Callable[[str], Any]:
 
 
 def config_text(settings: Any) -> str:
-    """Return settings as YAML that ``read_config`` reads as they are. Strings such as 05879e07 are quoted."""
+    """Return settings as YAML, which ``read_config`` reads back unchanged. Strings such as 05879e07 are quoted."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -77,7 +77,7 @@ def config_text(settings: Any) -> str:
 
 
 def _repeated_keys(node: Any, lines: dict[str, int], prefix: str = "") -> Iterator[str]:
-    """Yield a sentence on every setting that stands twice, as a key of its section or as one dotted key.
+    """Yield a message for every setting that is there twice, as a key of its section or as one dotted key.
 
     ``lines`` has the line of every setting so far, by dotted key.
     """
@@ -104,7 +104,7 @@ def map_strings(function: Callable[[str], str], value: Any) -> Any:
 
 
 def _expand_home(word: str) -> str:
-    """Return a word with the home folder for ``~``; also in ``--option=~/x``, where the shell does not expand it."""
+    """Return a word with the home folder for ``~``, even in ``--option=~/x``, where no shell expands it."""
     option, sign, path = word.partition("=") if word.startswith("--") else ("", "", word)
     return option + sign + os.path.expanduser(path)
 
@@ -117,8 +117,8 @@ def command_line(args: Sequence[str] | None) -> list[str]:
 def flatten(settings: Mapping[str, Any], without: Iterable[str] = ()) -> dict[str, Any]:
     """Return settings by dotted key, {"model.decoder.dropout": 0.5}, without those in or beneath ``without``.
 
-    Classes of this package, PyTorch and Lightning appear by their short name, other classes by their full path. Items
-    of a list are keyed by class; if a class occurs again, its key ends in -2, -3 ..
+    Classes of this package, PyTorch and Lightning appear by their short name, other classes by their full path. The key
+    of an item of a list is its class; if a class occurs again, its key ends in -2, -3 ..
     """
     left_out = tuple(f"{key}." for key in without)
     return {key: value for key, value in _flatten("", settings) if not f"{key}.".startswith(left_out)}
@@ -149,7 +149,7 @@ def _class_name(class_path: Any) -> str:
 
 def attention_kind(settings: Mapping[str, Any]) -> str:
     """Return one word for the attention of a configuration: soft, hard, summed, multihead ..; "" if it names none."""
-    classes = flatten(settings)
-    if classes.get("model.decoder.output") == "SummedOutput":
+    flat_settings = flatten(settings)
+    if flat_settings.get("model.decoder.output") == "SummedOutput":
         return "summed"
-    return _class_name(classes.get("model.decoder.attention") or "").removesuffix("Attention").lower()
+    return _class_name(flat_settings.get("model.decoder.attention") or "").removesuffix("Attention").lower()

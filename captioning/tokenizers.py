@@ -9,21 +9,21 @@ from collections.abc import Sequence
 
 
 class Tokenizer(ABC):
-    """Splits captions into words, for vocabulary and scores, and joins words into a text.
+    """Splits captions into words, for vocabulary and metrics, and joins words into a text.
 
     Constructors take no arguments: a checkpoint names a tokenizer by its class.
 
     Attributes:
-        description: How a text is split, for reports of scores.
+        description: How a text is split, for reports of metrics.
         english: Whether METEOR, which knows only English, can be computed.
     """
 
-    description = "split by a tokenizer of one's own"
+    description = "split by a user's tokenizer"
     english = False
 
     @abstractmethod
     def tokenize(self, text: str) -> list[str]:
-        """Return the words of a text. No word is empty or has white space in it."""
+        """Return the words of a text. No word is empty or contains white space."""
 
     def join(self, words: Sequence[str]) -> str:
         """Return the words as people write them."""

@@ -52,7 +52,7 @@ class Vocabulary:
     ) -> Vocabulary:
         """Count the words of tokenized **training** captions and keep the frequent ones, most frequent first.
 
-        A word that occurs less than ``min_count`` times becomes <unk>; ``max_words`` does not count special tokens.
+        A word with fewer occurrences than ``min_count`` becomes <unk>; ``max_words`` does not count special tokens.
         """
         counts = Counter(word for words in captions for word in words)
         frequent = [word for word, n in counts.items() if n >= min_count and word not in SPECIALS]

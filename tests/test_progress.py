@@ -9,7 +9,7 @@ from captioning.progress import Progress
 
 
 def test_a_loop_over_a_bar_counts_its_items(capsys):
-    assert list(Progress("scoring", over={"a": 1, "b": 2}.items(), unit=" runs")) == [("a", 1), ("b", 2)]
+    assert list(Progress("scoring", items={"a": 1, "b": 2}.items(), unit=" runs")) == [("a", 1), ("b", 2)]
     assert "scoring: 100%" in (err := capsys.readouterr().err) and " 2/2 [" in err
 
 

@@ -80,7 +80,7 @@ def test_captions_are_scored_with_a_tokenizer_that_does_not_describe_itself(tmp_
     Path("true.json").write_text(json.dumps({"images": [{"id": 1}, {"id": 2}], "annotations": true}))
     options = ["--captions", "said.json", "--references", "true.json", "--tokenizer", "Syllables"]
     command("evaluate", *options)
-    assert "Tokens: split by a tokenizer of one's own." in capsys.readouterr().out
+    assert "Tokens: split by a user's tokenizer." in capsys.readouterr().out
 
 
 def test_a_source_uses_the_tokenizer(tmp_path):

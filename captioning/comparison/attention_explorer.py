@@ -26,7 +26,7 @@ def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner[Captioner
     Return the captioners by run, and one sentence on every checkpoint that cannot be loaded.
     """
     captioners, problems = {}, []
-    for run in Progress("loading models", over=[run for run in runs if run.checkpoint is not None], unit=" runs"):
+    for run in Progress("loading models", items=[run for run in runs if run.checkpoint is not None], unit=" runs"):
         try:
             captioner = captioners[run.name] = load(run.checkpoint)
         except InputError as error:
@@ -57,7 +57,7 @@ def explore(
     notices: list[str] = []
     images: dict[str, ExplorerData] = {}
     crops: dict[float, str] = {}  # by crop, the suffix of image names; runs with other crops share no view
-    for run in Progress("attention", over=captioned, unit=" runs"):
+    for run in Progress("attention", items=captioned, unit=" runs"):
         if (captioner := captioners.get(run.name)) is None:
             notices.append(f"No attention of {run.name}: its checkpoint is missing, or cannot be loaded.")
             continue

@@ -51,7 +51,7 @@ class CountedFamily(NamedTuple):
 def caption_families(images_by_run: Mapping[str, Sequence[CaptionedImage]], *, java: bool) -> list[CountedFamily]:
     """Return the metrics of captions, with METEOR if ``java`` and available."""
     families: dict[Family, CountedFamily] = {}
-    for run, images in Progress("scoring captions", over=images_by_run.items(), unit=" runs"):
+    for run, images in Progress("scoring captions", items=images_by_run.items(), unit=" runs"):
         hypotheses, references = [image.words for image in images], [image.reference_words for image in images]
         for family, counted in family_counts(hypotheses, references, java=java):
             families.setdefault(family, CountedFamily(family.metrics, {}, family.statistic)).counts[run] = counted
@@ -84,7 +84,7 @@ def measure_runs(
 ) -> None:
     """Add the metrics of the runs to the comparison, with a table and tests of ``compared`` against the first run."""
     tests: dict[Key, Difference] = {}
-    for family in Progress(f"{title}: intervals", over=families, unit=" metrics"):
+    for family in Progress(f"{title}: intervals", items=families, unit=" metrics"):
         first = family.counts.get(comparison.runs[0])
         for run, counts in () if family.baseline else family.counts.items():
             with_ends = intervals(counts, family.statistic, resamples=resamples, seed=seed)

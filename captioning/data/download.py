@@ -87,7 +87,7 @@ def unpack(path: Path, root: Path, wanted: str, *, flat: bool = False) -> None:
                 read = archive.extractfile
                 members = [(info.name, info.size, info) for info in archive if info.isfile()]
             files = [member for member in members if re.search(wanted, member[0])]
-            for name, size, info in Progress(f"{path.name}: unpacking", len(files), over=files, unit=" files"):
+            for name, size, info in Progress(f"{path.name}: unpacking", len(files), items=files, unit=" files"):
                 target = root / (PurePosixPath(name).name.lower() if flat else name)
                 if not (target.is_file() and target.stat().st_size == size):
                     target.parent.mkdir(parents=True, exist_ok=True)

@@ -117,8 +117,8 @@ MISTAKES = {
     FIT
     + "--checkpoint.save_top_k 2": "all would be best.ckpt; name them apart, as by --checkpoint.filename 'best_{step}'",
     FIT + "--trainer.overfit_batches 1": "has no effect; give --config configs/overlays/overfit.yaml",
-    FIT + "--trainer.precision bf16-true": "weights are trained in float32; take bf16-mixed",
-    FIT + "--trainer.precision 16-true": "weights are trained in float32; take 16-mixed",
+    FIT + "--trainer.precision bf16-true": "weights are trained in float32; give bf16-mixed",
+    FIT + "--trainer.precision 16-true": "weights are trained in float32; give 16-mixed",
     FIT + "--trainer.enable_checkpointing false": "`enable_checkpointing=False` but found `ModelCheckpoint`",
     FIT + "--checkpoint.dirpath big_disk": "--checkpoint.dirpath" + IN_RUNS,
     FIT + "--last.dirpath=big_disk": "--last.dirpath" + IN_RUNS,

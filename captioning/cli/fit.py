@@ -39,7 +39,7 @@ from captioning.training.loggers import finish_loggers, start_loggers, upload_ad
 from captioning.training.plan import monitor_mode, plan_run
 
 _FOLDER_VARIABLE = "CAPTIONING_RUN_FOLDER"  # environment variable with the run's folder, for the other processes
-_LIBRARIES = ("pytorch_lightning", "lightning_fabric", "wandb", "yaml")  # errors of their own checks become one line
+_LIBRARIES = ("pytorch_lightning", "lightning_fabric", "wandb", "yaml")  # errors of their checks become one line
 
 
 def fit(args: list[str]) -> Fit:
@@ -56,8 +56,8 @@ def fit(args: list[str]) -> Fit:
 
 
 @contextlib.contextmanager
-def _library_errors_as_input_errors(*kinds: type[Exception]) -> Iterator[None]:
-    """Turn errors of these kinds, and a library's refusal of its input, into an InputError of one line.
+def _library_errors_as_input_errors(*error_types: type[Exception]) -> Iterator[None]:
+    """Turn errors of these types, and a library's refusal of its input, into an InputError of one line.
 
     A refusal has a library's own type or comes from a library's check. Other errors keep their traceback.
     """
@@ -70,8 +70,8 @@ def _library_errors_as_input_errors(*kinds: type[Exception]) -> Iterator[None]:
         module = str(frame.f_globals.get("__name__"))
         is_theirs = type(error).__module__.startswith(_LIBRARIES)
         if module.startswith(_LIBRARIES):
-            kinds += (ValueError, TypeError, ImportError, RuntimeError)
-        if not (is_theirs or isinstance(error, kinds) or str(error).startswith("Error(s) in loading state_dict")):
+            error_types += (ValueError, TypeError, ImportError, RuntimeError)
+        if not (is_theirs or isinstance(error, error_types) or str(error).startswith("Error(s) in loading state_dict")):
             raise
         message = one_line(error, 2000)
         message = message.partition("Problem with given class_path ")[2] or message  # such as a missing package
@@ -106,11 +106,11 @@ class Fit(LightningCLI):
 
     def __init__(self, args: list[str]) -> None:
         args = _with_config(args)
-        self.given = [word[2:].partition("=")[0] for word in args if word.startswith("--")]
+        self.option_names = [word[2:].partition("=")[0] for word in args if word.startswith("--")]
         super().__init__(
             CaptioningModule,
             CaptionDataModule,
-            auto_configure_optimizers=False,  # the module takes its own
+            auto_configure_optimizers=False,  # the module has an argument for it
             load_from_checkpoint_support=False,
             seed_everything_default=1,
             run=False,
@@ -126,23 +126,23 @@ class Fit(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--name", type=str | None, help="The run's name; default: the config's.")
         parser.add_argument("--runs", type=str, default="runs", help="Folder of all runs; a run's folder is RUNS/NAME.")
-        parser.add_argument("--ckpt_path", type=str | None, help="Checkpoint to resume: a file, best or last of NAME.")
-        init_from = "Begin with the weights of this model, and a new optimizer. --ckpt_path wins."
+        parser.add_argument("--ckpt_path", type=str | None, help="Checkpoint to resume: a file, or best or last.")
+        init_from = "Begin with the weights of this model and a new optimizer. --ckpt_path wins over it."
         parser.add_argument("--init_from", type=str | None, help=init_from)
-        monitored = {"monitor": "val/bleu4", "mode": None}  # the mode is the metric's
+        monitor = {"monitor": "val/bleu4", "mode": None}  # the metric has a mode
         best = {"filename": "best", "auto_insert_metric_name": False, "enable_version_counter": False}
-        self._add(BestCheckpoint, "checkpoint", default=monitored | best)
+        self._add(BestCheckpoint, "checkpoint", default=monitor | best)
         # Another callback, because save_on_exception would overwrite the best checkpoint.
         last = {"filename": "last", "enable_version_counter": False, "every_n_epochs": 1}
         last |= {"save_on_train_epoch_end": True, "save_on_exception": True}
         self._add(callbacks.ModelCheckpoint, "last", default=last)
         # A short run may have no validation. NaN means that no caption named an object.
-        lenient = {"patience": 5, "strict": False, "check_finite": False}
-        self._add(ResumableStopping, "early_stopping", default=monitored | lenient)
-        parser.link_arguments("runs", "trainer.logger.init_args.save_dir")  # which some loggers require
+        stopping = {"patience": 5, "strict": False, "check_finite": False}
+        self._add(ResumableStopping, "early_stopping", default=monitor | stopping)
+        parser.link_arguments("runs", "trainer.logger.init_args.save_dir")  # some loggers require it
 
-    def _add(self, kind: type, key: str, **options: Any) -> None:
-        self.parser.add_class_arguments(kind, key, fail_untyped=False, instantiate=False, sub_configs=True, **options)
+    def _add(self, cls: type, key: str, **options: Any) -> None:
+        self.parser.add_class_arguments(cls, key, fail_untyped=False, instantiate=False, sub_configs=True, **options)
 
     def parse_arguments(self, parser: Any, args: Any) -> None:
         self.config = parse_training(parser, args)
@@ -152,10 +152,10 @@ class Fit(LightningCLI):
         self.is_rank_zero = getattr(pl.utilities.rank_zero_only, "rank", 0) == 0  # no trainer exists yet
         config = self.config.as_dict()
         # Under torchrun the variable is unset, and the trainer broadcasts the folder.
-        self.plan = plan_run(config, self.given, None if self.is_rank_zero else os.environ.get(_FOLDER_VARIABLE))
+        self.plan = plan_run(config, self.option_names, None if self.is_rank_zero else os.environ.get(_FOLDER_VARIABLE))
         if self.is_rank_zero:
             while self.plan.claims_folder and not self.plan.folder.claim():  # another run was faster
-                self.plan = plan_run(config, self.given)
+                self.plan = plan_run(config, self.option_names)
             reason = f" ({self.plan.taken_folder.path} is taken)" if self.plan.taken_folder else ""
             print(f"run folder: {self.plan.folder.path}{reason}", flush=True)
         os.environ[_FOLDER_VARIABLE] = str(self.plan.folder.path)  # processes started by this one take the same folder
@@ -170,13 +170,13 @@ class Fit(LightningCLI):
         refusals = _library_errors_as_input_errors(ValueError, TypeError, ImportError)
         with contextlib.ExitStack() as stack, self._claiming(), refusals:
             # SIGTERM raises SystemExit, so that temporary files and the claimed folder are removed.
-            previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-            stack.callback(signal.signal, signal.SIGTERM, previous)
+            handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+            stack.callback(signal.signal, signal.SIGTERM, handler)
             self.datamodule = CaptionDataModule(**self._instantiate("data"), seed=self.config.seed_everything)
-            initial = self.read_inputs()
+            start = self.read_inputs()
             self.settings = yaml.safe_load(self.parser.dump(self.config, skip_link_targets=False, skip_unset=False))
-            self.model = CaptioningModule(**self._instantiate("model"), initial_model=initial, settings=self.settings)
-            if initial is None and self.config.ckpt_path is None:
+            self.model = CaptioningModule(**self._instantiate("model"), initial_model=start, settings=self.settings)
+            if start is None and self.config.ckpt_path is None:
                 self.model.encoder.load_published_weights()
             self.best_checkpoint = BestCheckpoint(**vars(self.config.checkpoint))
             self.trainer: Any = self.instantiate_trainer()
@@ -197,52 +197,52 @@ class Fit(LightningCLI):
 
     def read_inputs(self) -> SavedModel | None:
         """Read the data, and return the model of --init_from. Raises InputError if one is missing or damaged."""
-        resume = self.config.ckpt_path
-        if resume is not None:  # the settings of its run win over the command line
-            self.config.init_from = read_checkpoint(Path(resume))["captioning"]["settings"].get("init_from")
+        checkpoint = self.config.ckpt_path
+        if checkpoint is not None:  # its setting wins over the command line's
+            self.config.init_from = read_checkpoint(Path(checkpoint))["captioning"]["settings"].get("init_from")
         if self.is_rank_zero:
             self.datamodule.prepare_data()
             self.datamodule.setup("fit")
-        return read_model(self.config.init_from) if self.config.init_from and resume is None else None
+        return read_model(self.config.init_from) if self.config.init_from and checkpoint is None else None
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        """Return the trainer, with the default callbacks that no callback of the user replaces or turns off."""
+        """Return the trainer. A default callback is left out if the user gives one of its class."""
         options = self._instantiate("trainer") | kwargs
-        chosen = options["callbacks"] or []
-        chosen = [*chosen] if isinstance(chosen, list) else [chosen]
+        setting = options["callbacks"] or []
+        all_callbacks = [*setting] if isinstance(setting, list) else [setting]
         for default in (ValidationFigures(), Throughput(), LogLines(), self.stop_on_request):
-            if not any(isinstance(callback, type(default)) for callback in chosen):
-                chosen.append(default)
+            if not any(isinstance(callback, type(default)) for callback in all_callbacks):
+                all_callbacks.append(default)
         last = callbacks.ModelCheckpoint(**vars(self.config.last))
-        chosen += [self.best_checkpoint, last, ResumableStopping(**vars(self.config.early_stopping))]
+        all_callbacks += [self.best_checkpoint, last, ResumableStopping(**vars(self.config.early_stopping))]
         # on_fit_start comes after the weights are restored, so a resume that fails there leaves config.yaml as it was.
-        chosen.append(callbacks.LambdaCallback(on_fit_start=self._write_config))
+        all_callbacks.append(callbacks.LambdaCallback(on_fit_start=self._write_config))
         options["plugins"] = options["plugins"] or [CheckpointFiles()]
-        return pl.Trainer(**options | {"callbacks": chosen})
+        return pl.Trainer(**options | {"callbacks": all_callbacks})
 
     def train(self) -> None:
-        """Train; print where the best checkpoint is, or how to resume a stopped run."""
+        """Train, and print the best checkpoint or how to resume a stopped run."""
         with self._claiming():
             for callback in self.trainer.callbacks:
                 if hasattr(callback, "monitor") and hasattr(callback, "mode"):
                     monitor_mode(f"trainer.callbacks: {type(callback).__name__}", callback.monitor, callback.mode)
             self._start_loggers()
-            code = 0
+            exit_code = 0
             try:
                 self.trainer.fit(self.model, self.datamodule, ckpt_path=self.config.ckpt_path, weights_only=True)
             except SIGTERMException:
                 if self.trainer.global_rank:  # the launcher would kill the first process while it saves
                     raise SystemExit(0) from None
-                code = 130 if self.stop_on_request.stop_signal == signal.SIGINT else 143
-            except SystemExit as ended:
+                exit_code = 130 if self.stop_on_request.stop_signal == signal.SIGINT else 143
+            except SystemExit as error:
                 # Lightning exits with code 1 after a Ctrl-C before the first step.
-                raise ended.__context__ if isinstance(ended.__context__, KeyboardInterrupt) else ended from None
-            finish_loggers(code)
-            if code:
+                raise error.__context__ if isinstance(error.__context__, KeyboardInterrupt) else error from None
+            finish_loggers(exit_code)
+            if exit_code:
                 options = ["--ckpt_path", str(self.plan.folder.checkpoint("last"))]
                 options += [word for module in IMPORTED for word in ("--import", module)]
                 print(f"to go on: captioning fit {shlex.join(options)}", file=sys.stderr, flush=True)
-                raise SystemExit(code)
+                raise SystemExit(exit_code)
             if self.trainer.is_global_zero:
                 self._print_end()
 
@@ -266,8 +266,8 @@ class Fit(LightningCLI):
             "seed": seed,
             "provenance": provenance(command=shlex.join(sys.argv), seed=seed) | {"used": machine},
         }
-        best = (self.best_checkpoint.monitor, self.best_checkpoint.mode) if self.best_checkpoint.monitor else None
-        start_loggers(trainer.loggers, self.settings | labels, best=best)
+        monitor = (self.best_checkpoint.monitor, self.best_checkpoint.mode) if self.best_checkpoint.monitor else None
+        start_loggers(trainer.loggers, self.settings | labels, monitor=monitor)
 
     def _print_end(self) -> None:
         best = self.best_checkpoint
@@ -294,7 +294,7 @@ def _with_config(args: list[str]) -> list[str]:
         run = RunFolder.of(options.ckpt_path, Path(options.runs or "runs", options.name or "run"))
         if run is not None and run.config.is_file():
             return ["--config", str(run.config), *args]
-        read_checkpoint(Path(options.ckpt_path))  # refuses what is none
+        read_checkpoint(Path(options.ckpt_path))  # raises InputError if it is none
     for file in options.config:
-        read_config(Path(file), "--config")  # refuses what is none
+        read_config(Path(file), "--config")  # raises InputError if it is none
     return args

@@ -44,20 +44,20 @@ class ValidationFigures(Callback):
 
 
 class LogLines(Callback):
-    """Prints the model's sizes, a line of metrics per validation, and that nothing is left to train."""
+    """Prints the size of each module, the metrics of each validation, and a line if nothing was left to train."""
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        self._started, self._trains = time.perf_counter(), False
-        for name, part in pl_module.captioner.named_children() if trainer.is_global_zero else ():
-            sizes = [(weights.numel(), weights.requires_grad) for weights in part.parameters()]
-            count, trained = sum(size for size, _ in sizes), sum(size for size, trains in sizes if trains)
-            print(f"{name}: {type(part).__name__}, {count:,} parameters, {trained:,} of them trained", flush=True)
+        self._start_time, self._has_trained = time.perf_counter(), False
+        for name, module in pl_module.captioner.named_children() if trainer.is_global_zero else ():
+            sizes = [(weights.numel(), weights.requires_grad) for weights in module.parameters()]
+            count, trained = sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained)
+            print(f"{name}: {type(module).__name__}, {count:,} parameters, {trained:,} of them trained", flush=True)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        self._trains = True
+        self._has_trained = True
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not self._trains and trainer.is_global_zero:
+        if not self._has_trained and trainer.is_global_zero:
             limits = "--trainer.max_epochs, max_steps, max_time, limit_train_batches and --early_stopping.patience"
             print(f"nothing is left to train after step {trainer.global_step}; the limits are {limits}", flush=True)
 
@@ -68,7 +68,7 @@ class LogLines(Callback):
         names = dict.fromkeys(("train/loss", "val/nll", *monitors, "val/bleu4", "val/pointing_accuracy"))
         logged = trainer.callback_metrics
         metrics = [f"{name} {logged[name]:.2f}" for name in names if name in logged and not logged[name].isnan()]
-        seconds = time.perf_counter() - self._started
+        seconds = time.perf_counter() - self._start_time
         print(f"epoch {trainer.current_epoch + 1}, step {trainer.global_step}, {seconds:.0f} s:", *metrics, flush=True)
 
 
@@ -106,14 +106,14 @@ class BestCheckpoint(callbacks.ModelCheckpoint):
         old, new = str(state_dict["dirpath"]), str(self.dirpath)
         if Path(state_dict["best_model_path"].replace(old, new, 1)).is_file():
             paths = {name: value.replace(old, new, 1) for name, value in state_dict.items() if isinstance(value, str)}
-            best_k_models = {path.replace(old, new, 1): k for path, k in state_dict["best_k_models"].items()}
+            best_k_models = {path.replace(old, new, 1): metric for path, metric in state_dict["best_k_models"].items()}
             state_dict = state_dict | paths | {"best_k_models": best_k_models}
         super().load_state_dict(state_dict)
         self.nll = state_dict.get("nll", math.inf)
 
 
 class CheckpointFiles(TorchCheckpointIO):
-    """Writes a checkpoint beside its final place and renames it. Lightning may copy it from another disk, in pieces."""
+    """Writes a checkpoint beside its path and renames it. Lightning may copy from another disk, not at once."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         write_checkpoint(checkpoint, Path(path))
@@ -123,7 +123,7 @@ class ResumableStopping(callbacks.EarlyStopping):
     """Lightning's callback, for runs that end inside an epoch and are resumed.
 
     Two events use up no patience: the validation that ``max_time`` adds, and the end of an epoch that was cut short.
-    A resumed run uses the patience in its settings. If that is used up, it stops before the first batch.
+    A resumed run uses the patience in its settings. If no patience is left, it stops before the first batch.
     """
 
     @property
@@ -148,11 +148,11 @@ class ResumableStopping(callbacks.EarlyStopping):
 class Throughput(Callback):
     """Logs ``train/captions_per_second`` of this process, over ``log_every_n_steps`` batches or an epoch.
 
-    Lightning's ``ThroughputMonitor`` waits for the device in every step and has other names.
+    Lightning's ``ThroughputMonitor`` waits for the device in every step and logs other keys.
     """
 
     def on_train_start(self, *_: Any) -> None:
-        self._since, self._captions = time.perf_counter(), 0
+        self._start_time, self._captions = time.perf_counter(), 0
 
     on_train_epoch_start = on_validation_end = on_train_start  # type: ignore[assignment]
 
@@ -162,8 +162,8 @@ class Throughput(Callback):
         self._captions += len(batch.captions)
         if (batch_idx + 1) % max(1, trainer.log_every_n_steps) == 0 or trainer.is_last_batch:  # type: ignore[attr-defined]
             if pl_module.device.type == "cuda":
-                torch.cuda.synchronize(pl_module.device)  # otherwise the time excludes steps in progress
-            pl_module.log("train/captions_per_second", self._captions / (time.perf_counter() - self._since))
+                torch.cuda.synchronize(pl_module.device)  # otherwise the time would exclude steps in progress
+            pl_module.log("train/captions_per_second", self._captions / (time.perf_counter() - self._start_time))
             self.on_train_start()
 
 
@@ -200,27 +200,27 @@ class StopOnRequest(Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._lightning_handler = signal.getsignal(signal.SIGTERM)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
-                signal.signal(number, self._on_signal)
+        for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(signal_number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+                signal.signal(signal_number, self._on_signal)
 
-    def _on_signal(self, number: int, frame: Any) -> None:
-        if number == signal.SIGINT:
+    def _on_signal(self, signal_number: int, frame: Any) -> None:
+        if signal_number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             print("\nending after this step; Ctrl-C again ends at once, without saving", file=sys.stderr, flush=True)
-        self.stop_signal = number
+        self.stop_signal = signal_number
 
-    def _is_asked(self, trainer: pl.Trainer) -> bool:
-        """Return whether any process was asked to end; all processes must call this."""
-        if agreed := bool(trainer.strategy.reduce_boolean_decision(self.stop_signal is not None, all=False)):
+    def _must_stop(self, trainer: pl.Trainer) -> bool:
+        """Return whether a signal has asked any process to stop. All processes must call this together."""
+        if must_stop := bool(trainer.strategy.reduce_boolean_decision(self.stop_signal is not None, all=False)):
             self.stop_signal = self.stop_signal or int(signal.SIGTERM)
-        return agreed
+        return must_stop
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        is_end = self._is_asked(trainer) and not trainer.is_last_batch and not is_inside_step(trainer)
-        if is_end and callable(self._lightning_handler):
+        stops_here = self._must_stop(trainer) and not trainer.is_last_batch and not is_inside_step(trainer)
+        if stops_here and callable(self._lightning_handler):
             self._lightning_handler(signal.SIGTERM, None)  # the trainer raises SIGTERMException after this batch
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self._is_asked(trainer):  # asked after the epoch's last batch, which is validated and saved
+        if self._must_stop(trainer):  # since the last batch of an epoch that is now validated and saved
             raise SIGTERMException

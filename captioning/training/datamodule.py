@@ -24,7 +24,7 @@ from captioning.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class VocabularyOptions:
-    """Which words the captions are made of.
+    """The words that a model knows, and the tokenizer that splits captions into them.
 
     Args:
         min_count: A word with fewer occurrences in the training captions becomes <unk>.
@@ -51,7 +51,7 @@ class VocabularyOptions:
 class CaptionDataModule(pl.LightningDataModule):
     """The batches of one data set for training and validation.
 
-    The trainer's module has ``encoder``, which determines the preprocessing of images and the grid of objects.
+    The encoder of the trainer's module determines the preprocessing of images and the cells of objects.
 
     Args:
         source: Data set.
@@ -63,7 +63,7 @@ class CaptionDataModule(pl.LightningDataModule):
         eval_batch_size: Images in an evaluation batch, per process.
         num_workers: Processes that load images. By default one per processor, at most 8; for cached features none
             on a CPU and two on a GPU.
-        vocabulary: Which words the captions are made of.
+        vocabulary: Options of the vocabulary.
         features: Folder written by ``captioning extract``; training reads annotations from it.
         augmentation: Random changes of training images.
         limit_images: Use only the first images of every split, to try something out.
@@ -121,24 +121,24 @@ class CaptionDataModule(pl.LightningDataModule):
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
-        """The words of the training captions, of a file, or of a model followed by new words of the captions."""
+        """The words of the training captions, of a file, or of a model with the new words of the captions appended."""
         options, tokenizer = self._vocabulary_options, self.source.tokenizer
         if options.file is not None:
             return Vocabulary.load(options.file, tokenizer)
         index, min_count = self.index("train"), options.min_count
         captions = (caption.split() for caption in index.captions)
-        counted = Vocabulary.build(captions, min_count=min_count, max_words=options.max_words, tokenizer=tokenizer)
-        if not counted.words and options.extend is None:
-            rare = f"no word of the {len(index.captions)} training captions occurs that often; lower it"
-            raise InputError(f"data.vocabulary.min_count {min_count}: {rare}")
+        frequent = Vocabulary.build(captions, min_count=min_count, max_words=options.max_words, tokenizer=tokenizer)
+        if not frequent.words and options.extend is None:
+            problem = f"no word of the {len(index.captions)} training captions occurs that often; lower it"
+            raise InputError(f"data.vocabulary.min_count {min_count}: {problem}")
         if options.extend is None:
-            return counted
+            return frequent
         vocabulary = read_model(options.extend).vocabulary
         check_tokenizer(vocabulary.tokenizer, tokenizer)
-        return vocabulary.extended(counted.words)
+        return vocabulary.extended(frequent.words)
 
     @property
-    def _processes(self) -> dict[str, Any]:
+    def _rank_options(self) -> dict[str, Any]:
         trainer = self.trainer
         return {} if trainer is None else {"rank": trainer.global_rank, "world_size": trainer.world_size}
 
@@ -149,18 +149,18 @@ class CaptionDataModule(pl.LightningDataModule):
             num_workers=self.workers,
             pin_memory=torch.cuda.is_available(),
             persistent_workers=self.workers > 0,
-            # Loading draws nothing from the global generator, whose numbers a resumed run continues.
+            # Loaders must not draw from the global generator: a resumed run continues its numbers.
             generator=torch.Generator().manual_seed(self.seed),
         )
 
     batch_settings = "data.batch_size data.group data.captions_per_image data.limit_images seed_everything".split()
-    """Settings that decide the batches of ``sampler``, so that a resumed run cannot change them inside an epoch."""
+    """Settings that determine the batches of ``sampler``. A resumed run cannot change them inside an epoch."""
 
     def sampler(self, start: tuple[int, int] = (0, 0)) -> CaptionBatches:
         """Return this process's training batches, lists of caption indices, from ``start`` (epoch, batch)."""
         lengths, images = self.index("train").caption_lengths, self.index("train").caption_image
         options: dict[str, Any] = {"group": self.group, "captions_per_image": self.captions_per_image, "start": start}
-        return CaptionBatches(lengths, images, self.batch_size, self.seed, **options, **self._processes)
+        return CaptionBatches(lengths, images, self.batch_size, self.seed, **options, **self._rank_options)
 
     def train_dataloader(self) -> DataLoader[CaptionBatch]:
         random_crop, flip = self.augmentation.random_crop, self.augmentation.flip
@@ -175,11 +175,11 @@ class CaptionDataModule(pl.LightningDataModule):
             options["regions"] = regions = self.split_data("train").regions(self.encoder)
             if not regions.available:
                 raise InputError("objective.guidance: the data set has no regions; see data/README.md")
-            # Processes that load images keep the weights of their start, so the cells of training stay, too.
+            # Training moves the encoder's cells, but loading processes keep those of their start. So does this line.
             regions.cells = self.encoder.cells
         start = (0, 0) if self.trainer is None else next_batch(self.trainer)
         return self._loader("train", self.sampler(start), **options)
 
     def val_dataloader(self) -> DataLoader[CaptionBatch]:
-        batches = image_batches(len(self.index("val")), self.eval_batch_size, **self._processes)
+        batches = image_batches(len(self.index("val")), self.eval_batch_size, **self._rank_options)
         return self._loader("val", batches, by_image=True)

@@ -21,15 +21,15 @@ from captioning.views.overlays import ModelAttention, attention_figure
 
 
 def logger_settings(config: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
-    """Return class and arguments of a run's loggers: CSV, and wandb unless the configuration turns it off."""
-    chosen = config["trainer"]["logger"]
-    if chosen in (None, True):
-        chosen = {"class_path": "pytorch_lightning.loggers.WandbLogger"}
+    """Return the settings of a run's loggers: CSV, and wandb unless the configuration turns it off."""
+    setting = config["trainer"]["logger"]
+    if setting in (None, True):
+        setting = {"class_path": "pytorch_lightning.loggers.WandbLogger"}
     loggers = []
-    for logger in chosen if isinstance(chosen, list) else [chosen] if chosen else []:
+    for logger in setting if isinstance(setting, list) else [setting] if setting else []:
         arguments = logger.get("init_args", {})
         # A run writes the list of its loggers, with their folder, into its configuration.
-        is_of_another_run = isinstance(chosen, list) and arguments.get("save_dir") not in (None, ".")
+        is_of_another_run = isinstance(setting, list) and arguments.get("save_dir") not in (None, ".")
         arguments = {**arguments, "save_dir": str(folder)}
         if logger["class_path"].endswith("WandbLogger"):
             if config["ckpt_path"] is None and is_of_another_run:
@@ -44,11 +44,11 @@ def logger_settings(config: Mapping[str, Any], folder: Path) -> list[dict[str, A
 
 
 def start_loggers(
-    loggers: Iterable[Logger], settings: Mapping[str, Any], *, best: tuple[str, str] | None = None
+    loggers: Iterable[Logger], settings: Mapping[str, Any], *, monitor: tuple[str, str] | None = None
 ) -> None:
     """Start the loggers of a run with its settings. Without an account or a network, wandb logs offline.
 
-    For the metric ``best``, such as ("val/nll", "min"), wandb's table of runs shows the best and the last value.
+    wandb's table of runs shows the best and the last value of ``monitor``, a metric and its mode: ("val/nll", "min").
 
     Raises:
         InputError: A logger fails, as wandb does with a wrong key.
@@ -72,26 +72,26 @@ def start_loggers(
             os.environ["WANDB_MODE"] = "offline"
             sys.modules["wandb"].teardown()  # so that it reads the environment again
             start_loggers([logger], settings)
-        if isinstance(logger, WandbLogger) and best is not None:
+        if isinstance(logger, WandbLogger) and monitor is not None:
             axis = {"step_metric": "trainer/global_step", "step_sync": True}
-            logger.experiment.define_metric(best[0], summary=f"{best[1]},last", **axis)
+            logger.experiment.define_metric(monitor[0], summary=f"{monitor[1]},last", **axis)
 
 
 def finish_loggers(exit_code: int) -> None:
-    """End this process's run in wandb, which writes into the run's folder and prints last lines."""
+    """End this process's run in wandb. wandb then writes its last files and lines."""
     if "wandb" in sys.modules:
         sys.modules["wandb"].finish(exit_code)
 
 
 def upload_advice(folder: Path) -> str:
-    """Return the line that says how to upload what wandb logged offline in a run's folder; "" if there is nothing."""
+    """Return a line that says how to upload the offline wandb logs of a run's folder; "" if it has none."""
     if not any(folder.glob("wandb/offline-run-*")):
         return ""
     return f"wandb ran offline; to upload: wandb sync {shlex.quote(str(folder))}/wandb/offline-run-*"
 
 
 def write_figures(folder: Path, suffix: str, evaluator: Evaluator) -> dict[str, str]:
-    """Write the evaluator's figures to ``figures/``; return the caption of each file."""
+    """Write the evaluator's figures to ``figures/``, and return their captions by path."""
     encoder, index = evaluator.model.encoder, evaluator.index
     captions = {}
     for row, hypothesis in sorted(evaluator.figure_hypotheses.items()):
@@ -115,7 +115,7 @@ def log_figures(loggers: Iterable[Logger], stage: str, captions: Mapping[str, st
             width, height = max(figure.width for figure in figures), max(figure.height for figure in figures)
             # wandb shows the figures of a panel in one size.
             borders = [(0, 0, width - figure.width, height - figure.height) for figure in figures]
-            padded = [ImageOps.expand(*pair, fill="white") for pair in zip(figures, borders, strict=True)]
+            padded = [ImageOps.expand(*args, fill="white") for args in zip(figures, borders, strict=True)]
             # Not as a table: an offline run stores a table's images outside its folder.
             logger.log_image(f"{stage}/figures", padded, caption=[*captions.values()])
 

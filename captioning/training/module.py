@@ -40,11 +40,11 @@ class CaptioningModule(pl.LightningModule):
 
     Args:
         encoder: Images to annotations.
-        decoder: Annotations to words; it takes the attention among its own arguments.
-        objective: The objective of training; by default the likelihood with the doubly stochastic penalty (Eq. 14).
+        decoder: Annotations to words; the attention is one of its arguments.
+        objective: Objective of training; by default the likelihood with the doubly stochastic penalty (Eq. 14).
         optimizer: Called with the parameter groups; a fine-tuned encoder is a group with its own learning rate.
         scheduler: Called with the optimizer and the number of optimizer steps of the whole run; none by default.
-        search: Options of the search of the validations.
+        search: Options of the search in validations.
         initial_model: Model whose weights the captioner begins with.
         settings: The full configuration of the run, which checkpoints keep.
     """
@@ -66,27 +66,27 @@ class CaptioningModule(pl.LightningModule):
         settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         super().__init__()
-        self._parts = (encoder, decoder)  # a tuple: only the captioner registers them as submodules
+        self._encoder_decoder = (encoder, decoder)  # a tuple: only the captioner registers them as submodules
         self.objective = (objective or Likelihood()).bind(decoder)
         self.optimizer, self.scheduler = optimizer, scheduler
         self.search, self.initial_model, self.settings = search, initial_model, dict(settings)
         self._watch = CollapseWatch()
-        self._batches = 0  # of the whole run, if an attention needs the progress
+        self._run_batches = 0  # batches of the whole run, if an attention needs the progress
         self._random_state: dict[str, Any] | None = None
         self._random_state_at_step: dict[str, Tensor] = {}  # at the beginning of the optimizer step
-        self._stops_after_step = False  # the optimizer step in progress
+        self._stops_after_step = False  # whether training ends with the optimizer step in progress
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without objects that refer to the parser, which ``EMAWeightAveraging`` could not copy."""
+        """Return the state without objects that refer to the parser: ``EMAWeightAveraging`` could not copy them."""
         return super().__getstate__() | {"optimizer": None, "scheduler": None, "initial_model": None}
 
     @property
     def encoder(self) -> Encoder:
-        return self._parts[0]
+        return self._encoder_decoder[0]
 
     @property
     def attention(self) -> Attention:
-        return self._parts[1].attention
+        return self._encoder_decoder[1].attention
 
     @property
     def data(self) -> CaptionDataModule:
@@ -98,26 +98,26 @@ class CaptioningModule(pl.LightningModule):
 
     def assemble(self, vocabulary: Vocabulary) -> Captioner:
         """Build and return the captioner for a vocabulary, with the weights of ``initial_model``."""
-        self.captioner = Captioner(*self._parts, vocabulary_size=len(vocabulary))
+        self.captioner = Captioner(*self._encoder_decoder, vocabulary_size=len(vocabulary))
         self.captioner.freeze_statistics = bool(self.initial_model or self.settings.get("init_from"))  # also if resumed
-        checkpoint_entry(self.captioner, vocabulary, self.settings)  # refuses a part that no checkpoint can hold
-        self.captioner.train()  # Lightning leaves the modes as they are
+        checkpoint_entry(self.captioner, vocabulary, self.settings)  # raises if no checkpoint can describe it
+        self.captioner.train()  # Lightning leaves the mode as it is
         if self.initial_model is not None:
             self.initial_model.load_into(self.captioner, vocabulary)
         return self.captioner
 
     def on_fit_start(self) -> None:
         if self.objective.needs_pretrained and self.trainer.ckpt_path is None and self.initial_model is None:
-            rank_zero_warn("self-critical training begins with random weights; pass others with --init_from")
+            rank_zero_warn("self-critical training begins with random weights; give trained ones by --init_from")
         needs_progress = any(attention.needs_progress for attention in self.captioner.decoder.attentions())
-        self._batches = self._run_length()[1] if needs_progress else 0
-        # An epoch of fewer batches would have no curve.
-        self.trainer.log_every_n_steps = min(self.trainer.log_every_n_steps, max(1, self._epoch_batches()))  # type: ignore[attr-defined]
+        self._run_batches = self._run_length()[1] if needs_progress else 0
+        # Otherwise an epoch of fewer batches would log nothing.
+        self.trainer.log_every_n_steps = min(self.trainer.log_every_n_steps, max(1, self._batches_per_epoch()))  # type: ignore[attr-defined]
         self.objective.prepare(self.data.index("train"), self.data.vocabulary, self.search)
 
     def on_train_start(self) -> None:
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, GradientAccumulationScheduler):  # it acts only at the start of an epoch
+            if isinstance(callback, GradientAccumulationScheduler):  # a run resumed inside an epoch skips its start
                 callback.on_train_epoch_start(self.trainer)
         resume.start_new_epoch(self.trainer)
         if self._random_state is not None:  # a resumed run continues the same stream of random numbers
@@ -136,8 +136,8 @@ class CaptioningModule(pl.LightningModule):
             torch.manual_seed(int(stream.generate_state(1, np.uint64)[0]))
 
     def training_step(self, batch: CaptionBatch, batch_idx: int) -> Tensor:
-        for attention in self.captioner.decoder.attentions() if self._batches else ():
-            attention.progress = self.trainer.fit_loop.total_batch_idx / self._batches
+        for attention in self.captioner.decoder.attentions() if self._run_batches else ():
+            attention.progress = self.trainer.fit_loop.total_batch_idx / self._run_batches
         loss, terms, output = self.objective(self.captioner, batch)
         check_shape(self.objective, "the loss ()", loss)
         statistics = attention_statistics(output.trace, output.mask, sparse=self.attention.normalizer.sparse)
@@ -153,7 +153,7 @@ class CaptioningModule(pl.LightningModule):
         return loss
 
     def on_train_batch_end(self, *_: Any) -> None:
-        """Let ``max_time`` and early stopping end training only after a step: checkpoints have no gradients."""
+        """Let ``max_time`` and early stopping wait for the optimizer step, because checkpoints have no gradients."""
         self._stops_after_step |= self.trainer.should_stop
         self.trainer.should_stop = self._stops_after_step and not resume.is_inside_step(self.trainer)
 
@@ -178,35 +178,35 @@ class CaptioningModule(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def _run_length(self) -> tuple[int, int]:
-        """Return the optimizer steps and batches of the run. Lightning's estimate would build the loader too early."""
+        """Return the run's numbers of optimizer steps and batches. Lightning's own would build the loader too early."""
         trainer: Any = self.trainer
-        batches = self._epoch_batches()
-        epoch_steps = max(1, math.ceil(batches / trainer.accumulate_grad_batches))
-        limits = [(trainer.max_steps, trainer.max_steps * batches // epoch_steps)] if trainer.max_steps > 0 else []
+        batches = self._batches_per_epoch()
+        steps = max(1, math.ceil(batches / trainer.accumulate_grad_batches))  # of an epoch, like ``batches``
+        limits = [(trainer.max_steps, trainer.max_steps * batches // steps)] if trainer.max_steps > 0 else []
         if trainer.max_epochs is not None and trainer.max_epochs >= 0:
-            limits.append((trainer.max_epochs * epoch_steps, trainer.max_epochs * batches))
+            limits.append((trainer.max_epochs * steps, trainer.max_epochs * batches))
         if not limits:
             raise InputError("the schedule of the learning rate or attention needs --trainer.max_epochs or max_steps")
         return min(limits)
 
-    def _epoch_batches(self) -> int:
+    def _batches_per_epoch(self) -> int:
         batches, limit = len(self.data.sampler()), self.trainer.limit_train_batches
         return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
 
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        """Clip gradients, even scaled ones of a fused optimizer, which Lightning refuses.
+        """Clip gradients, including the scaled gradients of a fused optimizer, which Lightning refuses.
 
         Raises InputError if training has diverged, before a gradient that is not finite changes a weight.
         """
-        by_norm, fused = gradient_clip_algorithm in (None, "norm"), optimizer.defaults.get("fused")
+        is_by_norm, is_fused = gradient_clip_algorithm in (None, "norm"), optimizer.defaults.get("fused")
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)  # it skips steps whose gradient overflows
-        if scaler is not None and fused:
+        if scaler is not None and is_fused:
             scaler.unscale_(optimizer)  # its step then does not unscale again
         # The order of the parameters determines the rounding of the norm, and so whether runs repeat exactly.
-        grouped = (p for group in optimizer.param_groups for p in group["params"])
-        parameters = list(self.parameters() if fused else grouped)
+        group_parameters = (p for group in optimizer.param_groups for p in group["params"])
+        parameters = list(self.parameters() if is_fused else group_parameters)
         gradients = [p.grad for p in parameters if p.grad is not None]
         try:
             norm = torch.nn.utils.get_total_norm(gradients, error_if_nonfinite=scaler is None)
@@ -214,11 +214,11 @@ class CaptioningModule(pl.LightningModule):
             remedy = "try a lower learning rate, --trainer.gradient_clip_val 5, or --trainer.precision 32-true"
             step = self.trainer.global_step + 1
             raise InputError(f"training has diverged: the gradient is not finite at step {step}; {remedy}") from error
-        if gradient_clip_val and by_norm:
+        if gradient_clip_val and is_by_norm:
             torch.nn.utils.clip_grads_with_norm_(parameters, gradient_clip_val, norm)
         elif gradient_clip_val:
             torch.nn.utils.clip_grad_value_(parameters, gradient_clip_val)
-        self.log("train/gradient_norm", norm)  # before it was clipped
+        self.log("train/gradient_norm", norm)  # before clipping
         self.log("train/learning_rate", float(optimizer.param_groups[0]["lr"]))  # the decoder's
 
     def on_validation_epoch_start(self) -> None:
@@ -233,9 +233,9 @@ class CaptioningModule(pl.LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Log the metrics over the images of all processes."""
         if self.trainer.world_size > 1:
-            parts: list[Any] = [None] * self.trainer.world_size
-            torch.distributed.all_gather_object(parts, (self.evaluator.images, self.evaluator.sums))
-            for images, sums in parts:
+            results: list[Any] = [None] * self.trainer.world_size  # of the processes
+            torch.distributed.all_gather_object(results, (self.evaluator.images, self.evaluator.sums))
+            for images, sums in results:
                 self.evaluator.images |= images
                 self.evaluator.sums |= sums
         metrics = self.evaluator.finish()  # without METEOR, which takes seconds

@@ -20,39 +20,39 @@ class RunPlan:
 
     folder: RunFolder  # RUNS/NAME, or the first free one of RUNS/NAME-2, RUNS/NAME-3 ..
     taken_folder: RunFolder | None  # RUNS/NAME, if another run has it
-    claims_folder: bool  # whether this process must claim it: not if resumed there, nor if another process did
+    claims_folder: bool  # False if the run is resumed in its folder, or another process has claimed it
     settings: dict[str, Any]  # to be set in the configuration, by dotted key: paths, modes of monitors, loggers
 
 
-def plan_run(config: Mapping[str, Any], given: Collection[str], folder: str | None = None) -> RunPlan:
+def plan_run(config: Mapping[str, Any], option_names: Collection[str], folder: str | None = None) -> RunPlan:
     """Return the plan of a run. The function looks for files, and writes none.
 
     Args:
         config: The full configuration of `captioning fit`.
-        given: The names of the command line's options, without --.
-        folder: The run's folder, if another process of the run has chosen it.
+        option_names: The options on the command line, without --.
+        folder: The run's folder, if another process of the run has claimed it.
 
     Raises:
         InputError: An option of Lightning has no effect here or is set by the run.
     """
-    _check_usable(config, given)
+    _check_usable(config, option_names)
     name, checkpoint = config["name"], config["ckpt_path"]
     if not name:  # the name of the first file; later files are overlays
         name = Path(str(config["config"][0])).stem if config["config"] else "run"
-        name += f"_{config['seed_everything']}" if "WANDB_SWEEP_ID" in os.environ else ""  # wandb's agent started it
-    wanted = RunFolder(Path(folder or Path(config["runs"], name)))
-    resumed = RunFolder.of(checkpoint, wanted.path) if checkpoint else None
-    if resumed is not None and resumed.config.is_file() and not folder:
-        # A resumed run stays in its folder, whatever the configuration says; the command line may name another.
-        folder_settings: dict[str, Any] = {"runs": resumed.path.parent, "name": resumed.path.name}
-        folder_settings |= {name: config[name] for name in folder_settings if name in given}
-        wanted = RunFolder(Path(folder_settings["runs"], folder_settings["name"]))
-    run = wanted
-    is_same_run = resumed is not None and resumed.path.resolve() == wanted.path.resolve()
+        name += f"_{config['seed_everything']}" if "WANDB_SWEEP_ID" in os.environ else ""  # wandb's agent runs this
+    named_run = RunFolder(Path(folder or Path(config["runs"], name)))
+    resumed_run = RunFolder.of(checkpoint, named_run.path) if checkpoint else None
+    if resumed_run is not None and resumed_run.config.is_file() and not folder:
+        # A resumed run stays in its folder, whatever the configuration says, unless an option names another.
+        folder_settings: dict[str, Any] = {"runs": resumed_run.path.parent, "name": resumed_run.path.name}
+        folder_settings |= {name: config[name] for name in folder_settings if name in option_names}
+        named_run = RunFolder(Path(folder_settings["runs"], folder_settings["name"]))
+    run = named_run
+    is_same_run = resumed_run is not None and resumed_run.path.resolve() == named_run.path.resolve()
     claims_folder = not (folder or is_same_run)
     numbers = itertools.count(2)
     while claims_folder and run.is_taken():
-        run = RunFolder(wanted.path.with_name(f"{wanted.path.name}-{next(numbers)}"))
+        run = RunFolder(named_run.path.with_name(f"{named_run.path.name}-{next(numbers)}"))
     settings = {
         "name": run.path.name,
         "runs": str(run.path.parent),
@@ -65,7 +65,7 @@ def plan_run(config: Mapping[str, Any], given: Collection[str], folder: str | No
     for callback in ("checkpoint", "early_stopping"):
         monitor, mode = config[callback]["monitor"], config[callback]["mode"]
         settings[f"{callback}.mode"] = monitor_mode(f"--{callback}", monitor, mode)
-    return RunPlan(run, wanted if run is not wanted else None, claims_folder, settings)
+    return RunPlan(run, named_run if run is not named_run else None, claims_folder, settings)
 
 
 def monitor_mode(option: str, monitor: str | None, mode: str | None) -> str:
@@ -84,21 +84,21 @@ def monitor_mode(option: str, monitor: str | None, mode: str | None) -> str:
     return mode or str(metric_mode)
 
 
-def _check_usable(config: Mapping[str, Any], given: Collection[str]) -> None:
+def _check_usable(config: Mapping[str, Any], option_names: Collection[str]) -> None:
     """Raise InputError if an option of Lightning has no effect here or is set by the run."""
     storage_options = re.compile(r"(checkpoint|last)\.dirpath|trainer\.(default_root_dir|logger\b.*\.(save_)?dir)")
-    for option in given:
+    for option in option_names:
         if storage_options.fullmatch(option):
             raise InputError(f"--{option}: checkpoints and logs of a run are in RUNS/NAME; give --runs and --name")
-    best, trainer = config["checkpoint"], config["trainer"]
+    checkpoint, trainer = config["checkpoint"], config["trainer"]
     for name, low in {"accumulate_grad_batches": 1, "check_val_every_n_epoch": 1, "gradient_clip_val": 0}.items():
         check_range(low, **{f"--trainer.{name}": trainer[name]})
     if trainer["overfit_batches"]:
         raise InputError("--trainer.overfit_batches: has no effect; give --config configs/overlays/overfit.yaml")
     if (precision := trainer["precision"]) in ("bf16-true", "16-true"):
         mixed = precision.replace("true", "mixed")
-        raise InputError(f"--trainer.precision {precision}: weights are trained in float32; take {mixed}")
-    count, filename = best["save_top_k"], best["filename"]
-    if count not in (0, 1) and not best["enable_version_counter"] and "{" not in (filename or "{"):
-        instead = f"name them apart, as by --checkpoint.filename '{filename}_{{step}}'"
-        raise InputError(f"--checkpoint.save_top_k {count}: all would be {filename}.ckpt; {instead}")
+        raise InputError(f"--trainer.precision {precision}: weights are trained in float32; give {mixed}")
+    count, filename = checkpoint["save_top_k"], checkpoint["filename"]
+    if count not in (0, 1) and not checkpoint["enable_version_counter"] and "{" not in (filename or "{"):
+        remedy = f"name them apart, as by --checkpoint.filename '{filename}_{{step}}'"
+        raise InputError(f"--checkpoint.save_top_k {count}: all would be {filename}.ckpt; {remedy}")

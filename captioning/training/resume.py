@@ -17,7 +17,7 @@ def next_batch(trainer: pl.Trainer) -> tuple[int, int]:
     """Return the epoch and the batch, both counted from 0, at which training starts or continues.
 
     Lightning's loop is ``restarting`` from loading a checkpoint until the first batch. Between two epochs, its counts
-    still belong to the last epoch, and are no position.
+    still belong to the last epoch, so the batch is 0.
     """
     loop: Any = trainer.fit_loop
     progress = loop.epoch_loop.batch_progress
@@ -57,7 +57,7 @@ def start_new_epoch(trainer: pl.Trainer) -> None:
 def rewind(checkpoint: dict[str, Any]) -> None:
     """Set a checkpoint's position back to its last optimizer step, and mark an epoch that was cut short as unfinished.
 
-    Raises InputError if the checkpoint has no position, because it was made to be used and not to be resumed.
+    Raises InputError if the checkpoint has only a model, without a position to resume from.
     """
     if "loops" not in checkpoint or "random_state" not in checkpoint:
         raise InputError("--ckpt_path: the checkpoint holds the model alone; training cannot resume; see --init_from")
@@ -67,10 +67,10 @@ def rewind(checkpoint: dict[str, Any]) -> None:
         batches["is_last_batch"] = False
         for span in ("current", "total"):  # the batches of the epoch, and of the run
             batches[span] = dict.fromkeys(batches[span], batches[span]["ready"] - unfinished)
-    # Saved between an epoch's last batch and its end; Lightning would not count the next epoch.
+    # Lightning would not count an epoch saved between its last batch and its end, and would count one cut short.
     ends_epoch = batches["is_last_batch"] and batches["current"]["completed"] < batches["current"]["ready"]
     for span, epochs in loop["epoch_progress"].items() if batches["current"]["ready"] else ():
-        if ends_epoch or epochs["processed"] == epochs["started"]:  # also where max_steps or max_time cut it short
+        if ends_epoch or epochs["processed"] == epochs["started"]:  # counted at its end, or by max_steps or max_time
             epochs["processed"] = epochs["completed"] = epochs["started"] - (not batches["is_last_batch"])
         batches[span]["completed"] += ends_epoch
 
@@ -78,10 +78,10 @@ def rewind(checkpoint: dict[str, Any]) -> None:
 def check_settings(checkpoint: Mapping[str, Any], settings: Mapping[str, Any], batch_settings: Sequence[str]) -> None:
     """Print the settings that differ from the checkpoint's. ``batch_settings`` may differ only between two epochs.
 
-    Raises InputError if training cannot go on from the checkpoint's state with a setting.
+    Raises InputError if a changed setting does not fit the checkpoint's state.
     """
-    without = (*STORAGE_SETTINGS, "init_from")
-    saved, new = flatten(checkpoint.get("captioning", {}).get("settings") or {}, without), flatten(settings, without)
+    ignored = (*STORAGE_SETTINGS, "init_from")
+    saved, new = flatten(checkpoint.get("captioning", {}).get("settings") or {}, ignored), flatten(settings, ignored)
     saved["processes"] = checkpoint.get("processes", new["processes"])
     batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     is_inside_epoch = batches["current"]["ready"] and not batches["is_last_batch"]
@@ -93,7 +93,7 @@ def check_settings(checkpoint: Mapping[str, Any], settings: Mapping[str, Any], b
             changes_state = key in saved and key in new  # another version of a class may have other arguments
         if changes_batches or changes_state:
             where = "inside an epoch" if changes_batches else "in a resumed run"
-            instead = f"keep {saved.get(key)}, or begin a new run with --init_from"
-            raise InputError(f"{key} cannot change to {new.get(key)} {where}; {instead}")
+            remedy = f"keep {saved.get(key)}, or begin a new run with --init_from"
+            raise InputError(f"{key} cannot change to {new.get(key)} {where}; {remedy}")
     if changes := [f"{key}: {new.get(key)}, was {saved.get(key)}" for key in differing]:
         rank_zero_only(print)(f"settings that differ from the checkpoint's: {'; '.join(changes)}", flush=True)

@@ -9,7 +9,7 @@ from captioning.errors import check_whole
 
 
 class WarmupCosine(LambdaLR):
-    """Rises linearly to the optimizer's learning rate, then falls to zero along half a cosine.
+    """Raises the rate linearly to the optimizer's learning rate, then lowers it to zero along half a cosine.
 
     Args:
         optimizer: Optimizer whose parameter groups keep their own rates.

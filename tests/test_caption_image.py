@@ -72,7 +72,7 @@ def test_paths_can_come_from_standard_input(capsys, checkpoint, folder, monkeypa
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{folder / 'b.png'}\0".encode())))  # -print0
     assert run(capsys, "-", "--model", checkpoint)[0][0].split("\t")[0] == str(folder / "b.png")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\n")))
-    assert "no image is named" in run(capsys, "-", "--model", checkpoint, code=2)[1]
+    assert "name an image or a folder of images" in run(capsys, "-", "--model", checkpoint, code=2)[1]
 
 
 def test_an_unreadable_image_costs_a_line_and_the_exit_code(capsys, checkpoint, folder, tmp_path):
@@ -242,7 +242,7 @@ def test_sampling_repeats_itself_with_a_seed(capsys, checkpoint, folder):
             ["x.png", "--model", "empty", "--overlay", "empty"],
             "--overlay empty: would replace empty, which is",
         ),
-        (["x.png", "y.png", "--overlay", "."], "--overlay .: has images of this command; give another folder"),
+        (["x.png", "y.png", "--overlay", "."], "--overlay .: contains input images; give another folder"),
         (["x.png", "--json", "./x.png"], "--json x.png: would replace x.png, which is an input"),
         (["x.png", "notes", "--json", "o.json"], "--json o.json: must end in .jsonl"),
     ],

@@ -110,7 +110,7 @@ def test_an_archive_put_there_by_hand_is_used_and_deleted_when_it_is_unpacked(co
 
 def test_a_full_disk_is_reported_before_the_download(coco, server, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
-    assert "the disk has 0.0 GB free; use --root on another disk" in refused(capsys, *coco(tmp_path))
+    assert "the disk has 0.0 GB free; give --root on another disk" in refused(capsys, *coco(tmp_path))
     assert server.requests == []
 
 

@@ -17,7 +17,7 @@ from captioning.run_folder import RunFolder
 RUN_COMMANDS = {
     "fit": "train a model; keeps the checkpoint whose captions have the best validation BLEU-4",
     "validate": "score a checkpoint on its validation split",
-    "test": "score any model on the test split of its data or of others, or an ensemble",
+    "test": "score a model or an ensemble on the test split of its data or of other data",
     "predict": "write captions of the test split to files, for the COCO evaluation server",
 }
 
@@ -27,7 +27,7 @@ OTHER_COMMANDS = {
     "evaluate": "score a file of captions",
     "compare": "compare runs: metrics with intervals and tests, curves, captions, attention",
     "export": "write a trained captioner as a folder that others can use",
-    "average": "write a checkpoint whose weights are the mean of several",
+    "average": "write a checkpoint with the mean weights of several",
     "prepare": "get a data set, or an encoder's weights",
     "extract": "compute a frozen encoder's features once, for faster training",
 }
@@ -59,7 +59,7 @@ Every command takes --import MODULE, a Python module of yours whose classes a co
 
 FIT_HELP = """usage: captioning fit --config CONFIG.yaml [--config OVERLAY.yaml ...] [options]
 
-  --config FILE.yaml            a configuration; of several, the later ones win, and options win over all
+  --config FILE.yaml            a configuration; a later one wins over an earlier one, an option over all
   --ckpt_path FILE.ckpt         checkpoint to resume
   --name NAME                   name of the run (default: the config's); its folder is runs/NAME
   --init_from MODEL             start from the weights of this model, with a new optimizer
@@ -77,8 +77,8 @@ FIT_HELP = """usage: captioning fit --config CONFIG.yaml [--config OVERLAY.yaml 
   --model.objective CLASS       Likelihood or SelfCriticalTraining
   --model.optimizer.lr RATE     learning rate
   --print_config                print the full configuration and stop
-  --PLACE.help CLASS            the options of a class, as in --model.encoder.help TimmEncoder;
-                                inside the decoder only after a --config
+  --KEY.help CLASS              the options of a class, as in --model.encoder.help TimmEncoder;
+                                a key inside the decoder only after a --config
   --help_all                    every option with its meaning and default (a thousand lines)
 
 examples:

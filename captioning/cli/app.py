@@ -22,7 +22,7 @@ h1 { font-family: system-ui, sans-serif; }
 footer { display: none !important; }
 """
 # The frame is as high as its content and has the focus, for arrow keys. --screen is the height of this window.
-_LOADED = """
+_ON_LOAD = """
 const { body, documentElement: page } = this.contentDocument;
 page.style.setProperty("--screen", innerHeight + "px");
 new ResizeObserver(() => (this.style.height = body.offsetHeight + "px")).observe(body);
@@ -34,7 +34,7 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
     """Caption photos on a page in the browser: drop a photo, see its words and where the model looked.
 
     The command needs an extra: pip install -e '.[app]'. Only this machine can open the page, unless
-    --host says otherwise, and photos stay on the machine that serves it.
+    --host names another address. Photos stay on the machine that serves the page.
 
     Args:
         model: A FILE.ckpt, exported folder, hf:owner/name or pretrained.
@@ -49,7 +49,7 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
     if importlib.util.find_spec("gradio") is None:
         raise InputError("captioning app needs gradio: pip install -e '.[app]'")
     print(f"captioning app: loading {printable(model)} ...", file=sys.stderr, flush=True)
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio sends some on import
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio sends usage data on import
     import gradio
 
     from captioning.checkpoint.load import PRETRAINED_FOLDER
@@ -68,11 +68,11 @@ def app(*, model: str = "pretrained", host: str = "127.0.0.1", port: int = 7860)
             photo: Any = gradio.Image(label="Photo", height=220, sources=["upload", "clipboard"], buttons=[])
             with gradio.Column():
                 files = [[str(folder / example["file"])] for example in examples]
-                samples = gradio.Dataset(components=[photo], samples=files, label="Examples, the last one difficult")
+                gallery = gradio.Dataset(components=[photo], samples=files, label="Examples, the last one difficult")
                 gradio.Markdown(f"<small>{sources}</small>")
         # Without this, gradio would decode the upload and report a damaged file in its own words.
         photo.preprocess = lambda upload: upload and upload.path
-        samples.click(lambda sample: sample[0], samples, photo, api_visibility="private")
+        gallery.click(lambda example: example[0], gallery, photo, api_visibility="private")
         result = gradio.HTML(padding=False)
         photo.change(lambda path: _answer(captioner, name, path), photo, result, api_visibility="private")
     server: dict[str, Any] = {"server_name": host, "server_port": port, "allowed_paths": [str(folder)]}
@@ -99,4 +99,4 @@ def _answer(captioner: ImageCaptioner[Any], name: str, path: str | None) -> str:
     page = explorer_page([caption.explorer_image(name)], caption.text)
     # A frame of its own keeps the explorer's style, keys and policy apart from the page around it.
     frame = '<iframe class="frame" title="Caption and attention" onload="{}" srcdoc="{}"></iframe>'
-    return frame.format(html.escape(_LOADED), html.escape(page))
+    return frame.format(html.escape(_ON_LOAD), html.escape(page))

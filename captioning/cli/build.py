@@ -1,4 +1,4 @@
-"""Building objects from parts of a training configuration."""
+"""Building objects from keys of a training configuration."""
 
 import itertools
 import json
@@ -34,10 +34,9 @@ def parse_training(parser: ArgumentParser, args: Sequence[str]) -> Namespace:
 def build(
     types: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], options: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the objects at the keys of ``types``, and their settings, nested as in a configuration.
+    """Return the objects at the keys of ``types``, {"data.source": CaptionSource} and their settings, nested as YAML.
 
-    ``types`` are the objects' types by key, such as ``{"data.source": CaptionSource}``.
-    A part whose type admits None may be missing. A later configuration wins over an earlier one, and options of the
+    A key whose type admits None may be missing. A later configuration wins over an earlier one, and options of the
     training command, ``["--data.source.root", "DIR"]``, win over all configurations.
     """
     restrict_imports()
@@ -47,8 +46,8 @@ def build(
         parser.add_argument(f"--{key}", type=value_type, required=type(None) not in get_args(value_type))
     arguments = []
     for config in configs:
-        parts = {key: part for key in types if (part := _part(key, config)) is not None}
-        arguments += ["--config", json.dumps(parts, default=str)]
+        values = {key: value for key in types if (value := _value_at(key, config)) is not None}
+        arguments += ["--config", json.dumps(values, default=str)]
     settings = parse_training(parser, [*arguments, *options])
     try:
         built = parser.instantiate(settings)
@@ -57,8 +56,8 @@ def build(
     return {key: built[key] for key in types}, settings.as_dict()
 
 
-def _part(key: str, config: Any) -> Any:
-    """Return the part of a configuration at a dotted key; None if it is missing."""
+def _value_at(key: str, config: Any) -> Any:
+    """Return the value of a configuration at a dotted key; None if it is missing."""
     for name in key.split("."):
         config = config.get(name) if isinstance(config, Mapping) else None
     return config

@@ -1,4 +1,4 @@
-"""The command ``caption``: images of the user's, printed, drawn, explored or written as JSON."""
+"""The command ``caption``: captions of the user's images, printed, drawn, explored or written as JSON."""
 
 import contextlib
 import dataclasses
@@ -31,7 +31,7 @@ def caption(
 ) -> None:
     """Caption images with the pretrained captioner or a model of your own, and draw where it looked.
 
-    Options of the search that you leave out have the values of the model's training.
+    Options of the search default to those of the model's training.
 
     Args:
         *images: Image files, folders of images, or - to read paths from standard input.
@@ -58,19 +58,19 @@ def caption(
     if sample and decoding.keys() & {"beam_size", "length_normalization"}:
         raise InputError("--beam_size and --length_normalization: have no effect with --sample")
     models = model or ["pretrained"]
-    single = len(images) == 1 and images[0] != "-" and not os.path.isdir(images[0])
-    failed: list[Any] = []
+    is_single = len(images) == 1 and images[0] != "-" and not os.path.isdir(images[0])
+    failed_paths: list[Any] = []
 
     def skip(path: Any, error: object) -> None:
-        failed.append(path)
+        failed_paths.append(path)
         print(f"error: {printable(error)}", file=sys.stderr)
 
     if not (paths := list(_paths(images))):
-        raise InputError("no image is named")
+        raise InputError("name an image or a folder of images")
     inputs = [*paths, *models]
-    check_output(json, "--json", JSON_SUFFIXES if single else (".jsonl",), inputs)
+    check_output(json, "--json", JSON_SUFFIXES if is_single else (".jsonl",), inputs)
     check_output(explorer, "--explorer", PAGE_SUFFIXES, inputs)
-    overlays = _overlay_paths(overlay, paths, single, inputs) if overlay is not None else {}
+    overlays = _overlay_paths(overlay, paths, is_single, inputs) if overlay is not None else {}
     from captioning.inference import load
     from captioning.views.explorer import ExplorerData, explorer_page
 
@@ -78,7 +78,7 @@ def caption(
     options = dataclasses.replace(captioner.options, **decoding, method="sample" if sample else "beam")
     labels = names if len({*names}) == len(names) else models
     title = printable(" + ".join(names))
-    explored: list[ExplorerData] = []
+    explorer_images: list[ExplorerData] = []
     results = captioner.stream(paths, options, batch_size=batch_size, on_error=skip)
     first = list(itertools.islice(results, 1))  # a command that fails keeps the file of an earlier one
     with _json_lines(json if first else None) as lines:
@@ -91,19 +91,19 @@ def caption(
             if lines is not None:
                 print(json_text.dumps(content), file=lines, flush=True)
             if lines is not sys.stdout:
-                path_column = [] if single else [printable(result.path)]
-                for shown in [result, *(result.alternatives if options.samples else ())]:
-                    print(*path_column, printable(shown.text), sep="\t", flush=True)
+                path_column = [] if is_single else [printable(result.path)]
+                for candidate in [result, *(result.alternatives if options.samples else ())]:
+                    print(*path_column, printable(candidate.text), sep="\t", flush=True)
             if explorer is not None:
-                explored.append(result.explorer_image(title))
-    if explored and explorer is not None:
-        write_text(explorer, explorer_page(explored, f"Where the model looked: {title}"), "--explorer")
+                explorer_images.append(result.explorer_image(title))
+    if explorer_images and explorer is not None:
+        write_text(explorer, explorer_page(explorer_images, f"Where the model looked: {title}"), "--explorer")
     for output in (overlay, explorer, json):
-        if output is not None and len(failed) < len(paths) and str(output) != "-":
+        if output is not None and len(failed_paths) < len(paths) and str(output) != "-":
             print_written(output)
-    if failed:
-        if not single:
-            print(f"error: {len(failed)} of {len(paths)} images unreadable", file=sys.stderr)
+    if failed_paths:
+        if not is_single:
+            print(f"error: {len(failed_paths)} of {len(paths)} images unreadable", file=sys.stderr)
         raise SystemExit(2)
 
 
@@ -116,7 +116,7 @@ def _json_lines(path: Path | None) -> contextlib.AbstractContextManager[TextIO |
 
 
 def _paths(images: Sequence[str]) -> Iterator[str]:
-    """Yield the named files, the images below named folders in order, and the paths of standard input for ``-``."""
+    """Yield the paths of files, of the images below folders in order, and from standard input for ``-``."""
     for name in images:
         if name == "-":
             lines = sys.stdin.buffer.read().replace(b"\0", b"\n").splitlines()  # find -print0 ends names with 0
@@ -134,10 +134,10 @@ def _images_below(folder: str) -> list[str]:
 
     readable = tuple(suffixes())
     images, others = list[str](), list[str]()
-    for place, folders, files in os.walk(folder, onerror=lambda error: others.append(str(error.filename))):
+    for parent, folders, files in os.walk(folder, onerror=lambda error: others.append(str(error.filename))):
         folders[:] = [name for name in folders if name[0] != "."]
-        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
-        for path in (os.path.join(place, name) for name in [*files, *links] if name[0] != "."):
+        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+        for path in (os.path.join(parent, name) for name in [*files, *links] if name[0] != "."):
             (images if path.lower().endswith(readable) else others).append(path)
     skipped = f"{len(others)} skipped, which are no images or cannot be read"
     if any(path.lower().endswith((".heic", ".heif")) for path in others):
@@ -149,15 +149,15 @@ def _images_below(folder: str) -> list[str]:
     return sorted(images)
 
 
-def _overlay_paths(target: Path, paths: Sequence[str], single: bool, inputs: Sequence[str]) -> dict[str, Path]:
+def _overlay_paths(target: Path, paths: Sequence[str], is_single: bool, inputs: Sequence[str]) -> dict[str, Path]:
     """Return each image's overlay: ``target``, or a file in the folder ``target``."""
-    if single and target.suffix and not target.is_dir():
+    if is_single and target.suffix and not target.is_dir():
         check_output(target, "--overlay", FIGURE_SUFFIXES, inputs)
         return dict.fromkeys(paths, target)
     if target.suffix.lower() in FIGURE_SUFFIXES and not target.is_dir():
         raise InputError(f"--overlay {target}: there may be several images; give a folder")
     check_output(target, "--overlay", inputs=inputs)
     if target.resolve() in {Path(path).resolve().parent for path in paths}:
-        raise InputError(f"--overlay {target}: has images of this command; give another folder")
+        raise InputError(f"--overlay {target}: contains input images; give another folder")
     unique = dict.fromkeys(paths)  # numbered, because images in two folders may have one name
     return {path: target / f"{number:03d}_{Path(path).stem[:50]}.png" for number, path in enumerate(unique, 1)}

@@ -68,39 +68,40 @@ def compare(
 
     with json_output(json) as numbers:
         # A run that is named by itself and by its folder counts once.
-        chosen = list({os.path.realpath(run.folder): run for name in runs for run in find_runs(name)}.values())
-        if len(chosen) < 2:
+        all_runs = list({os.path.realpath(run.folder): run for name in runs for run in find_runs(name)}.values())
+        if len(all_runs) < 2:
             raise InputError(f"give two or more different runs to compare, got {' '.join(map(str, runs))}")
-        inputs = [path for run in chosen for pattern in INPUTS for path in run.folder.glob(pattern)]
+        inputs = [path for run in all_runs for pattern in INPUTS for path in run.folder.glob(pattern)]
         for option, path, _ in files:
             check_output(path, option, inputs=inputs)
-        page = output or Path(os.path.relpath(chosen[0].folder / "../comparison.html"))
+        page = output or Path(os.path.relpath(all_runs[0].folder / "../comparison.html"))
         if test:
-            chosen = [_test_if_needed(run) for run in chosen]
-        name_runs(chosen)
-        captioners, problems = load_models(chosen)
-        comparison = compare_runs(chosen, metric=metric, resamples=resamples, seed=seed, images=images)
-        explorer, missing_attention = explore(chosen, captioners, comparison, seed=seed)
+            all_runs = [_test_if_needed(run) for run in all_runs]
+        name_runs(all_runs)
+        captioners, problems = load_models(all_runs)
+        comparison = compare_runs(all_runs, metric=metric, resamples=resamples, seed=seed, images=images)
+        explorer, missing_attention = explore(all_runs, captioners, comparison, seed=seed)
         comparison.notices += problems + missing_attention
         first_seeds = {names[0] for names in comparison.variant_runs}
-        picture = common_reference([run for run in chosen if run.name in first_seeds], captioners)
+        picture = common_reference([run for run in all_runs if run.name in first_seeds], captioners)
         if figure is not None:
             if picture is None:
-                raise InputError(f"--figure {figure}: the runs have no image in common whose file and models are there")
+                raise InputError(f"--figure {figure}: no common image of the runs has its file and models")
             picture.save_figure(figure)
             print_written(figure)
         print_comparison(comparison)
         command = f"captioning compare {shlex.join(map(str, runs))} --metric {metric}"
-        origin = provenance(command=command, seed=seed)
-        version = (origin["commit"] or "unknown") + (", changed since" if origin["uncommitted_changes"] else "")
-        footer = [command, f"Version {version}; {origin['date']}; {resamples} resamples from seed {seed}."]
+        provenance_record = provenance(command=command, seed=seed)
+        version = provenance_record["commit"] or "unknown"
+        version += ", changed since" if provenance_record["uncommitted_changes"] else ""
+        footer = [command, f"Version {version}; {provenance_record['date']}; {resamples} resamples from seed {seed}."]
         write_text(page, comparison_page(comparison, explorer=explorer, picture=picture, footer=footer), "--output")
         print(f"\npage          {page}")
-        numbers |= comparison.to_dict() | {"provenance": origin}
+        numbers |= comparison.to_dict() | {"provenance": provenance_record}
 
 
 def _test_if_needed(run: Run) -> Run:
-    """Return a run; if it has no captions, first test its checkpoint without showing the output."""
+    """Return a run. If it has no captions, first test its checkpoint, without the output of the test."""
     from captioning.comparison.runs import read_run
 
     if run.captions is not None or run.checkpoint is None:

@@ -25,7 +25,7 @@ def evaluate(
         captions: The captions in the format of the COCO server, a JSON list of image_id and caption.
         references: COCO's annotations or Karpathy's file.
         split: Split of Karpathy's file.
-        tokenizer: Class of a tokenizer of yours; the default is PennTreebank, as in COCO's toolkit.
+        tokenizer: Class of the tokenizer, which may be yours; the default is PennTreebank, as in COCO's toolkit.
         json: Also write the metrics as JSON; - prints only them.
 
     Examples:

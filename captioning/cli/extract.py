@@ -29,7 +29,7 @@ def extract(
     Args:
         config: The training configuration; of several, the later ones win.
         output: Folder of the features.
-        split: Splits: train, val or test; by default train and val.
+        split: Splits to extract: train, val or test; by default train and val.
         init_from: A model to take the encoder's weights from.
         flipped: Also extract the mirrored training images, for --data.augmentation.flip.
         device: auto, cpu, cuda or cuda:N.
@@ -74,7 +74,7 @@ def extract(
         num_workers=worker_count(num_workers, cached=False),
         flipped=flipped,
     )
-    more = " --data.augmentation.flip 0.5" if flipped else ""
-    more += f" --init_from {shlex.quote(init_from)}" if init_from else ""
+    options = " --data.augmentation.flip 0.5" if flipped else ""
+    options += f" --init_from {shlex.quote(init_from)}" if init_from else ""
     features = shlex.quote(str(output))
-    print(f"To train from these features, add to the training command:  --data.features {features}{more}")
+    print(f"To train from these features, add to the training command:  --data.features {features}{options}")

@@ -19,7 +19,7 @@ from captioning.errors import InputError, did_you_mean
 Command = Callable[..., Any]
 
 OVERRIDES = "overrides"
-"""Name of the argument that receives the options of `captioning fit` that the command does not define."""
+"""Name of a command's argument for options of `captioning fit` that the command itself does not have."""
 
 
 _FIELD = inspect.Parameter("field", inspect.Parameter.KEYWORD_ONLY, default=None)  # a field's default is not shown
@@ -36,8 +36,8 @@ def refusal(prog: str, message: str, help_text: str) -> InputError:
         option = f"--{match[1]}"
         hint = "; captioning fit has it" if option in options else did_you_mean(option, options)
     elif match := re.search(r"(?:has no attribute '|dot import path string: )([\w.]+)", message):
-        places = ("captioning.", "torch.optim.", "torch.nn", "pytorch_lightning.", *IMPORTED)
-        modules = [module for name, module in sys.modules.items() if name.startswith(places)]
+        packages = ("captioning.", "torch.optim.", "torch.nn", "pytorch_lightning.", *IMPORTED)
+        modules = [module for name, module in sys.modules.items() if name.startswith(packages)]
         classes = {name for module in modules for name, value in vars(module).items() if isinstance(value, type)}
         hint = did_you_mean(match[1], classes)
     elif "import path denylist" in message:
@@ -59,18 +59,18 @@ def command_parser(command: Command, prog: str) -> argparse.ArgumentParser:
     may be None takes ``true`` or ``false``. A ``list`` is a repeated option (without ``*names``, also one with several
     values). A ``Literal`` has choices. ``**names: Annotated[Any, D]`` are the documented fields of the dataclass D.
     """
-    documented = docstring_parser.parse(inspect.getdoc(command) or "")
-    lines = (documented.examples[0].description or "").splitlines() if documented.examples else []
+    docstring = docstring_parser.parse(inspect.getdoc(command) or "")
+    lines = (docstring.examples[0].description or "").splitlines() if docstring.examples else []
     lines = [f"  {line}" for line in lines if line.startswith(prog)]  # two commands may share a docstring
     epilog = "\n".join(["examples:", *lines]) if lines else None
     width = min(100, shutil.get_terminal_size().columns)
     layout = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=29, width=width)
-    texts: dict[str, Any] = {"description": documented.description, "epilog": epilog, "formatter_class": layout}
+    texts: dict[str, Any] = {"description": docstring.description, "epilog": epilog, "formatter_class": layout}
     parser = CommandParser(prog, **texts, allow_abbrev=False)
     parser.argument_default = argparse.SUPPRESS  # the function has the defaults
     hints, parameters = get_type_hints(command, include_extras=True), inspect.signature(command).parameters
     has_words = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values())
-    usage, arguments = [prog], documented.params
+    usage, arguments = [prog], docstring.params
     if arguments and arguments[-1].arg_name.startswith("**"):
         _, group = get_args(hints[arguments.pop().arg_name[2:]])
         hints |= get_type_hints(group)
@@ -109,7 +109,7 @@ def command_parser(command: Command, prog: str) -> argparse.ArgumentParser:
 
 
 def call(prog: str, command: Command | Mapping[str, Command], args: Sequence[str], **fixed: Any) -> None:
-    """Call a command with a command line; of several commands, the first word names one.
+    """Call a command with the words of a command line. If there are several commands, the first word names one.
 
     ``fixed`` are arguments without an option.
     """
@@ -120,7 +120,7 @@ def call(prog: str, command: Command | Mapping[str, Command], args: Sequence[str
     parameters = inspect.signature(command).parameters
     # argparse would take an --option=value with a space for a value.
     pairs = (word.split("=", 1) if word.startswith("--") and " " in word else [word] for word in args)
-    values, unknown = parser.parse_known_args([part for pair in pairs for part in pair])
+    values, unknown = parser.parse_known_args([word for pair in pairs for word in pair])
     if unknown and OVERRIDES not in parameters:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     arguments = vars(values) | ({OVERRIDES: unknown} if unknown else {}) | fixed

@@ -14,7 +14,7 @@ from captioning.errors import InputError
 if TYPE_CHECKING:
     from captioning.data import CaptionSource
 
-HOST = "http://images.cocodataset.org"  # no https: its certificate is of another name. The MD5 guards the content
+HOST = "http://images.cocodataset.org"  # no https, because its certificate has another name; the MD5 is checked
 KARPATHY_URL = "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip"
 WEIGHTS_FILE = "tf_efficientnet_lite2_features.safetensors"
 WEIGHTS_URL = "https://huggingface.co/timm/tf_efficientnet_lite2.in1k/resolve/main/model.safetensors"
@@ -41,8 +41,8 @@ COCO = {
 """Archives of COCO by year and content."""
 
 
-_OF_COCO = r"\.jpg$|^annotations/(captions|instances)_"  # what is unpacked of its archives
-_OF_FLICKR = r"(?i)(^|/)[^./][^/]*\.jpg$"  # without the hidden files that macOS adds
+_COCO_FILES = r"\.jpg$|^annotations/(captions|instances)_"  # names of the files to unpack
+_FLICKR_FILES = r"(?i)(^|/)[^./][^/]*\.jpg$"  # without the hidden files that macOS adds
 
 
 def coco(*, root: Path = Path("data/coco"), year: Literal[2014, 2017] | None = None, karpathy: bool = False) -> None:
@@ -64,22 +64,22 @@ def coco(*, root: Path = Path("data/coco"), year: Literal[2014, 2017] | None = N
 
     if karpathy and year == 2017:
         raise InputError("--year 2017: Karpathy's split is of the 2014 images; leave out --year or --karpathy")
-    chosen = 2014 if karpathy else year or 2017
-    names = [f"{kind}_{split}{chosen}.json" for kind in ("captions", "instances") for split in ("train", "val")]
+    image_year = 2014 if karpathy else year or 2017
+    names = [f"{kind}_{split}{image_year}.json" for kind in ("captions", "instances") for split in ("train", "val")]
     has_annotations = all((root / "annotations" / name).is_file() for name in names)
-    wanted = [] if has_annotations else [COCO[chosen, "annotations"]]
-    counts = {split: len([*(root / f"{split}{chosen}").glob("*.jpg")]) for split in ("train", "val")}
-    wanted += [COCO[chosen, split] for split, count in counts.items() if count < COCO[chosen, split].image_count]
-    _get(wanted, _OF_COCO, root)
+    archives = [] if has_annotations else [COCO[image_year, "annotations"]]
+    counts = {split: len([*(root / f"{split}{image_year}").glob("*.jpg")]) for split in ("train", "val")}
+    archives += [COCO[image_year, split] for split in counts if counts[split] < COCO[image_year, split].image_count]
+    _get(archives, _COCO_FILES, root)
     if karpathy:
         _get_split_file("coco", root)
-        _finish(KarpathySource(str(root / "dataset_coco.json"), str(root)), "train", "val", "test")
+        _check_images(KarpathySource(str(root / "dataset_coco.json"), str(root)), "train", "val", "test")
     else:
-        _finish(CocoSource(str(root), year=chosen), "train", "val")
+        _check_images(CocoSource(str(root), year=image_year), "train", "val")
 
 
 def flickr8k(*, root: Path = Path("data/flickr8k")) -> None:
-    """Get Flickr8k: download its captions, and unpack images that you request.
+    """Get Flickr8k: download its captions, and unpack the archive of its images, which you request by a form.
 
     Args:
         root: Folder of the files.
@@ -88,7 +88,7 @@ def flickr8k(*, root: Path = Path("data/flickr8k")) -> None:
 
 
 def flickr30k(*, root: Path = Path("data/flickr30k")) -> None:
-    """Get Flickr30k: download its captions, and unpack images that you request.
+    """Get Flickr30k: download its captions, and unpack the archive of its images, which you request by a form.
 
     Args:
         root: Folder of the files.
@@ -97,7 +97,7 @@ def flickr30k(*, root: Path = Path("data/flickr30k")) -> None:
 
 
 def _get_flickr(name: str, root: Path, form: str, archive: str) -> None:
-    """Get Karpathy's captions, and unpack the folder's archives; without images, raise InputError with the form."""
+    """Get Karpathy's captions, and unpack the folder's archives. Raises InputError, with the form, without images."""
     from captioning.data.download import unpack
     from captioning.data.karpathy import KarpathySource
     from captioning.data.records import SPLITS
@@ -107,11 +107,11 @@ def _get_flickr(name: str, root: Path, form: str, archive: str) -> None:
     source = KarpathySource(str(root / f"dataset_{name}.json"), str(images))
     for file in sorted(root.iterdir()):
         if re.search(r"(?i)\.(zip|tar|tgz|tar\.\w+)$", file.name):
-            unpack(file, images, _OF_FLICKR, flat=True)
+            unpack(file, images, _FLICKR_FILES, flat=True)
     if not images.exists() and (image := next(root.rglob(source.index("test").paths[0]), None)):  # unpacked by hand
         images.symlink_to(os.path.relpath(image.parent, root))
     try:
-        _finish(source, *SPLITS)
+        _check_images(source, *SPLITS)
     except InputError as error:
         what_to_do = f"Fill in {form}, put {archive} into {root}, and run this again"
         raise InputError(f"{error}. {what_to_do}") from error
@@ -133,7 +133,7 @@ def shapes(
 
     source = ShapesSource(str(root), train=train, val=val, test=test, seed=seed)
     source.prepare()
-    _finish(source, "train", "val", "test")
+    _check_images(source, "train", "val", "test")
 
 
 def weights(*, root: Path = Path("data/weights")) -> None:
@@ -160,7 +160,7 @@ def _get_split_file(name: str, root: Path) -> None:
         _get([Archive(KARPATHY_URL)], f"^{file}$", root)
 
 
-def _get(archives: Sequence[Archive], wanted: str, root: Path) -> None:
+def _get(archives: Sequence[Archive], pattern: str, root: Path) -> None:
     """Download, verify, unpack and delete one archive after another, so that the disk never has two."""
     from captioning.data.download import fetch, unpack
 
@@ -168,15 +168,15 @@ def _get(archives: Sequence[Archive], wanted: str, root: Path) -> None:
     sizes = [archive.size for archive in archives]
     needed, free = (sum(sizes) + max(sizes, default=0)) / 1e9, shutil.disk_usage(root).free / 1e9  # one archive stays
     if needed > free:
-        raise InputError(f"{root}: needs {needed:.1f} GB, the disk has {free:.1f} GB free; use --root on another disk")
+        raise InputError(f"{root}: needs {needed:.1f} GB, the disk has {free:.1f} GB free; give --root on another disk")
     for archive in archives:
         path = root / archive.url.rpartition("/")[2]
         fetch(archive.url, path, md5=archive.md5)
-        unpack(path, root, wanted)
+        unpack(path, root, pattern)
         path.unlink()
 
 
-def _finish(source: CaptionSource, *splits: str) -> None:
+def _check_images(source: CaptionSource, *splits: str) -> None:
     """Check the image files of the splits and print a line per split."""
     for split in splits:
         index = source.index(split)

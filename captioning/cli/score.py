@@ -1,4 +1,4 @@
-"""The commands ``test``, ``validate`` and ``predict``: a model, scored on a split of its data or of others."""
+"""The commands ``test``, ``validate`` and ``predict``: a model, scored on a split of its data or of other data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def score(
     no_logger: bool = False,
     overrides: Sequence[str] = (),
 ) -> None:
-    """Score a model on a split of its run's data or of others; predict writes captions and no metrics.
+    """Score a model on a split of its run's data or of other data; predict writes captions and no metrics.
 
     test and predict take the test split, validate the validation split. The model brings its vocabulary
     and its search. Options of the data and of the search work as in `captioning fit`, such as
@@ -66,8 +66,8 @@ def score(
         captioning validate --ckpt_path runs/shapes_soft/checkpoints/last.ckpt
         captioning predict --ckpt_path runs/shapes_soft/checkpoints/best.ckpt --results submission
     """
-    overridden = [word.partition("=")[0] for word in overrides if word.startswith("--")]
-    _check_options(task, overridden, split, results)
+    option_names = [word.partition("=")[0] for word in overrides if word.startswith("--")]
+    _check_options(task, option_names, split, results)
     check_whole(0, bound_draws=bound_draws)
     check_whole(0, 2**32 - 1, seed_everything=seed_everything)
     from captioning.checkpoint.load import check_device
@@ -85,9 +85,9 @@ def score(
     seeds = [1, *(file["seed_everything"] for file in settings if type(file.get("seed_everything")) is int)]
     seed = seeds[-1] if seed_everything is None else seed_everything
     stage = "val" if task == "validate" else "test"
-    own_mode = captioner.members[0].decoder.attention.context_mode
-    subfolders = (  # a name for each condition that differs from the test of a run, or ""
-        context_mode if context_mode not in (None, own_mode) else "",
+    default_mode = captioner.members[0].decoder.attention.context_mode
+    subfolders = (  # a name for each condition that differs from a run's own test, or ""
+        context_mode if context_mode not in (None, default_mode) else "",
         "_".join(["ensemble", *map(model_name, ensemble)]) if ensemble else "",
         config[-1].stem if config else "",
         split if split not in (None, stage) else "",
@@ -104,22 +104,22 @@ def score(
         for file in write_predictions(folder, evaluator.captioned_images):
             print(f"written to {file}")
         return
-    conditions: dict[str, Any] = {"split": options["split"], "context_mode": context_mode or own_mode}
+    conditions: dict[str, Any] = {"split": options["split"], "context_mode": context_mode or default_mode}
     conditions |= {"checkpoint": Path(ckpt_path).name, "weights": checksum(ckpt_path)}
     member_checksums = {model: checksum(model) for model in ensemble or ()}
     conditions |= {"ensemble": len(captioner.members), "members": member_checksums} if member_checksums else {}
-    used = machine | {"num_workers": data["num_workers"]}
-    origin = provenance(command=shlex.join(sys.argv), seed=seed) | {"used": used}
-    origin["settings"] = captioner.settings | {"data": data_settings}
-    _report(folder, stage, evaluator, conditions, origin, logged_run)
+    resources = machine | {"num_workers": data["num_workers"]}
+    provenance_record = provenance(command=shlex.join(sys.argv), seed=seed) | {"used": resources}
+    provenance_record["settings"] = captioner.settings | {"data": data_settings}
+    _report(folder, stage, evaluator, conditions, provenance_record, logged_run)
 
 
-def _check_options(task: str, overridden: Sequence[str], split: Split | None, results: Path | None) -> None:
+def _check_options(task: str, option_names: Sequence[str], split: Split | None, results: Path | None) -> None:
     """Raise InputError for an option of version 0.2, or one that the task cannot take."""
-    for option in (option for option in overridden if not option.startswith("--data.source.")):
+    for option in (option for option in option_names if not option.startswith("--data.source.")):
         if (new := earlier_names.OPTIONS_OF_TEST.get(option.lstrip("-").rpartition(".")[2])) is not None:
             raise InputError(f"{option} of captioning {task} is now --{new}")
-    for option in overridden if results is None else ():
+    for option in option_names if results is None else ():
         if option.startswith(("--data.source", "--data.limit_images")):
             raise InputError(f"{option}: tests other data than the run's; name a folder for the files by --results")
     if task == "validate" and split not in (None, "val"):
@@ -127,14 +127,14 @@ def _check_options(task: str, overridden: Sequence[str], split: Split | None, re
 
 
 def _read_settings(files: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return the configurations of --config. Raises InputError if the ``data`` of one has an unknown option."""
+    """Return the settings in each file. Raises InputError if ``data`` has an unknown option."""
     from captioning.training.datamodule import CaptionDataModule
 
-    known, settings = inspect.signature(CaptionDataModule).parameters, []
+    data_options, settings = inspect.signature(CaptionDataModule).parameters, []
     for file in files:
         settings.append(read_config(file, "--config"))
         for name in settings[-1].get("data") or {}:
-            check_choice(known, **{f"--config {file}: an option of data": name.partition(".")[0]})
+            check_choice(data_options, **{f"--config {file}: an option of data": name.partition(".")[0]})
     return settings
 
 
@@ -152,12 +152,12 @@ def _data_and_search(
     counts = {f"data.{name}": int | None for name in ("limit_images", "eval_batch_size", "num_workers")}
     types = {"model.search": BeamOptions, "data.source": CaptionSource, "data.features": str | None, **counts}
     defaults = {"model": {"search": vars(BeamOptions.from_settings(model_settings))}}
-    built, used = build(types, [defaults, *settings], overrides)
+    built, parsed = build(types, [defaults, *settings], overrides)
     search, batch_size = built.pop("model.search"), built.pop("data.eval_batch_size")
     data = {key.removeprefix("data."): value for key, value in built.items()}
     data["num_workers"] = worker_count(data["num_workers"], cached=data["features"] is not None)
-    files = {name: value for content in settings for name, value in (content.get("data") or {}).items()}
-    return data | ({} if batch_size is None else {"batch_size": batch_size}), search, files | used["data"]
+    file_data = {name: value for content in settings for name, value in (content.get("data") or {}).items()}
+    return data | ({} if batch_size is None else {"batch_size": batch_size}), search, file_data | parsed["data"]
 
 
 def _report(
@@ -165,7 +165,7 @@ def _report(
     stage: str,
     evaluator: Evaluator,
     conditions: dict[str, Any],
-    origin: dict[str, Any],
+    provenance_record: dict[str, Any],
     logged_run: RunFolder | None,
 ) -> None:
     """Write the captions and metrics of a split with their conditions, print the metrics, and log them to a run."""
@@ -179,9 +179,9 @@ def _report(
         search["bound_draws"] = evaluator.bound_draws
     if not isinstance(tokenizer, PennTreebank):
         search["tokenizer"] = type(tokenizer).__name__
-    pointed = any(image.hits or image.reference_hits for image in images)
-    cells = vars(evaluator.model.encoder.cells) if pointed else None
-    facts = {"search": search, "tokens": tokenizer.description, "cells": cells, "provenance": origin}
+    has_hits = any(image.hits or image.reference_hits for image in images)
+    cells = vars(evaluator.model.encoder.cells) if has_hits else None
+    facts = {"search": search, "tokens": tokenizer.description, "cells": cells, "provenance": provenance_record}
     _print_metrics(metrics, evaluator, conditions)
     write_evaluation(folder, stage, metrics, images, **facts)
     print(f"written to {folder}", flush=True)
@@ -195,11 +195,11 @@ def _print_metrics(metrics: Mapping[str, float], evaluator: Evaluator, condition
     """Print the metrics that have a value. The files have all of them."""
     from captioning.metrics.table import METRICS, few_images_warning
 
-    images = len(evaluator.images)
+    image_count = len(evaluator.images)
     models = f"; {conditions['ensemble']} models" if "ensemble" in conditions else ""
     context = f"beam {evaluator.search.beam_size}, {conditions['context_mode']} context"
-    warning = few_images_warning(images)
-    print(f"\n{conditions['split']} split, {images} images{models}; {context}; in percent{warning}")
+    warning = few_images_warning(image_count)
+    print(f"\n{conditions['split']} split, {image_count} images{models}; {context}; in percent{warning}")
     for key, metric in METRICS.items():
         if not (math.isnan(metrics.get(key, math.nan)) or key.endswith("_no_penalty")):
             unit = "" if metric.unit == "percent" else f" {metric.unit}"

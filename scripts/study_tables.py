@@ -223,7 +223,7 @@ def _note(groups: Sequence[Variant], tests: Sequence[VariantTest]) -> str:
 
 def _difference(test: VariantTest) -> str:
     text = change_text(test.difference)
-    return (f"**{text}**" if test.difference.clear else text) + (", *paired*" if test.paired else "")
+    return (f"**{text}**" if test.difference.is_clear else text) + (", *paired*" if test.paired else "")
 
 
 def _spread(values: Sequence[float], places: int) -> str:

@@ -11,7 +11,7 @@ from helpers_runs import edit_checkpoint, save_checkpoint
 
 from captioning.attention import HardAttention
 from captioning.cli.compare import compare as compare_command
-from captioning.comparison.attention_explorer import explore, load_models
+from captioning.comparison.attention_explorer import explore_disagreements, load_models
 from captioning.comparison.compare import compare_runs
 from captioning.comparison.result import ONE_SEED
 from captioning.comparison.runs import read_run
@@ -28,7 +28,7 @@ def explored_by(folders, edit=lambda runs, models: None, seed: int = 0) -> tuple
     runs = [read_run(folder) for folder in folders]
     models, _ = load_models(runs)
     edit(runs, models)
-    page, notices = explore(runs, models, compare_runs(runs, resamples=9), seed=seed)
+    page, notices = explore_disagreements(runs, models, compare_runs(runs, resamples=9), seed=seed)
     return explored_images(page), notices
 
 
@@ -70,7 +70,7 @@ def test_two_runs_become_a_table_a_page_and_numbers(tested_pair, capsys):
     assert content["runs"] == ["soft", "hard"] and ONE_SEED in content["verdicts"][0]
     assert content["provenance"]["command"].startswith("captioning compare ")
     page = (numbers.parent / "comparison.html").read_text()
-    assert ONE_SEED in page and "The same words forced through one run of each variant" in page
+    assert ONE_SEED in page and "teacher-forced through one run of each variant" in page
     assert options["figure"].read_text().count("<image ") > 2
     assert "longer n-grams). The captions are those that were tested; teacher forcing gives" in page
     images = explored_images(page)
@@ -126,7 +126,7 @@ def test_runs_that_cut_their_images_differently_share_no_view(tested_pair):
         object.__setattr__(models["hard"].encoder.preprocessing, "resize", 12)
 
     names = [image["name"] for image in explored_by(tested_pair, cut)[0]]
-    assert len(names) == 8 and sum(name.endswith(", as hard cuts it") for name in names) == 4
+    assert len(names) == 8 and sum(name.endswith(", as hard crops it") for name in names) == 4
 
 
 def test_the_attention_shown_is_that_along_the_tested_caption(tested_pair, shapes_settings):
@@ -205,10 +205,10 @@ def test_a_run_that_was_trained_on_after_its_test_is_left_out_or_tested_again(te
     metrics.write_text(json.dumps(content))
     (tested_pair[0] / "argmax").mkdir()
     (tested_pair[0] / "argmax/test_metrics.json").write_text(json.dumps(content))
-    assert read_run(tested_pair[0]).captions and read_run(tested_pair[0]).contexts["argmax"] == {"bleu4": 1.0}
+    assert read_run(tested_pair[0]).captions and read_run(tested_pair[0]).metrics_by_context["argmax"] == {"bleu4": 1.0}
     edit_checkpoint(best, lambda saved: next(iter(saved["state_dict"].values())).add_(1))
     run = read_run(tested_pair[0])
-    assert (run.captions, run.metrics, run.contexts, run.checkpoint) == (None, {}, {}, best)
+    assert (run.captions, run.metrics, run.metrics_by_context, run.checkpoint) == (None, {}, {}, best)
     compare_command(*map(str, tested_pair), resamples=9, images=0)
     old = "soft was tested with other weights than its checkpoint has now; to test it: captioning test"
     assert f"{old} --ckpt_path {best}" in capsys.readouterr().out and commands == []

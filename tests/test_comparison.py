@@ -53,7 +53,7 @@ def test_metrics_are_corpus_bleu_with_their_interval_around_and_the_difference_b
         assert low < value < high
         assert change == pytest.approx(expected[1][f"bleu{n}"] - expected[0][f"bleu{n}"], abs=0.006)
         assert 0 < change_low < change < change_high and p_value < 0.05
-        assert hard.clear and soft.change == ""
+        assert hard.is_clear and soft.change == ""
 
 
 def test_the_verdict_on_one_seed_each_says_what_was_measured_and_judges_nothing(pair):
@@ -108,7 +108,7 @@ def test_runs_on_different_images_are_compared_on_the_common_ones_and_say_so():
     long, short = make_captions(30, 0.6), make_captions(12, 0.8, first=120)
     comparison = compare_runs([run_of("a", long), run_of("b", short)], resamples=50)
     assert comparison.image_count == 10
-    assert "(a 30, b 12); compared on the 10 in common" in comparison.notices[0]
+    assert "(a 30, b 12); they are compared on the 10 in common" in comparison.notices[0]
     common = [long[i] for i in range(120, 130)]
     assert cells(comparison, "Captions of 10 images", "BLEU-2")[0].text == f"{metrics_of(common)['bleu2']:.2f}"
     nouns = sum(len(image.hits) for image in common)
@@ -167,7 +167,7 @@ def test_grounding_is_over_nouns_with_what_knows_nothing_of_the_caption_beneath(
     assert [cell.text for cell in cells(pair, "Grounding", "Pointing, by chance")] == ["25.0", "25.0"]
     assert [cell.text for cell in cells(pair, "Grounding", "Pointing, always the center")] == ["50.0", "50.0"]
     correctness = cells(pair, "Grounding", "Attention correctness")
-    assert [cell.text for cell in correctness] == ["25.00", "40.00"] and correctness[1].clear
+    assert [cell.text for cell in correctness] == ["25.00", "40.00"] and correctness[1].is_clear
     assert [cell.text for cell in cells(pair, "Grounding", "Correctness, spread evenly")] == ["20.0", "20.0"]
     assert "attention_correctness" in pair.tests["hard"]
     assert any(image.hits for image in soft.values())
@@ -194,7 +194,7 @@ def test_speed_size_and_decoding_stand_side_by_side():
         settings={"model": {"decoder": {"class_path": "x.D", "init_args": arguments}}},
         curves={"train/captions_per_second": [(1, 10.0), (2, 1600.0), (3, 1500.0)]},
         conditions={"context_mode": "argmax", "beam_size": 3},
-        contexts={"expected": {"bleu4": 12.345}},
+        metrics_by_context={"expected": {"bleu4": 12.345}},
         parameters={"decoder": 1234567, "encoder": 89},
     )
     comparison = compare_runs([run_of("soft"), hard], resamples=20)
@@ -284,7 +284,7 @@ def test_a_caption_marks_the_words_that_no_reference_has():
     images = {1: captioned_image(1, "a blue dog", ["a dog"])}
     other = {1: captioned_image(1, "a dog", ["a dog"])}
     text = comparison_page(compare_runs([run_of("a", images), run_of("b", other)], resamples=9))
-    assert re.findall(r'class="alone">(.*?)<', text) == ["blue"]
+    assert re.findall(r'class="no-match">(.*?)<', text) == ["blue"]
 
 
 @pytest.mark.parametrize("style", ["comparison/page.css", "views/explorer.css"])

@@ -187,7 +187,7 @@ def test_every_family_gives_intervals_and_paired_tests():
         assert len(bounds) == len(family.metrics)
         assert all(interval.low < interval.value < interval.high for interval in bounds)
         tests = differences(counts, other, family.statistic, resamples=200)
-        assert len(tests) == len(family.metrics) and all(test.interval.value > 0 and test.clear for test in tests)
+        assert len(tests) == len(family.metrics) and all(test.interval.value > 0 and test.is_clear for test in tests)
         assert family.image_statistic(counts).shape == (len(hypotheses), len(family.metrics))
 
 

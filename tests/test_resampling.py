@@ -101,7 +101,7 @@ def test_holms_correction_of_a_case_computed_by_hand():
     tests = holm([difference_of(0.01), difference_of(0.04), difference_of(0.03), difference_of(0.005)])
     assert [test.corrected_p_value for test in tests] == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert [test.p_value for test in tests] == [0.01, 0.04, 0.03, 0.005]
-    assert [test.clear for test in tests] == [True, False, False, True]
+    assert [test.is_clear for test in tests] == [True, False, False, True]
     assert [test.corrected_p_value for test in holm([difference_of(0.7), difference_of(0.6)])] == [1, 1]
     assert holm([difference_of(0.04)]) == [difference_of(0.04)] and holm([]) == []
 
@@ -111,7 +111,7 @@ def test_holms_correction_of_a_case_computed_by_hand():
     [(0.045, -1.87, 0.09, False), (0.045, -1.87, -0.09, True), (0.2, 0.1, 1.5, False), (0.2, -1.0, 1.0, False)],
 )
 def test_a_difference_is_clear_only_where_interval_and_test_agree(p_value, low, high, clear):
-    assert difference_of(p_value, low, high).clear == clear
+    assert difference_of(p_value, low, high).is_clear == clear
 
 
 def test_a_system_does_not_differ_from_itself_and_draws_come_from_the_seed_alone():

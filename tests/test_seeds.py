@@ -95,7 +95,7 @@ def test_bleu_of_one_pair_of_seeds_is_the_mean_of_their_corpus_scores():
     scores = [[bleu_from_counts(run.sum(axis=0)) for run in group] for group in runs]
     expected = np.mean(scores[1], axis=0) - np.mean(scores[0], axis=0)
     assert [test.interval.value for test in tests] == pytest.approx(list(expected))
-    assert all(test.clear for test in tests)
+    assert all(test.is_clear for test in tests)
 
 
 def test_images_without_what_a_score_divides_by_break_nothing():

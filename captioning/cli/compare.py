@@ -60,7 +60,7 @@ def compare(
     from captioning.metrics.table import CAPTION_METRICS
 
     check_choice(CAPTION_METRICS, **{"--metric": metric})
-    from captioning.comparison.attention_explorer import common_reference, explore, load_models
+    from captioning.comparison.attention_explorer import explore_disagreements, load_models, reference_caption
     from captioning.comparison.compare import compare_runs
     from captioning.comparison.page import comparison_page
     from captioning.comparison.runs import INPUTS, find_runs, name_runs
@@ -80,14 +80,14 @@ def compare(
         name_runs(all_runs)
         captioners, problems = load_models(all_runs)
         comparison = compare_runs(all_runs, metric=metric, resamples=resamples, seed=seed, images=images)
-        explorer, missing_attention = explore(all_runs, captioners, comparison, seed=seed)
+        explorer, missing_attention = explore_disagreements(all_runs, captioners, comparison, seed=seed)
         comparison.notices += problems + missing_attention
         first_seeds = {names[0] for names in comparison.variant_runs}
-        picture = common_reference([run for run in all_runs if run.name in first_seeds], captioners)
+        reference = reference_caption([run for run in all_runs if run.name in first_seeds], captioners)
         if figure is not None:
-            if picture is None:
+            if reference is None:
                 raise InputError(f"--figure {figure}: no common image of the runs has its file and models")
-            picture.save_figure(figure)
+            reference.save_figure(figure)
             print_written(figure)
         print_comparison(comparison)
         command = f"captioning compare {shlex.join(map(str, runs))} --metric {metric}"
@@ -95,7 +95,7 @@ def compare(
         version = provenance_record["commit"] or "unknown"
         version += ", changed since" if provenance_record["uncommitted_changes"] else ""
         footer = [command, f"Version {version}; {provenance_record['date']}; {resamples} resamples from seed {seed}."]
-        write_text(page, comparison_page(comparison, explorer=explorer, picture=picture, footer=footer), "--output")
+        write_text(page, comparison_page(comparison, explorer=explorer, reference=reference, footer=footer), "--output")
         print(f"\npage          {page}")
         numbers |= comparison.to_dict() | {"provenance": provenance_record}
 

@@ -38,61 +38,61 @@ def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner[Captioner
     return captioners, problems
 
 
-def explore(
+def explore_disagreements(
     runs: Sequence[Run], captioners: Mapping[str, ImageCaptioner[Captioner]], comparison: Comparison, *, seed: int
 ) -> tuple[str, list[str]]:
     """Return the explorer of the disagreements as HTML, "" if it is empty, and sentences on what it lacks.
 
-    It shows the tested captions with every model's attention, which teacher forcing computes. ``seed`` is for sampled
-    contexts.
+    The explorer shows the captions of the tests. Teacher forcing computes every model's attention at their words;
+    ``seed`` is for sampled contexts.
     """
     if not comparison.disagreements:
         return "", []
-    captioned = sorted((run for run in runs if run.captions), key=lambda run: comparison.runs.index(run.name))
-    files = _image_files(captioned)
+    tested_runs = sorted((run for run in runs if run.captions), key=lambda run: comparison.runs.index(run.name))
+    files = _image_files(tested_runs)
     items = [item for item in comparison.disagreements if item.image_id in files and files[item.image_id].is_file()]
     if not items:
         return "", ["The page shows no images: the tests name no files, or the files are gone."]
     paths = [files[item.image_id] for item in items]
     notices: list[str] = []
     images: dict[str, ExplorerData] = {}
-    crops: dict[float, str] = {}  # by crop, the suffix of image names; runs with other crops share no view
-    for run in Progress("attention", items=captioned, unit=" runs"):
+    suffixes: dict[float, str] = {}  # of image names, by crop: runs with different crops have different views
+    for run in Progress("attention", items=tested_runs, unit=" runs"):
         if (captioner := captioners.get(run.name)) is None:
             notices.append(f"No attention of {run.name}: its checkpoint is missing, or cannot be loaded.")
             continue
         crop = (captioner.encoder.preprocessing.crop or 0) / captioner.encoder.preprocessing.resize
-        suffix = crops.setdefault(crop, f", as {run.name} cuts it" if crops else "")
+        suffix = suffixes.setdefault(crop, f", as {run.name} crops it" if suffixes else "")
         context_mode = run.conditions.get("context_mode", captioner.model.decoder.attention.context_mode)
         words = [item.captions[run.name].split() for item in items]
-        sampled = seed if context_mode == "sample" else None
-        captions = captioner.score_captions(paths, words, context_mode=context_mode, seed=sampled)
+        context_seed = seed if context_mode == "sample" else None
+        captions = captioner.score_captions(paths, words, context_mode=context_mode, seed=context_seed)
         for item, caption in zip(items, captions, strict=True):
             name = f"{item.name}{suffix}"
             if name not in images:
                 images[name] = explorer_image(name, caption.seen(), [], references=item.references)
             numbers = {TITLES[comparison.metric]: f"{item.metrics[run.name]:.1f}"}
-            # Start at the first word at which the captions differ; a caption may end before it.
+            # The first word that differs between the captions; a caption may end before it.
             columns = zip(*(text.split() for text in item.captions.values()), strict=False)
-            first = len(list(itertools.takewhile(lambda column: len(set(column)) == 1, columns)))
-            images[name]["runs"].append(explorer_run(run.name, caption, numbers=numbers, first_word=first))
+            first_word = len(list(itertools.takewhile(lambda column: len(set(column)) == 1, columns)))
+            images[name]["runs"].append(explorer_run(run.name, caption, numbers=numbers, first_word=first_word))
     return explorer_fragment(list(images.values())) if images else "", notices
 
 
-def common_reference(runs: Sequence[Run], captioners: Mapping[str, ImageCaptioner[Captioner]]) -> Caption | None:
+def reference_caption(runs: Sequence[Run], captioners: Mapping[str, ImageCaptioner[Captioner]]) -> Caption | None:
     """Return a reference of the first common image with the attention of every model; None if all files are missing."""
-    captioned = {run.name: run for run in runs if run.captions and run.name in captioners}
-    files = _image_files([*captioned.values()])
-    ids = [set(run.captions or ()) for run in captioned.values()]
+    tested_runs = [run for run in runs if run.captions and run.name in captioners]
+    files = _image_files(tested_runs)
+    ids = [set(run.captions or ()) for run in tested_runs]
     common = sorted(set.intersection(*ids)) if ids else []
     image_id = next((i for i in common if i in files and files[i].is_file()), None)
     if image_id is None:
         return None
-    words = next(iter(captioned.values())).captions[image_id].reference_words[0]  # type: ignore[index]
-    return same_words({name: captioners[name] for name in captioned}, files[image_id], words)
+    words = tested_runs[0].captions[image_id].reference_words[0]  # type: ignore[index]
+    return same_words({run.name: captioners[run.name] for run in tested_runs}, files[image_id], words)
 
 
 def _image_files(runs: Sequence[Run]) -> dict[int, Path]:
-    """Return the images that the tests of the runs read, by number. Tests of version 0.2 do not name them."""
+    """Return the files of the images that the runs were tested on, by image id. Tests of version 0.2 name no files."""
     images = [item for run in reversed(runs) for item in (run.captions or {}).items()]
     return {i: Path(image.file) for i, image in images if image.file}

@@ -22,15 +22,15 @@ from captioning.errors import InputError, check_choice
 from captioning.metrics.table import CAPTION_METRICS, FAMILIES, TITLES, few_images_warning
 
 _CAPTIONS_NOTE = (
-    "Percent; BLEU with brevity penalty, CIDEr-D times 100. With each metric its 95 % interval (bootstrap over images)"
-    "{}, {} resamples{}."
+    "In percent; BLEU with brevity penalty, CIDEr-D times 100. Each metric has its 95 % interval (bootstrap over "
+    "images){}; {} resamples{}."
 )
 _CHANGE_NOTE = (
     " and the difference from the first run with its 95 % interval (paired bootstrap) and p-value (randomization test)"
 )
 _GROUNDING_NOTE = (
-    "Over the nouns that name an object with a known mask, percent. Pointing accuracy: the strongest location "
-    "touches the object; attention correctness: the fraction of attention on it. Beneath each metric: "
+    "In percent, over the nouns that name an object with a known mask. Pointing accuracy: the strongest location "
+    "touches the object. Attention correctness: the fraction of attention on the object. Beneath each metric: "
     "its value for attention that ignores the caption."
 )
 
@@ -40,7 +40,7 @@ def compare_runs(
 ) -> Comparison:
     """Compare runs with the first one; their names must differ. Runs that differ only in their seed are a variant.
 
-    Raises InputError if they have no image in common, or the metric is METEOR without Java or English captions.
+    Raises InputError if the runs have no image in common, or the metric is METEOR without Java or English captions.
 
     Args:
         metric: The metric of the verdict and of single images, one of ``CAPTION_METRICS``.
@@ -51,83 +51,83 @@ def compare_runs(
     variant_runs = [variant.runs for variant in group_variants(runs)]
     names = [name for variant in variant_runs for name in variant]
     runs = sorted(runs, key=lambda run: names.index(run.name))
-    captioned = {run.name: run.captions for run in runs if run.captions}
-    common, image_notices = _common_images(captioned)
-    images_by_run = {name: [captions[i] for i in common] for name, captions in captioned.items()}
+    captions_by_run = {run.name: run.captions for run in runs if run.captions}
+    common, image_notices = _common_images(captions_by_run)
+    images_by_run = {name: [captions[i] for i in common] for name, captions in captions_by_run.items()}
     caption_counts = caption_families(images_by_run, java=not any(run.conditions.get("tokenizer") for run in runs))
     noun_counts = grounding_families(images_by_run)
     if caption_counts and not any(metric in family.metrics for family in caption_counts):
         raise InputError(f"metric: {TITLES[metric]} cannot be computed here; it needs Java and English captions")
     variants = group_variants([run for run in runs if run.captions])
-    # A run is compared with the first over images alone if the variant of either has one seed.
-    seeds = {run: len(variant.runs) for variant in variants for run in variant.runs}
-    compared = [run for run in names[1:] if min(seeds.get(run, 0), seeds.get(names[0], 0)) == 1]
-    note = _CAPTIONS_NOTE.format(_CHANGE_NOTE if compared else "", resamples, few_images_warning(len(common)))
+    # A run is tested against the first over images alone if the variant of either has one seed.
+    seed_counts = {run: len(variant.runs) for variant in variants for run in variant.runs}
+    tested = [run for run in names[1:] if min(seed_counts.get(run, 0), seed_counts.get(names[0], 0)) == 1]
+    captions_note = _CAPTIONS_NOTE.format(_CHANGE_NOTE if tested else "", resamples, few_images_warning(len(common)))
     comparison = Comparison(
         variant_runs,
         metric,
         notices=[*_run_notices(runs), *image_notices],
         curves=ordered_curves(runs, metric),
-        disagreements=_disagreements(captioned, caption_counts, common, metric)[:images] if common else [],
+        disagreements=_disagreements(captions_by_run, caption_counts, common, metric)[:images] if common else [],
         image_count=len(common),
     )
-    if max(seeds.values(), default=0) > 1:
+    if max(seed_counts.values(), default=0) > 1:
         measure_variants(comparison, variants, [*caption_counts, *noun_counts], runs)
-    captions_title = f"Captions of {len(common)} images"
-    for title, text, families in (captions_title, note, caption_counts), ("Grounding", _GROUNDING_NOTE, noun_counts):
+    captions = f"Captions of {len(common)} images", captions_note, caption_counts
+    for title, note, families in captions, ("Grounding", _GROUNDING_NOTE, noun_counts):
         if families:
-            measure_runs(comparison, title, text, families, compared, resamples=resamples, seed=seed)
+            measure_runs(comparison, title, note, families, tested, resamples=resamples, seed=seed)
     comparison.tables += condition_tables(runs, metric)
     return comparison
 
 
 def _run_notices(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield a sentence on each run that has no captions, with the command for them, or that drew no location."""
+    """Yield a sentence on each run without captions, with the command that tests it, and on each that never drew."""
     for run in (run for run in runs if not run.captions):
-        why = "was tested with other weights than its checkpoint has now" if run.outdated else "has no captions"
+        reason = "was tested with other weights than its checkpoint has now" if run.is_outdated else "has no captions"
         command = f"to test it: captioning test --ckpt_path {shlex.quote(str(run.checkpoint))}"
-        yield f"{run.name} {why}; {command if run.checkpoint else 'it has no checkpoint'}"
+        yield f"{run.name} {reason}; {command if run.checkpoint else 'it has no checkpoint'}"
     sentence = "{} drew no location in training (its sample_probability stayed 0): it learned as soft attention does"
     yield from (sentence.format(run.name) for run in runs if run.never_drew)
 
 
-def _shared(first: Captions, second: Captions) -> set[int]:
-    """Return the ids of the images that both runs captioned; an image of another data set has other references."""
+def _shared_ids(first: Captions, second: Captions) -> set[int]:
+    """Return the ids of images that both runs captioned. Images without a common reference only share their id."""
     return {i for i in first if i in second and set(first[i].references) & set(second[i].references)}
 
 
-def _common_images(captioned: Mapping[str, Captions]) -> tuple[list[int], list[str]]:
-    """Return the ids of the images that all runs with captions have, and sentences on images that differ."""
-    first, notices = next(iter(captioned.values()), {}), []
-    common = sorted(set.intersection(*(_shared(first, run) for run in captioned.values()))) if captioned else []
-    if any(len(run) != len(common) for run in captioned.values()):
-        sizes = ", ".join(f"{name} {len(run)}" for name, run in captioned.items())
+def _common_images(captions_by_run: Mapping[str, Captions]) -> tuple[list[int], list[str]]:
+    """Return the ids of the images that all of these runs captioned, and sentences on images that differ."""
+    runs, notices = list(captions_by_run.values()), []
+    common = sorted(set.intersection(*(_shared_ids(runs[0], run) for run in runs))) if runs else []
+    if any(len(run) != len(common) for run in runs):
+        sizes = ", ".join(f"{name} {len(run)}" for name, run in captions_by_run.items())
         if not common:
             raise InputError(f"the tests of the runs have no image in common ({sizes}); compare runs on the same data")
         notices.append(
-            f"The runs were evaluated on different images ({sizes}); compared on the {len(common)} in common."
+            f"The runs were tested on different images ({sizes}); they are compared on the {len(common)} in common."
         )
-    differ = sum(any(set(run[i].references) != set(first[i].references) for run in captioned.values()) for i in common)
-    if differ:
-        notices.append(f"The references of {differ} common images differ between the runs; test them again.")
+    changed = sum(any(set(run[i].references) != set(runs[0][i].references) for run in runs) for i in common)
+    if changed:
+        notices.append(f"The references of {changed} common images differ between the runs; test the runs again.")
     return common, notices
 
 
 def _disagreements(
-    captioned: Mapping[str, Captions], families: Sequence[CountedFamily], common: Sequence[int], metric: str
+    captions_by_run: Mapping[str, Captions], families: Sequence[CountedFamily], common: Sequence[int], metric: str
 ) -> list[Disagreement]:
-    """Return the common images whose captions differ, largest difference of the metric first."""
-    (counted,) = [family for family in families if metric in family.metrics]
+    """Return the common images whose captions differ, the largest difference in the metric first."""
+    (counts,) = [family.counts for family in families if metric in family.metrics]
     (family,) = [family for family in FAMILIES if metric in family.metrics]
     column = list(family.metrics).index(metric)
-    values = np.stack([family.image_statistic(counted.counts[run])[:, column] for run in captioned])  # (runs, images)
+    values = np.stack([family.image_statistic(counts[run])[:, column] for run in captions_by_run])  # (runs, images)
     spread = np.round(np.ptp(values, axis=0), 9)
     disagreements = []
     for i in np.argsort(-spread, kind="stable").tolist():
-        images = {name: run[common[i]] for name, run in captioned.items()}
+        images = {name: run[common[i]] for name, run in captions_by_run.items()}
         captions = {name: image.caption for name, image in images.items()}
         if len(set(captions.values())) > 1:
-            run_values = dict(zip(captioned, values[:, i].tolist(), strict=True))
+            run_values = dict(zip(captions_by_run, values[:, i].tolist(), strict=True))
             references = next(iter(images.values())).references
             file = next((Path(image.file).name for image in images.values() if image.file), "")
             disagreements.append(Disagreement(common[i], captions, run_values, references, file))

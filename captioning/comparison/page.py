@@ -15,19 +15,19 @@ _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#0
 
 
 def comparison_page(
-    comparison: Comparison, *, explorer: str = "", picture: Caption | None = None, footer: Sequence[str] = ()
+    comparison: Comparison, *, explorer: str = "", reference: Caption | None = None, footer: Sequence[str] = ()
 ) -> str:
     """Return a complete HTML document that opens from disk and needs no network.
 
     ``explorer`` is the ``explorer_fragment`` of the disagreements; without it, the page has their captions as text.
-    ``picture`` shows the same words as several models see them.
+    ``reference`` is a reference with the attention of several models, whose figure the page shows.
     """
     colors = {run: _COLORS[n % len(_COLORS)] for n, runs in enumerate(comparison.variant_runs) for run in runs}
     colors |= {variant.name: colors[variant.runs[0]] for variant in comparison.variants}
     charts = [
         (key, _line_chart(key, curves, colors))
         for key, curves in comparison.curves.items()
-        if max(map(len, curves.values())) > 1  # single points, as of one validation, are in the table
+        if max(map(len, curves.values())) > 1  # a single point, as of one validation, makes no curve
     ]
     return render(
         "comparison/page.html",
@@ -37,7 +37,7 @@ def comparison_page(
         metric=METRICS[comparison.metric].title,
         charts=charts,
         explorer=explorer,
-        picture=picture and f"data:image/jpeg;base64,{base64.b64encode(picture._repr_jpeg_()).decode()}",
+        figure=reference and f"data:image/jpeg;base64,{base64.b64encode(reference._repr_jpeg_()).decode()}",
         footer=footer,
     )
 
@@ -49,7 +49,7 @@ def _line_chart(key: str, curves: Mapping[str, Curve], colors: Mapping[str, str]
     from matplotlib.ticker import MaxNLocator
 
     file = io.BytesIO()
-    with rc_context({"svg.fonttype": "none", "text.parse_math": False}):  # text that stays text
+    with rc_context({"svg.fonttype": "none", "text.parse_math": False}):  # letters instead of outlines and formulas
         figure = Figure(figsize=(4.4, 2.6), layout="constrained")
         axes = figure.subplots()
         for run, curve in curves.items():

@@ -21,18 +21,18 @@ class TableCell(NamedTuple):
 
     text: str = ""  # "" if it is missing
     detail: str = ""  # such as the interval
-    change: str = ""  # the difference from the first run
-    clear: bool = False  # whether interval and test agree that there is a difference
+    change: str = ""  # the difference from the first run or variant
+    is_clear: bool = False  # whether interval and test agree that there is a difference
 
     @classmethod
-    def plain(cls, value: Any, shape: str = "{}") -> TableCell:
+    def plain(cls, value: Any, pattern: str = "{}") -> TableCell:
         """Return a cell without details, an empty one for None and nan."""
-        return cls() if value is None or value != value else cls(shape.format(value))
+        return cls() if value is None or value != value else cls(pattern.format(value))
 
     @classmethod
     def measured(cls, value: float, detail: str, test: Difference | None) -> TableCell:
-        change, clear = ("", False) if test is None else (change_text(test), test.clear)
-        return cls(f"{value:.2f}", detail, change, clear)
+        change, is_clear = ("", False) if test is None else (change_text(test), test.is_clear)
+        return cls(f"{value:.2f}", detail, change, is_clear)
 
 
 def change_text(test: Difference) -> str:
@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
     name: str
     cells: list[TableCell]
-    baseline: bool = False
+    is_baseline: bool = False
 
 
 class Table(NamedTuple):
@@ -106,8 +106,8 @@ class Disagreement:
 class Comparison:
     """The result of ``captioning.comparison.compare.compare_runs``."""
 
-    variant_runs: list[list[str]]  # the names of the runs; all are compared with the first
-    metric: str  # of verdicts, and of single images
+    variant_runs: list[list[str]]  # for each variant the names of its runs; all are compared with the very first run
+    metric: str  # name of the metric of verdicts and of single images
     notices: list[str] = field(default_factory=list)  # sentences on what limits the comparison
     tables: list[Table] = field(default_factory=list)  # the most important first
     metrics: dict[str, dict[str, Interval]] = field(default_factory=dict)  # by run and metric
@@ -126,10 +126,10 @@ class Comparison:
 
     @property
     def verdicts(self) -> dict[str, str]:
-        """A sentence for each tested variant and run. Only a variant with several seeds is said to differ."""
-        single = {name: _on_run(self, name, tests[self.metric]) for name, tests in self.tests.items()}
-        several = {name: _on_variant(self, name, tests[self.metric]) for name, tests in self.variant_tests.items()}
-        return several | single
+        """A sentence for each tested variant and run; only those on variants may find a clear difference."""
+        by_run = {name: _run_verdict(self, name, tests[self.metric]) for name, tests in self.tests.items()}
+        variant_tests = self.variant_tests.items()
+        return {name: _variant_verdict(self, name, tests[self.metric]) for name, tests in variant_tests} | by_run
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers as plain data for JSON."""
@@ -142,38 +142,38 @@ class Comparison:
             "intervals": {
                 run: {key: vars(metric) for key, metric in by_key.items()} for run, by_key in self.metrics.items()
             },
-            "differences": {run: _plain(tests) for run, tests in self.tests.items()},
+            "differences": {run: _tests_to_dict(tests) for run, tests in self.tests.items()},
             "variants": {variant.name: variant.to_dict() for variant in self.variants},
-            "variant_differences": {name: _plain(tests) for name, tests in self.variant_tests.items()},
+            "variant_differences": {name: _tests_to_dict(tests) for name, tests in self.variant_tests.items()},
             "disagreements": [vars(item) for item in self.disagreements],
         }
 
 
-def _plain(tests: Mapping[str, Difference]) -> dict[str, dict[str, float]]:
+def _tests_to_dict(tests: Mapping[str, Difference]) -> dict[str, dict[str, float]]:
     return {
         name: {**vars(test.interval), "p_value": test.p_value, "corrected_p_value": test.corrected_p_value}
         for name, test in tests.items()
     }
 
 
-def _on_run(result: Comparison, name: str, test: Difference) -> str:
+def _run_verdict(result: Comparison, name: str, test: Difference) -> str:
     after, before = (f"{run} {result.metrics[run][result.metric].value:.1f}" for run in (name, result.runs[0]))
     numbers = f"on these {result.image_count} images, {change_text(test)}"
     return f"{TITLES[result.metric]}: {after}, {before} {numbers}; {ONE_SEED}."
 
 
-def _on_variant(result: Comparison, name: str, test: Difference) -> str:
-    first, (other,) = result.variants[0], [variant for variant in result.variants if variant.name == name]
-    before, after = (f"{variant.mean(result.metric):.1f}" for variant in (first, other))
-    seeds = f"{len(other.runs)} + {len(first.runs)} seeds"
+def _variant_verdict(result: Comparison, name: str, test: Difference) -> str:
+    first, (tested,) = result.variants[0], [variant for variant in result.variants if variant.name == name]
+    before, after = (f"{variant.mean(result.metric):.1f}" for variant in (first, tested))
+    seeds = f"{len(tested.runs)} + {len(first.runs)} seeds"
     numbers = f"{TITLES[result.metric]}, {change_text(test)}; {result.image_count} images, {seeds}."
     return f"{finding(test)}: {name} has {after} and {first.name} {before} {numbers}"
 
 
 def finding(test: Difference) -> str:
     """Return a test's result in words; a difference is clear only if interval and test agree."""
-    if test.clear:
+    if test.is_clear:
         return "Clear difference"
-    if test.excludes_zero or test.significant:
+    if test.excludes_zero or test.is_significant:
         return "Weak evidence of a difference (interval and test disagree)"
     return "No clear difference"

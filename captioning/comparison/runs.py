@@ -31,12 +31,12 @@ class Run:
     folder: Path = Path()  # RUNS/NAME
     settings: dict[str, Any] = field(default_factory=dict)  # the full configuration, nested
     curves: dict[str, Curve] = field(default_factory=dict)  # by log key, (optimizer step, value) in order
-    metrics: dict[str, float] = field(default_factory=dict)  # of the test split, without prefix ("bleu4": percent)
+    metrics: dict[str, float] = field(default_factory=dict)  # of the test, without prefix ("bleu4": percent)
     conditions: dict[str, Any] = field(default_factory=dict)  # of the test: split, checkpoint, beam_size and others
     captions: dict[int, CaptionedImage] | None = None  # by image id; None if there are none
-    contexts: dict[str, dict[str, float]] = field(default_factory=dict)  # by context mode, the metrics of its test
+    metrics_by_context: dict[str, dict[str, float]] = field(default_factory=dict)  # of the tests of each context mode
     checkpoint: Path | None = None  # the tested one, else the best
-    outdated: bool = False  # whether the checkpoint's weights have changed since the test, which is then left out
+    is_outdated: bool = False  # whether the checkpoint's weights have changed since the test, which is then left out
     parameters: dict[str, int] = field(default_factory=dict)  # numbers of parameters of "encoder" and "decoder"
 
     @property
@@ -49,7 +49,7 @@ class Run:
     def never_drew(self) -> bool:
         """Whether stochastic attention drew no location in training, as far as it was logged."""
         curve = self.curves.get("train/sample_probability", [])
-        # A batch between two logged ones may have drawn; REINFORCE then logs a reward.
+        # Steps between two logged steps may have drawn; REINFORCE then logs a reward.
         return bool(curve) and not any(value for _, value in curve) and "train/reward" not in self.curves
 
 
@@ -60,8 +60,8 @@ def is_run_folder(folder: Path) -> bool:
 def find_runs(folder: str | Path) -> list[Run]:
     """Return the run of a folder, or the runs in a folder of runs by name. Raises InputError if there is none."""
     path = Path(folder)
-    inside = [] if is_run_folder(path) else sorted(filter(is_run_folder, path.iterdir()))
-    return [read_run(child) for child in inside or [path]]
+    run_folders = [] if is_run_folder(path) else sorted(filter(is_run_folder, path.iterdir()))
+    return [read_run(run_folder) for run_folder in run_folders or [path]]
 
 
 def read_run(folder: Path) -> Run:
@@ -74,10 +74,10 @@ def read_run(folder: Path) -> Run:
     points: dict[str, dict[int, float]] = {}
     # A resumed run continues in version_N+1, and version_10 comes after version_9.
     for path in sorted(folder.glob("metrics/*/metrics.csv"), key=lambda path: (len(path.parent.name), path)):
-        for key, step, value in _logged(path):
+        for key, step, value in _read_logged(path):
             points.setdefault(key, {})[step] = value  # the resumed run's value for a step that was logged twice
     run.curves = {key: sorted(curve.items()) for key, curve in points.items()}
-    metrics_file, captions = folder / "test_metrics.json", folder / "test_captions.json"
+    metrics_file, captions_file = folder / "test_metrics.json", folder / "test_captions.json"
     if metrics_file.is_file():
         run.metrics, run.conditions = read_metrics(metrics_file)
     tested = layout.checkpoints / Path(str(run.conditions.get("checkpoint"))).name
@@ -86,15 +86,15 @@ def read_run(folder: Path) -> Run:
         if (path := folder / mode / metrics_file.name).is_file():
             metrics, conditions = read_metrics(path)
             if is_current(conditions.get("weights", ""), run.checkpoint):
-                run.contexts[mode] = metrics
+                run.metrics_by_context[mode] = metrics
     if not is_current(run.conditions.pop("weights", ""), run.checkpoint):
-        run.metrics, run.conditions, run.outdated = {}, {}, True
-    elif captions.is_file():
-        run.captions = read_captions(captions) or None
+        run.metrics, run.conditions, run.is_outdated = {}, {}, True
+    elif captions_file.is_file():
+        run.captions = read_captions(captions_file) or None
     return run
 
 
-def _logged(path: Path) -> Iterator[tuple[str, int, float]]:
+def _read_logged(path: Path) -> Iterator[tuple[str, int, float]]:
     """Yield the key, the optimizer step and the value of every finite number of a metrics.csv."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:

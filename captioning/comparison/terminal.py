@@ -12,7 +12,7 @@ from captioning.errors import printable
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """Print verdicts, notices and tables, as wide as the terminal; into a file, as wide as the runs need."""
+    """Print verdicts, notices and tables: as wide as the terminal, or in a file as wide as the number of runs needs."""
     console = Console(width=None if sys.stdout.isatty() else 40 + 44 * len(comparison.runs), highlight=False)
     for line in comparison.verdicts.values():
         console.print(Text(f"\n{printable(line)}", style="bold"))
@@ -31,12 +31,12 @@ def _table(table: Table) -> RichTable:
     for name in ("", *table.columns):
         rich_table.add_column(Text(printable(name)), overflow="fold")
     for row in table.rows:
-        contents = [Text(("  " if row.baseline else "") + printable(row.name))]
+        contents = [Text(("  " if row.is_baseline else "") + printable(row.name))]
         for cell in row.cells:
             contents.append(text := Text(printable(cell.text or "-")))
             if cell.detail:
                 text.append(f"  {printable(cell.detail)}", style="dim")
             if cell.change:
-                text.append(f"\n{printable(cell.change)}", style="bold" if cell.clear else "dim")
+                text.append(f"\n{printable(cell.change)}", style="bold" if cell.is_clear else "dim")
         rich_table.add_row(*contents)
     return rich_table

@@ -26,17 +26,17 @@ def group_variants(runs: Sequence[Run]) -> list[Variant]:
                 break
         else:
             runs_by_seed.append({seed: run})
-    taken, variants = {run.name for run in runs}, []
+    used_names, variants = {run.name for run in runs}, []
     for by_seed in runs_by_seed:
         names, seeds = [run.name for run in by_seed.values()], list(by_seed)
         name = names[0]
         if len(names) > 1:
-            # The common part before the seeds: soft_1 and soft_10 are soft.
+            # The variant has the name before the seeds: soft_1 and soft_10 are runs of soft.
             stems = {name.removesuffix(seed).rstrip("_-. /") for name, seed in zip(names, seeds, strict=True)}
             name = stems.pop() or name if len(stems) == 1 else f"{name} and other seeds"
-            while name in taken:
+            while name in used_names:
                 name += " (seeds)"
-        taken.add(name)
+        used_names.add(name)
         variants.append(Variant(name, names, seeds))
     return variants
 
@@ -48,10 +48,10 @@ def _seed_of(run: Run) -> str:
 
 def _differ_in_seed_alone(run: Run, other: Run) -> bool:
     have_settings = bool(run.settings and other.settings and _seed_of(run))
-    same_conditions = not run.captions or not other.captions or _conditions(run) == _conditions(other)
+    have_same_conditions = not run.captions or not other.captions or _conditions(run) == _conditions(other)
     # Both started from the same weights, or each from a run with its own seed.
-    same_start = any(one == two for one, two in zip(_without_seed(run), _without_seed(other), strict=True))
-    return have_settings and same_conditions and same_start
+    have_same_settings = any(one == two for one, two in zip(_without_seed(run), _without_seed(other), strict=True))
+    return have_settings and have_same_conditions and have_same_settings
 
 
 def _conditions(run: Run) -> dict[str, Any]:
@@ -60,8 +60,8 @@ def _conditions(run: Run) -> dict[str, Any]:
 
 
 def _without_seed(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings without the seed, and the same with * for the seed in paths of initial checkpoints."""
+    """Return the settings without the seed, and these settings with * for the seed in paths of initial checkpoints."""
     settings = {key: value for key, value in compared_settings(run).items() if key not in _SEEDS}
-    seed = re.compile(rf"(?<!\d){re.escape(_seed_of(run))}(?=/checkpoints/[^/]*$)")
-    starts = [key for key in settings if re.fullmatch(r"init_from|averaged\..*\.checkpoint", key)]
-    return settings, settings | {key: seed.sub("*", str(settings[key])) for key in starts}
+    seed_in_path = re.compile(rf"(?<!\d){re.escape(_seed_of(run))}(?=/checkpoints/[^/]*$)")
+    initial_keys = [key for key in settings if re.fullmatch(r"init_from|averaged\..*\.checkpoint", key)]
+    return settings, settings | {key: seed_in_path.sub("*", str(settings[key])) for key in initial_keys}

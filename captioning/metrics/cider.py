@@ -12,8 +12,8 @@ from scipy.sparse.linalg import norm
 from captioning.metrics.bleu import ORDERS, ReferenceNGrams, Words
 from captioning.metrics.resampling import Floats, ratio
 
-SIGMA = 6.0  # words; width of the length penalty
-SCALE = 10.0
+SIGMA = 6.0  # words; standard deviation of the Gaussian penalty
+SCALE = 10.0  # the value of a caption that equals its only reference
 
 
 class CiderD:
@@ -25,28 +25,27 @@ class CiderD:
     def __init__(self, references: Sequence[Sequence[Words]]) -> None:
         self.ngrams = ReferenceNGrams(references)
         self._log_documents = float(np.log(max(len(references), 1)))
-        # For each n: (K,) inverse document frequencies, (references, K).
-        self._weights = [self._log_documents - np.log((counts > 0).sum(axis=0)) for counts in self.ngrams.max_counts]
-        self._values = [(n * weights).tocsr() for n, weights in zip(self.ngrams.counts, self._weights, strict=True)]
+        # For each n: the inverse document frequencies (n-grams,) and the references' vectors (references, n-grams).
+        self._idf = [self._log_documents - np.log((counts > 0).sum(axis=0)) for counts in self.ngrams.max_counts]
+        self._tf_idf = [(counts * idf).tocsr() for counts, idf in zip(self.ngrams.counts, self._idf, strict=True)]
 
     def values(self, hypotheses: Sequence[Words], images: Sequence[int] | None = None) -> Floats:
-        """Return CIDEr-D in [0, 10] of each hypothesis, (M,); the corpus' CIDEr-D is the mean.
+        """Return CIDEr-D in [0, 10] of each hypothesis, (hypotheses,); the corpus' CIDEr-D is the mean.
 
-        ``images`` has the number of each hypothesis' image, by default in order. Raises ValueError if there is not
-        one image for each hypothesis.
+        ``images`` is as in ``bleu_counts``. Raises ValueError if there is not one image for each hypothesis.
         """
         numbers, hypothesis, reference = self.ngrams.pairs(hypotheses, images)
         similarity = np.zeros(len(hypothesis))
-        ngrams = zip(self.ngrams.count(hypotheses), self._weights, self._values, strict=True)  # n = 1 .. 4
-        for counts, weights, reference_values in ngrams:
-            weights_of_unseen = np.full(counts.shape[1] - len(weights), self._log_documents)
-            values = (counts * np.append(weights, weights_of_unseen)).tocsr()
-            first, second = values[:, : len(weights)][hypothesis], reference_values[reference]
+        orders = zip(self.ngrams.count(hypotheses), self._idf, self._tf_idf, strict=True)  # n = 1 .. 4
+        for counts, idf, reference_tf_idf in orders:
+            idf_of_unseen = np.full(counts.shape[1] - len(idf), self._log_documents)
+            tf_idf = (counts * np.append(idf, idf_of_unseen)).tocsr()
+            first, second = tf_idf[:, : len(idf)][hypothesis], reference_tf_idf[reference]
             products = (first.minimum(second) * second).sum(axis=1)
-            similarity += ratio(products, norm(values, axis=1)[hypothesis] * norm(second, axis=1))
+            similarity += ratio(products, norm(tf_idf, axis=1)[hypothesis] * norm(second, axis=1))
         # The toolkit measures length in bigrams, so no word and one word are equally long.
         lengths = np.array([max(len(words) - 1, 0) for words in hypotheses], dtype=np.int64)
         difference = lengths[hypothesis] - np.maximum(self.ngrams.lengths[reference] - 1, 0)
         similarity *= np.exp(-(difference**2) / (2 * SIGMA**2))
-        summed = np.bincount(hypothesis, similarity, minlength=len(numbers))
-        return SCALE * summed / (ORDERS * self.ngrams.sizes[numbers])
+        sums = np.bincount(hypothesis, similarity, minlength=len(numbers))
+        return SCALE * sums / (ORDERS * self.ngrams.sizes[numbers])

@@ -18,18 +18,18 @@ from captioning.metrics.bleu import Words
 from captioning.metrics.resampling import Floats, ratio
 
 _ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.2, 0.6, 0.75  # METEOR 1.5's parameters for English, task "rank"
-_STAGES = np.array([1.0, 0.6, 0.8, 0.6])  # weights of exact matches, stems, synonyms and paraphrases
+_MATCH_WEIGHTS = np.array([1.0, 0.6, 0.8, 0.6])  # of exact matches, stems, synonyms and paraphrases
 
 
 def meteor_counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Floats:
     """Return the counts that corpus METEOR sums over images. METEOR's separator ``|||`` is removed from words.
 
     Returns:
-        (images, 23): words of the caption and of its best reference; function words of both; for the four kinds of
-        matches, the content words and the function words of both; chunks; matched words of both.
+        (images, 23): words of the caption and of its best reference; function words of both; for each of the four kinds
+        of matches, the content words and the function words of both; chunks; matched words of both.
 
     Raises:
-        InputError: METEOR fails or is not available, as where ``CAPTIONING_JAVA=off`` is in the environment.
+        InputError: METEOR fails or is not available; ``CAPTIONING_JAVA=off`` in the environment turns it off.
         ValueError: The lists differ in length.
     """
     if os.environ.get("CAPTIONING_JAVA") == "off":
@@ -45,14 +45,14 @@ def meteor_counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Wor
     jar = str(importlib.resources.files("pycocoevalcap") / "meteor" / "meteor-1.5.jar")
     # UTF-8 in any locale; otherwise Java would split a word at a letter beyond ASCII.
     command = ["java", "-Dfile.encoding=UTF-8", "-Xmx2G", "-jar", jar, "-", "-", "-stdio", "-l", "en", "-norm"]
-    ran = subprocess.run(
+    process = subprocess.run(
         command, input="".join(lines), capture_output=True, encoding="utf-8", errors="replace", check=False
     )
     try:
-        counts = np.array([line.split() for line in ran.stdout.splitlines()], np.float64).reshape(len(lines), 23)
+        counts = np.array([line.split() for line in process.stdout.splitlines()], np.float64).reshape(len(lines), 23)
     except ValueError:
-        answer = (ran.stderr.strip() or ran.stdout.strip() or "no answer").splitlines()[0][:200]
-        raise InputError(f"no METEOR: it failed (exit code {ran.returncode}): {answer}") from None
+        answer = (process.stderr.strip() or process.stdout.strip() or "no answer").splitlines()[0][:200]
+        raise InputError(f"no METEOR: it failed (exit code {process.returncode}): {answer}") from None
     # METEOR does not count the single chunk of a caption whose words all match in a row.
     matches = counts[:, 4:20].reshape(-1, 8, 2).sum(axis=1)
     counts[(matches == counts[:, 0:2]).all(axis=1) & (counts[:, 20] == 1), 20] = 0
@@ -62,14 +62,14 @@ def meteor_counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Wor
 def meteor_metric(counts: Floats) -> Floats:
     """Return METEOR 1.5 in percent, (.., 1), of summed ``meteor_counts`` (.., 23) (Denkowski and Lavie 2014, Sec. 2).
 
-    The counts of one image give its segment score. Their sum gives the METEOR of the corpus, which is not the mean.
+    The counts of one image give its segment score. Their sum gives the corpus' METEOR, not the mean segment score.
     """
     words, function_words = counts[..., 0:2], counts[..., 2:4]  # (.., 2): caption, reference
     # (.., 4, 2, 2): kind of match; content or function words; caption or reference
-    stages = counts[..., 4:20].reshape(*counts.shape[:-1], 4, 2, 2)
-    weighted = np.einsum("...ijk,i,j->...k", stages, _STAGES, np.array([_DELTA, 1 - _DELTA]))
+    matches = counts[..., 4:20].reshape(*counts.shape[:-1], 4, 2, 2)
+    weighted_matches = np.einsum("...ijk,i,j->...k", matches, _MATCH_WEIGHTS, np.array([_DELTA, 1 - _DELTA]))
     length = _DELTA * (words - function_words) + (1 - _DELTA) * function_words
-    precision, recall = np.moveaxis(ratio(weighted, length), -1, 0)
-    mean = ratio(precision * recall, _ALPHA * precision + (1 - _ALPHA) * recall)
+    precision, recall = np.moveaxis(ratio(weighted_matches, length), -1, 0)
+    f_mean = ratio(precision * recall, _ALPHA * precision + (1 - _ALPHA) * recall)
     fragmentation = ratio(counts[..., 20], counts[..., 21:23].mean(axis=-1))
-    return 100 * np.asarray(mean * (1 - _GAMMA * fragmentation**_BETA))[..., None]
+    return 100 * np.asarray(f_mean * (1 - _GAMMA * fragmentation**_BETA))[..., None]

@@ -1,7 +1,7 @@
 """Intervals of a metric and tests of two systems, by resampling images.
 
-The metric may be any function of counts summed over images, such as corpus BLEU, or an accuracy, whose counts are hits
-and trials. The variation between training seeds is not in these numbers.
+The metric may be any function of counts that are summed over images: corpus BLEU, or an accuracy, whose counts are hits
+and trials. These intervals and tests know nothing of the variation between training seeds.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 Statistic = Callable[[Floats], Floats]
-"""Turns counts summed over images (.., C) into a metric (..) or S metrics (.., S)."""
+"""Maps counts that are summed over images, (.., counts), to a metric (..) or to several metrics (.., metrics)."""
 
 SIGNIFICANCE_LEVEL = 0.05
 RESAMPLES = 1000  # by default
@@ -20,7 +20,7 @@ RESAMPLES = 1000  # by default
 
 @dataclass(frozen=True)
 class Interval:
-    """A metric of all images, and the middle 95 % of the metrics of resampled images."""
+    """A metric, or the difference of two, with its 95 % interval."""
 
     value: float
     low: float
@@ -29,10 +29,10 @@ class Interval:
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of two systems' metrics on the same images.
+    """The difference of two systems' metrics on the same images, with a two-sided test.
 
-    The interval is from the paired bootstrap. The two-sided p-value is from the randomization test: the probability of
-    a difference at least this large if both systems' captions of an image were exchangeable.
+    ``differences`` has the interval from the paired bootstrap and the p-value from the randomization test;
+    ``seeds.seed_differences`` has both from one model of the variance.
     """
 
     interval: Interval
@@ -44,65 +44,65 @@ class Difference:
         return not self.interval.low <= 0 <= self.interval.high
 
     @property
-    def significant(self) -> bool:
+    def is_significant(self) -> bool:
         return self.corrected_p_value < SIGNIFICANCE_LEVEL
 
     @property
-    def clear(self) -> bool:
+    def is_clear(self) -> bool:
         """Whether interval and test agree that there is a difference."""
-        return self.excludes_zero and self.significant
+        return self.excludes_zero and self.is_significant
 
 
 def bootstrap(counts: ArrayLike, statistic: Statistic, *, resamples: int = RESAMPLES, seed: int = 0) -> Floats:
-    """Draw the images ``resamples`` times with replacement, and return the metrics of each draw.
+    """Resample the images ``resamples`` times with replacement, and return the metrics of each resample.
 
-    The number of images and the seed determine the draws, so metrics of two systems are pairs (Koehn 2004). Counts
-    (systems, images, C) or (images, C) give metrics (resamples, systems, S) or (resamples, S).
+    The number of images and the seed determine the resamples, so the metrics of two systems are paired (Koehn 2004).
+    Counts (.., images, counts) give metrics (resamples, .., metrics).
     """
     counts = np.asarray(counts, dtype=np.float64)
     images = counts.shape[-2]
-    random, even = np.random.default_rng(seed), np.full(images, 1 / images)
-    # Multiplying counts by the draws of each image takes no loop over images.
-    return statistic(np.stack([random.multinomial(images, even) @ counts for _ in range(resamples)]))
+    random, probabilities = np.random.default_rng(seed), np.full(images, 1 / images)
+    # The multinomial says how often each image is in the resample.
+    return statistic(np.stack([random.multinomial(images, probabilities) @ counts for _ in range(resamples)]))
 
 
 def intervals(counts: ArrayLike, statistic: Statistic, *, resamples: int = RESAMPLES, seed: int = 0) -> list[Interval]:
-    """Return each of S metrics of counts (images, C) with the middle 95 % of its bootstrap."""
-    value = statistic(np.asarray(counts, dtype=np.float64).sum(axis=-2))
-    columns = np.stack([value, *_middle(bootstrap(counts, statistic, resamples=resamples, seed=seed))])
+    """Return each metric of counts (images, counts) with the middle 95 % of its bootstrap."""
+    metrics = statistic(np.asarray(counts, dtype=np.float64).sum(axis=-2))
+    columns = np.stack([metrics, *_interval_ends(bootstrap(counts, statistic, resamples=resamples, seed=seed))])
     return [Interval(*column) for column in columns.reshape(3, -1).T.tolist()]
 
 
 def differences(
     first: ArrayLike, second: ArrayLike, statistic: Statistic, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> list[Difference]:
-    """Return ``second``'s metric minus ``first``'s, for each of S metrics of counts (images, C).
+    """Return ``second``'s metric minus ``first``'s, for each metric of counts (images, counts).
 
-    The randomization test exchanges the systems' captions of each image with probability a half (Riezler and Maxwell
-    2005). The observed difference counts as one exchange, so the p-value is at least 1 / (resamples + 1). Exchanges
-    for which the metric has no value are left out.
+    The p-value is the probability of a difference at least this large if the systems' captions of an image were
+    exchangeable. The randomization test exchanges them with probability a half (Riezler and Maxwell 2005). The observed
+    difference counts as one exchange, so the p-value is at least 1 / (resamples + 1).
     """
     counts = np.stack([np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)])
-    total = counts.sum(axis=1)
-    both = statistic(total)
-    observed = np.atleast_1d(both[1] - both[0])
+    sums = counts.sum(axis=1)
+    metrics = statistic(sums)
+    observed = np.atleast_1d(metrics[1] - metrics[0])
     resampled = bootstrap(counts, statistic, resamples=resamples, seed=seed)
-    low, high = _middle((resampled[:, 1] - resampled[:, 0]).reshape(resamples, -1))
+    low, high = _interval_ends((resampled[:, 1] - resampled[:, 0]).reshape(resamples, -1))
     random = np.random.default_rng(seed)
     gains = counts[1] - counts[0]
-    exchanged = total[0] + np.stack([random.integers(0, 2, size=len(gains)) @ gains for _ in range(resamples)])
-    null_differences = (statistic(total[0] + total[1] - exchanged) - statistic(exchanged)).reshape(resamples, -1)
+    first_sums = sums[0] + np.stack([random.integers(0, 2, size=len(gains)) @ gains for _ in range(resamples)])
+    null_differences = (statistic(sums[0] + sums[1] - first_sums) - statistic(first_sums)).reshape(resamples, -1)
     exchanges = np.isfinite(null_differences).sum(axis=0)  # a metric may have no value, such as an accuracy of no noun
     as_large = (np.abs(null_differences) >= np.abs(observed) - 1e-9).sum(axis=0)  # another order rounds differently
     p_values = (as_large + 1) / (exchanges + 1)
     columns = (values.tolist() for values in (observed, low, high, p_values))
-    return [Difference(Interval(*ends), p_value, p_value) for *ends, p_value in zip(*columns, strict=True)]
+    return [Difference(Interval(*numbers), p_value, p_value) for *numbers, p_value in zip(*columns, strict=True)]
 
 
 def holm(tests: Sequence[Difference]) -> list[Difference]:
-    """Return tests that are reported together, with their p-values corrected for their number (Holm 1979).
+    """Correct the p-values of tests that are reported together for the number of tests (Holm 1979).
 
-    The probability of any false positive among them is at most the level at which each corrected p-value is judged.
+    If each corrected p-value is judged at a level, the probability of any false positive is at most that level.
     """
     corrected, largest = {}, 0.0
     for rank, i in enumerate(sorted(range(len(tests)), key=lambda i: tests[i].p_value)):
@@ -112,7 +112,7 @@ def holm(tests: Sequence[Difference]) -> list[Difference]:
 
 
 def percentage(counts: Floats) -> Floats:
-    """Return percent (.., 1) of counts (.., 2), hits and trials; nan for no trial."""
+    """Return the hits in percent of the trials, (.., 1), from counts (.., 2) of both; nan without a trial."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return 100 * counts[..., :1] / counts[..., 1:]
 
@@ -122,7 +122,7 @@ def ratio(numerator: Floats, denominator: Floats) -> Floats:
     return np.divide(numerator, denominator, out=np.zeros_like(denominator), where=denominator > 0)
 
 
-def _middle(resampled: Floats) -> Floats:
-    # A resample in which a metric has no value, such as an accuracy of no noun, is left out.
+def _interval_ends(resampled: Floats) -> Floats:
+    # Leaves out a resample in which a metric has no value, such as an accuracy of no noun.
     with np.errstate(all="ignore"):
         return np.asarray(np.nanquantile(resampled, [0.025, 0.975], axis=0))

@@ -13,31 +13,31 @@ BETA = 1.2  # weight of recall relative to precision, as in the COCO toolkit
 def rouge_l(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Floats:
     """Return ROUGE-L in [0, 1] of each image's caption, (images,); the corpus' ROUGE-L is the mean.
 
-    As in the COCO toolkit, precision and recall are each the best over the references, and a caption without words
-    counts as one empty word.
+    As in the COCO toolkit, precision and recall are each the best over the references, and a caption without words is
+    one empty word.
     """
     values = np.zeros(len(hypotheses))
     for image, (hypothesis, image_references) in enumerate(zip(hypotheses, references, strict=True)):
         words = hypothesis or [""]
-        common = [longest_common_subsequence(words, reference or [""]) for reference in image_references]
-        precision = max(common) / len(words)
-        recall = max(n / max(len(reference), 1) for n, reference in zip(common, image_references, strict=True))
+        lengths = [lcs_length(words, reference or [""]) for reference in image_references]
+        precision = max(lengths) / len(words)
+        recall = max(n / max(len(reference), 1) for n, reference in zip(lengths, image_references, strict=True))
         if precision and recall:
             values[image] = (1 + BETA**2) * precision * recall / (recall + BETA**2 * precision)
     return values
 
 
-def longest_common_subsequence(first: Words, second: Words) -> int:
+def lcs_length(first: Words, second: Words) -> int:
     """Return the number of words in the longest common subsequence.
 
     The algorithm is bit-parallel (Hyyrö 2004). One integer holds a column of the table of dynamic programming: its bit
     i is 0 where the length grows by one at word i of ``first``.
     """
-    positions: dict[str, int] = {}
+    bits_of_word: dict[str, int] = {}  # the positions of each word
     for position, word in enumerate(first):
-        positions[word] = positions.get(word, 0) | 1 << position
+        bits_of_word[word] = bits_of_word.get(word, 0) | 1 << position
     all_bits = column = (1 << len(first)) - 1
     for word in second:
-        matched = column & positions.get(word, 0)
-        column = (column + matched | column - matched) & all_bits
+        matches = column & bits_of_word.get(word, 0)
+        column = (column + matches | column - matches) & all_bits
     return len(first) - column.bit_count()

@@ -21,13 +21,13 @@ UNIT = "percent; CIDEr-D is the COCO toolkit's number times 100"
 
 
 class Metric(NamedTuple):
-    """What every part of the project must know about a metric."""
+    """What logs, tables and comparisons know about a metric."""
 
     title: str
     unit: Literal["percent", "nats per word", "ratio"] = "percent"
     better: Literal["max", "min"] | None = "max"  # whether the highest or the lowest value is best; None for neither
-    hits: str = ""  # the list of a ``CaptionedImage`` that the metric averages over; "" for other metrics
-    field: str = ""  # the field of a ``NounHit`` in that list
+    hits: str = ""  # the list of ``NounHit`` in a ``CaptionedImage`` that the metric averages over; "" if there is none
+    field: str = ""  # the field of ``NounHit`` that is averaged
     in_validation: bool = True  # False for a metric that is too slow for the validations of training
     needs_model: bool = False  # whether captions alone do not suffice; comparisons then read the run's test
 
@@ -46,37 +46,37 @@ _EVIDENCE_METRICS = {
 }
 
 
-def _at_nouns(metrics: Mapping[str, Metric], hits: str) -> dict[str, Metric]:
-    """Return metrics of the attention at the nouns of captions, and the same metrics for references."""
-    of_references = {
+def _noun_metrics(metrics: Mapping[str, Metric], hits: str) -> dict[str, Metric]:
+    """Return metrics of the attention at the nouns of captions, and the same metrics at the nouns of references."""
+    reference_metrics = {
         f"reference_{name}": metric._replace(title=f"{metric.title}, references", hits=f"reference_{hits}")
         for name, metric in metrics.items()
     }
-    return {name: metric._replace(hits=hits) for name, metric in metrics.items()} | of_references
+    return {name: metric._replace(hits=hits) for name, metric in metrics.items()} | reference_metrics
 
 
-OfImages = Callable[[Sequence[Words], Sequence[Sequence[Words]]], Floats]
-"""Maps hypotheses, a word list per image, and references, word lists per image, to an array with a row per image."""
+ImageMeasure = Callable[[Sequence[Words], Sequence[Sequence[Words]]], Floats]
+"""Maps hypotheses, one word list per image, and references, several per image, to an array with one row per image."""
 
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """S metrics of captions that are functions of the same counts."""
+    """Metrics of captions that are functions of the same counts."""
 
     metrics: Mapping[str, Metric]  # by name
-    count: OfImages  # counts (images, C)
+    count: ImageMeasure  # returns the counts (images, counts)
     statistic: Callable[[Floats], Floats]
-    """Maps counts that are summed over images, (.., C), to the corpus' metrics in ``UNIT``, (.., S)."""
+    """Maps counts that are summed over images, (.., counts), to the corpus' metrics in ``UNIT``, (.., metrics)."""
     image_statistic: Callable[[Floats], Floats]
-    """Maps (images, C) to metrics of images, (images, S). Their mean is not the corpus' BLEU or METEOR."""
-    java: bool = False
+    """Maps (images, counts) to metrics of images, (images, metrics). Their mean is not the corpus' BLEU or METEOR."""
+    java: bool = False  # whether counting needs Java
 
 
-def _mean_over_images(name: str, title: str, of_images: OfImages) -> Family:
+def _mean_over_images(name: str, title: str, measure: ImageMeasure) -> Family:
     """Return the family of a metric whose corpus value is the mean over images. Its counts are the value and 1."""
 
     def count(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Floats:
-        values = of_images(hypotheses, references)
+        values = measure(hypotheses, references)
         return np.stack([values, np.ones_like(values)], axis=1)
 
     return Family({name: Metric(title)}, count, percentage, percentage)
@@ -87,7 +87,7 @@ FAMILIES = (
         {f"bleu{n}": Metric(f"BLEU-{n}") for n in range(1, ORDERS + 1)}, bleu_counts, bleu_from_counts, sentence_bleu
     ),
     _mean_over_images("rouge_l", "ROUGE-L", rouge_l),
-    # Resampling does not count the document frequencies again.
+    # The document frequencies stay those of all images when images are resampled.
     _mean_over_images("cider_d", "CIDEr-D", lambda captions, references: CiderD(references).values(captions)),
     Family({"meteor": Metric("METEOR", in_validation=False)}, meteor_counts, meteor_metric, meteor_metric, java=True),
 )
@@ -101,8 +101,8 @@ METRICS: dict[str, Metric] = {
     "nll": Metric("NLL", "nats per word", "min", needs_model=True),
     "bound": Metric("Bound on log p", "nats per word", in_validation=False, needs_model=True),
     "iwae_bound": Metric("Importance-weighted bound on log p", "nats per word", in_validation=False, needs_model=True),
-    **_at_nouns(_ALPHA_METRICS, "hits"),
-    **_at_nouns(_EVIDENCE_METRICS, "evidence_hits"),
+    **_noun_metrics(_ALPHA_METRICS, "hits"),
+    **_noun_metrics(_EVIDENCE_METRICS, "evidence_hits"),
 }
 """All metrics that an evaluation can have, for any data and attention, by their names in logs and files."""
 
@@ -124,10 +124,10 @@ def few_images_warning(image_count: int) -> str:
 def family_counts(
     hypotheses: Sequence[Words], references: Sequence[Sequence[Words]], *, java: bool = True
 ) -> Iterator[tuple[Family, Floats]]:
-    """Yield each family of metrics that is available here with its counts (images, C).
+    """Yield each family of metrics that is available here with its counts (images, counts).
 
-    ``java`` computes METEOR, which takes 4 s and more. A warning says once why it is not available. Raises ValueError
-    if the lists differ in length, or an image has no reference.
+    METEOR, which takes 4 s and more, is computed if ``java`` is true; a warning says once why it is not available.
+    Raises ValueError if the lists differ in length, or an image has no reference.
     """
     if len(references) == 1:
         warn_once("CIDEr-D of one image is 0: there are no document frequencies; evaluate several images together")
@@ -145,7 +145,7 @@ def caption_metrics(
     """Return the corpus' metrics in ``UNIT``, and all of ``bleu_metrics``; arguments are as in ``family_counts``."""
     metrics: dict[str, float] = {}
     for family, counts in family_counts(hypotheses, references, java=java):
-        total = counts.sum(axis=0)
-        values = dict(zip(family.metrics, family.statistic(total).tolist(), strict=True))
-        metrics |= bleu_metrics(total) if "bleu4" in values else values
+        sums = counts.sum(axis=0)
+        values = dict(zip(family.metrics, family.statistic(sums).tolist(), strict=True))
+        metrics |= bleu_metrics(sums) if "bleu4" in values else values
     return metrics

@@ -72,7 +72,7 @@ def test_two_runs_become_a_table_a_page_and_numbers(tested_pair, capsys):
     page = (numbers.parent / "comparison.html").read_text()
     assert ONE_SEED in page and "teacher-forced through one run of each variant" in page
     assert options["figure"].read_text().count("<image ") > 2
-    assert "longer n-grams). The captions are those that were tested; teacher forcing gives" in page
+    assert "longer n-grams. The captions are those of the test; teacher forcing gives" in page
     images = explored_images(page)
     for item in content["disagreements"]:
         assert item["file"].endswith(".png")

@@ -39,7 +39,7 @@ class CaptionedImage:
     image_id: int  # the data set's number
     file: str | None = None  # the image file; None in files of an earlier version
     caption: str
-    log_prob: float | None = None  # criterion of the search: the sum over words in nats, divided by its normalization
+    log_prob: float | None = None  # the search's criterion: the sum over words in nats, over the length normalization
     finished: bool | None = None  # False if the maximum length cut the caption off
     references: list[str]
     written: str | None = None  # the caption as the tokenizer writes it, if that differs
@@ -68,8 +68,8 @@ def write_evaluation(
 
     Args:
         stage: "val" or "test".
-        facts: Further entries of the metrics' file, if not empty: "search", conditions of the test; "tokens", the
-            words that are compared; "cells", the grid that pointing was judged on; "provenance" of model and metrics.
+        facts: Further entries of STAGE_metrics.json; empty ones are left out. "search" has the conditions of the test,
+            "tokens" the words that are compared, "cells" the grid of the hits, "provenance" that of model and metrics.
     """
     content = {f"{stage}/{name}": value for name, value in metrics.items()}
     write_json(folder / f"{stage}_metrics.json", content | {name: fact for name, fact in facts.items() if fact})
@@ -91,7 +91,7 @@ def write_predictions(folder: Path, images: Sequence[CaptionedImage]) -> tuple[P
 
 
 def read_metrics(path: Path) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return the metrics of STAGE_metrics.json without their prefix, and the conditions of the test."""
+    """Return the metrics of STAGE_metrics.json without the prefix "STAGE/", and the conditions of the test."""
     content = convert(path, read_json(path), dict[str, Any], _EXPECTED)
     metrics = {name.partition("/")[2]: value for name, value in content.items() if isinstance(value, (int, float))}
     return metrics, earlier_names.conditions(content.get("search", {}))
@@ -111,7 +111,7 @@ class ImageCaption(msgspec.Struct):
 
 
 def convert(path: Path, content: Any, content_type: Any, expected: str) -> Any:
-    """Return the content of a JSON file as this type. Raises InputError, which names the expected content."""
+    """Return the content of a JSON file as ``content_type``. Raises InputError, which quotes ``expected``."""
     try:
         return msgspec.convert(content, content_type)
     except msgspec.ValidationError as error:
@@ -138,8 +138,8 @@ def read_results(path: Path) -> dict[int, str]:
 def read_references(path: Path, *, split: str, tokenizer: Tokenizer) -> dict[int, list[list[str]]]:
     """Return the word lists of each image's references, by image number.
 
-    The file is COCO's (``captions_val2017.json``), which holds one split, or Karpathy's (``dataset_coco.json``), read
-    as by ``KarpathySource``. References without a word are left out. Raises InputError if it is neither, or holds none.
+    Karpathy's file (``dataset_coco.json``) is read as by ``KarpathySource``; COCO's (``captions_val2017.json``) holds
+    one split. References without a word are left out. Raises InputError for another format, or without references.
     """
     content = read_json(path)
     references: dict[int, list[list[str]]] = {}

@@ -46,9 +46,9 @@ class Evaluator:
     figure_hypotheses: dict[int, Hypothesis] = field(default_factory=dict)  # of those images; keys as in ``images``
     images: dict[int, CaptionedImage] = field(default_factory=dict)  # keys are rows of the split
     sums: dict[int, dict[str, float]] = field(default_factory=dict)
-    """For each batch, by the row of its first image: the number of the references' "words", and the sums of their "nll"
-    and bounds in nats. ``finish`` adds them in the order of the split, so that any number of processes gives the same
-    last digits. If two processes evaluate the same batch, its sums count once, because its row is one key."""
+    """For each batch, by the row of its first image: the number of "words" of the references, <end> included, and the
+    sums of their "nll" and bounds in nats. ``finish`` adds them in the order of the split, so any number of processes
+    gives the same last digits. If two processes evaluate a batch, its sums count once, because its row is one key."""
 
     def __post_init__(self) -> None:
         if self.with_references and not self.index.captions:
@@ -62,7 +62,7 @@ class Evaluator:
     def finish(self, *, java: bool = False) -> dict[str, float]:
         """Return ``caption_metrics``, the NLL and bounds of the references in nats per word, and ``grounding_metrics``.
 
-        Without images or references, {}. ``java`` computes METEOR, which knows only English, where it is available.
+        Returns {} without images or references. METEOR, which knows only English, is computed if ``java`` is true.
         """
         images = self.captioned_images
         if not (images and self.with_references):
@@ -79,9 +79,9 @@ class Evaluator:
     def update(self, batch: CaptionBatch) -> None:
         """Evaluate a batch of images, each with all its captions."""
         rows, device = batch.index_rows.tolist(), batch.captions.device
-        stream = np.random.SeedSequence((self.seed, rows[0])).generate_state(1, np.uint64)
+        (batch_seed,) = np.random.SeedSequence((self.seed, rows[0])).generate_state(1, np.uint64)
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.inference_mode():
-            torch.manual_seed(int(stream[0]))
+            torch.manual_seed(int(batch_seed))
             memory = self.model.encode_batch(batch)
             objects = [self.regions.objects(row) for row in rows]
             reference_hits = self._teacher_force_references(batch, memory) if self.with_references else [{}] * len(rows)
@@ -90,11 +90,11 @@ class Evaluator:
                 hypotheses = self.model.with_evidence(memory, hypotheses)
         cells = self.model.encoder.cells
         images = zip(batch.image_ids.tolist(), rows, objects, reference_hits, hypotheses, strict=True)
-        for image_id, row, in_view, hits, (best,) in images:
+        for image_id, row, objects_in_view, image_reference_hits, (best,) in images:
             words = self.vocabulary.decode(best.ids)
             alphas, evidence = best.trace.alphas, best.trace.evidence
             caption, written = " ".join(words), self.vocabulary.tokenizer.join(words)
-            regions = named_regions(words, in_view)
+            regions = named_regions(words, objects_in_view)
             self.images[row] = CaptionedImage(
                 image_id=image_id,
                 file=str(self.index.image_path(row)),
@@ -105,13 +105,13 @@ class Evaluator:
                 references=self.index.references(row),
                 hits=noun_hits(words, alphas.numpy(), regions, cells),
                 evidence_hits=[] if evidence is None else noun_hits(words, evidence.numpy(), regions, cells),
-                **hits,
+                **image_reference_hits,
             )
             if row < self.figure_count:
                 self.figure_hypotheses[row] = best
 
     def _teacher_force_references(self, batch: CaptionBatch, memory: Any) -> list[dict[str, list[NounHit]]]:
-        """Teacher-force the references, store their ``sums``, and return each image's hits at their phrases."""
+        """Teacher-force the references, store their ``sums``, and return each image's hits by field."""
         with self.model.in_context_mode("expected"):
             output = self.model.teacher_force(batch, memory)
         nll = float(step_nll(output.logits, output.targets).sum())
@@ -119,14 +119,14 @@ class Evaluator:
         model = self.model
         if self.bound_draws and isinstance(model, Captioner) and "sample" in model.decoder.attention.context_modes:
             sums["bound"], sums["iwae_bound"] = likelihood_bounds(model, batch, memory, self.bound_draws)
-        traces = {"reference_hits": output.trace.alphas, "reference_evidence_hits": output.trace.evidence}
-        weights = {name: trace.float().cpu().numpy() for name, trace in traces.items() if trace is not None}
+        tensors = {"reference_hits": output.trace.alphas, "reference_evidence_hits": output.trace.evidence}
+        attention = {name: tensor.float().cpu().numpy() for name, tensor in tensors.items() if tensor is not None}
         rows, cells = batch.index_rows.tolist(), self.model.encoder.cells
         pairs = [pair for i in rows for pair in zip(self.index.references(i), self.regions.phrases(i), strict=True)]
-        hits: list[dict[str, list[NounHit]]] = [{name: [] for name in weights} for _ in rows]
-        for caption, (image, (reference, regions)) in enumerate(zip(batch.image_index.tolist(), pairs, strict=True)):
-            for name, caption_weights in weights.items():
-                hits[image][name] += noun_hits(reference.split(), caption_weights[caption], regions, cells)
+        hits: list[dict[str, list[NounHit]]] = [{name: [] for name in attention} for _ in rows]
+        for n, (image, (reference, regions)) in enumerate(zip(batch.image_index.tolist(), pairs, strict=True)):
+            for name, weights in attention.items():
+                hits[image][name] += noun_hits(reference.split(), weights[n], regions, cells)
         return hits
 
 
@@ -143,7 +143,7 @@ def evaluate(
     features: str | None = None,
     **options: Any,
 ) -> Evaluator:
-    """Caption a split of a data set, and return the evaluator, with the metrics of captions and attention.
+    """Caption a split of a data set, and return the evaluator, whose ``finish`` gives the metrics.
 
     >>> import captioning
     >>> from captioning.data import ShapesSource

@@ -14,7 +14,7 @@ from captioning.metrics.table import NOUN_METRICS
 
 
 def noun_hits(words: Sequence[str], alphas: ArrayLike, regions: Sequence[Region], cells: CellGrid) -> list[NounHit]:
-    """Judge every noun or phrase of a caption that has a region, in caption order.
+    """Judge the attention at every noun or phrase of a caption that names one of ``regions``, in their order.
 
     A location is a hit if its cell touches the region: the mask dilated by half a cell contains the cell's center.
 
@@ -25,8 +25,8 @@ def noun_hits(words: Sequence[str], alphas: ArrayLike, regions: Sequence[Region]
     among its words. The region is cropped to the model's view.
 
     Args:
-        alphas: (T, L) attention weights; step t belongs to ``words[t]``, further steps (<end>) are ignored. The first
-            of equally strong locations counts.
+        alphas: (T, L) attention weights; step t belongs to ``words[t]``, and the step of <end> is ignored. The first of
+            equally strong locations counts.
         regions: The regions that the caption names, from ``named_regions`` or from annotated phrases.
         cells: The grid of L locations.
     """
@@ -53,17 +53,17 @@ def noun_hits(words: Sequence[str], alphas: ArrayLike, regions: Sequence[Region]
 
 
 def grounding_metrics(images: Sequence[CaptionedImage]) -> dict[str, float]:
-    """Return the means over the images' nouns in percent, without the metrics that have no noun.
+    """Return the means over the images' nouns in percent; a metric without a noun is left out.
 
     The baselines of ``pointing_accuracy`` are ``pointing_chance`` (random locations) and ``pointing_centre`` (always
-    the middle). ``attention_correctness`` has ``correctness_uniform`` and ``correctness_centre``. Baselines ignore the
-    caption: large objects are easy to hit, and photographers put them in the middle.
+    the middle), those of ``attention_correctness`` are ``correctness_uniform`` and ``correctness_centre``. Baselines
+    ignore the caption. They may be high: large objects are easy to hit, and photographers put them in the middle.
     """
     metrics = {}
     for name, metric in NOUN_METRICS.items():
-        judged = [getattr(hit, metric.field) for image in images for hit in getattr(image, metric.hits)]
-        if judged:
-            metrics[name] = 100 * sum(judged) / len(judged)
+        values = [getattr(hit, metric.field) for image in images for hit in getattr(image, metric.hits)]
+        if values:
+            metrics[name] = 100 * sum(values) / len(values)
     return metrics
 
 
@@ -71,8 +71,8 @@ def grounding_metrics(images: Sequence[CaptionedImage]) -> dict[str, float]:
 def center_attention(cells: CellGrid) -> Floats:
     """Return attention (height, width) on the middle of the view, a baseline that sums to 1.
 
-    It is a Gaussian at the center of the view, read at the cells' centers. Its standard deviations are a quarter of the
-    height and of the width, so that half of its mass lies in the middle quarter of the view's area.
+    This attention is a Gaussian at the center of the view, evaluated at the cells' centers. Its standard deviations are
+    a quarter of the height and of the width; about half of its mass lies in the middle quarter of the view's area.
     """
     positions = (centers / side for centers, side in zip(cells.centers(), cells.size, strict=True))
     weights = np.outer(*(np.exp(-0.5 * ((position - 0.5) / 0.25) ** 2) for position in positions))

@@ -27,7 +27,7 @@ Float32 = NDArray[np.float32]
 
 
 class Photo(NamedTuple):
-    """A whole upright image, which may be reduced, and the part of it that the model sees."""
+    """A whole upright image, at full or reduced size, and the box of it that the model sees."""
 
     image: Image.Image
     view_box: Box  # (left, top, right, bottom) as fractions of width and height
@@ -38,7 +38,7 @@ class Caption:
     """A caption with the attention at each word and the image.
 
     Attributes:
-        text: The words as people write them, in English with spaces between them.
+        text: The words as people write them: in English with spaces in between.
         words: T words, without <start> and <end>.
         log_probs: Log-probability of each word in nats, and one more for <end> if the caption is finished.
         log_prob: The search's criterion: the sum of ``log_probs``, divided by the length normalization.
@@ -49,8 +49,8 @@ class Caption:
         path: Path of the image file; None for an image given as pixels.
         read_photo: Reads the whole image again; returns None if the file has changed. None if there is only the view.
         alternatives: The other captions of the image: the rest of the beam, best first, or further samples.
-        model: Name of the model, if ``other_models`` has others.
-        other_models: The same words of the same image from other models, by name; see ``same_words``.
+        model: Name of the model; "" without ``other_models``.
+        other_models: The same words of the same image with the attention of other models, by name; see ``same_words``.
     """
 
     text: str
@@ -79,7 +79,7 @@ class Caption:
 
     @property
     def evidence(self) -> Float32 | None:
-        """(T, L), where the word came from, summing to 1 at each word; None for a decoder without it."""
+        """(T, L), where each word came from, as fractions that sum to 1; None for a decoder without evidence."""
         return self.trace.evidence
 
     @property
@@ -92,7 +92,7 @@ class Caption:
         return (self.read_photo and self.read_photo()) or Photo(self.view, WHOLE)
 
     def seen(self) -> Image.Image:
-        """Return the part of the image that the model saw, undistorted; without the image, the view."""
+        """Return the image within the box that the model saw, undistorted; without the image, the view."""
         photo, box = self.photo()
         left, top, right, bottom = map(round, np.multiply(box, photo.size * 2).tolist())
         return photo.crop((left, top, right, bottom))
@@ -127,7 +127,7 @@ class Caption:
         return explorer_image(printable(Path(self.path or "").name), self.seen(), [explorer_run(run, self)])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the caption as plain data for JSON, without pixels and heads, with attention rounded to 6 digits.
+        """Return the caption as plain data for JSON, with attention rounded to 6 digits, without pixels and heads.
 
         "cells" has the center of the first location and the distance between neighbors, [y, x] in pixels of the view.
         "evidence" is null for a decoder without it. "chosen" has the location that hard attention chose at each word,

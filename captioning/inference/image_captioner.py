@@ -28,7 +28,7 @@ from captioning.vocabulary import Vocabulary
 Model = TypeVar("Model", bound=CaptionModel, covariant=True)
 _BATCH_SIZE = 16
 ModelPath = str | os.PathLike[str]
-_Loaded = tuple[list[Image.Image], Callable[[], Photo | None]]  # an image's views and its photo, from ``open_views``
+_ViewsAndPhoto = tuple[list[Image.Image], Callable[[], Photo | None]]  # of one image, from ``open_views``
 
 
 def load(path: ModelPath | Sequence[ModelPath] = PRETRAINED, device: str | torch.device = "cpu") -> ImageCaptioner[Any]:
@@ -57,7 +57,7 @@ class ImageCaptioner(Generic[Model]):
 
     Attributes:
         model: The model or the ensemble, in evaluation mode.
-        vocabulary: The words that it knows.
+        vocabulary: The words that the model knows.
         settings: The full configuration that the (first) model was trained with; {} if none was saved.
         options: The default decoding options, from the training configuration.
         members: The models of the ensemble, or the one model.
@@ -121,15 +121,15 @@ class ImageCaptioner(Generic[Model]):
         Args:
             images: Images as ``caption`` takes them, read when they are needed.
             options: Options of the search, ``self.options`` by default.
-            on_error: Called with an image that cannot be read and the error; the image is then left out. By default
+            on_error: Called with each image that cannot be read and its error; such images are left out. By default
                 the error is raised.
         """
         check_whole(1, batch_size=batch_size)
-        several: Any = [images] if is_single(images) else images
-        sources, preprocessings = iter(several), self.model.preprocessings
+        images = [images] if is_single(images) else images
+        sources, preprocessings = iter(images), self.model.preprocessings
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes without the GIL
 
-            def read() -> list[tuple[ImageSource, Future[_Loaded]]]:
+            def read() -> list[tuple[ImageSource, Future[_ViewsAndPhoto]]]:
                 batch = []
                 for source in itertools.islice(sources, batch_size):
                     batch.append((source, pool.submit(open_views, source, preprocessings)))
@@ -138,7 +138,7 @@ class ImageCaptioner(Generic[Model]):
                 return batch
 
             batches = iter(read, [])
-            if isinstance(several, Sequence):  # an iterator may wait for a caption before it gives the next image
+            if isinstance(images, Sequence):  # an iterator may wait for a caption before it gives the next image
                 batches = (batch for batch, _ in itertools.pairwise(itertools.chain(batches, [[]])))
             for batch_number, batch in enumerate(batches):
                 readable = []
@@ -148,7 +148,7 @@ class ImageCaptioner(Generic[Model]):
                         on_error(source, error)
                     else:
                         readable.append((source, views.result()))  # raises other errors
-                for best, *others in self._decoded(readable, options or self.options, batch_number) if readable else ():
+                for best, *others in self._decode(readable, options or self.options, batch_number) if readable else ():
                     yield dataclasses.replace(best, alternatives=others)
 
     def score_captions(
@@ -159,12 +159,12 @@ class ImageCaptioner(Generic[Model]):
         context_mode: ContextMode | None = None,
         seed: int | None = None,
     ) -> list[Caption]:
-        """Teacher-force given captions of images, and return them with the model's attention.
+        """Teacher-force one caption of each image, and return the captions with the model's attention.
 
         Args:
             images: Images as ``caption`` takes them.
-            captions: The words of one caption for each image. The model reads an unknown word as <unk>; the result
-                shows it as given.
+            captions: The words of one caption for each image. The model reads an unknown word as <unk>; the returned
+                caption keeps the word.
             context_mode, seed: How hard attention forms its contexts; see ``DecodingOptions``.
         """
         options = dataclasses.replace(self.options, context_mode=context_mode or self.options.context_mode, seed=seed)
@@ -173,47 +173,47 @@ class ImageCaptioner(Generic[Model]):
             raise InputError(f"captions: give a list of words for each of {len(images)} images, got {captions!r:.80}")
         results: list[Caption] = []
         for batch_number, start in enumerate(range(0, len(images), _BATCH_SIZE)):
-            sources, texts = images[start:][:_BATCH_SIZE], captions[start:][:_BATCH_SIZE]
+            sources, word_lists = images[start:][:_BATCH_SIZE], captions[start:][:_BATCH_SIZE]
             batch = [(source, open_views(source, self.model.preprocessings)) for source in sources]
-            ids = [self.vocabulary.encode(words) for words in texts]
-            for words, (caption,) in zip(texts, self._decoded(batch, options, batch_number, ids), strict=True):
+            ids = [self.vocabulary.encode(words) for words in word_lists]
+            for words, (caption,) in zip(word_lists, self._decode(batch, options, batch_number, ids), strict=True):
                 results.append(dataclasses.replace(caption, words=[*words], text=self.vocabulary.tokenizer.join(words)))
         return results
 
     def with_members(self, caption: Caption, names: Sequence[str]) -> Caption:
-        """Return the caption with a figure row for each named member of the ensemble; a single model's is unchanged."""
+        """Return a caption whose figure has a row for each member of the ensemble; one model's caption is unchanged."""
         members = [ImageCaptioner(model, self.vocabulary, self.settings) for model in self.members]
         named = dict(zip(names, members, strict=True))
         return caption if len(members) == 1 else same_words(named, caption.path or caption.photo().image, caption.words)
 
-    def _decoded(
+    def _decode(
         self,
-        images: Sequence[tuple[ImageSource, _Loaded]],
+        images: Sequence[tuple[ImageSource, _ViewsAndPhoto]],
         options: DecodingOptions,
         batch_number: int,
-        forced: list[list[int]] | None = None,
+        forced_ids: list[list[int]] | None = None,
     ) -> list[list[Caption]]:
-        """Return the captions that a search finds for a batch, or that the ``forced`` word ids give.
+        """Return the captions of each image of a batch: those of a search, or the one that ``forced_ids`` give.
 
         Each image has one view for each preprocessing of the models. ``batch_number`` is added to the seed.
         """
         device = next(self.model.parameters()).device
         views_by_preprocessing = zip(*(views for _, (views, _) in images), strict=True)
         if options.seed is not None:
-            # Every batch has another stream of random numbers.
+            # Every batch draws other random numbers.
             options = dataclasses.replace(options, seed=options.seed + batch_number)
         with torch.inference_mode():
             pairs = zip(self.model.preprocessings, views_by_preprocessing, strict=True)
             inputs = [preprocessing.normalize_all(views, device) for preprocessing, views in pairs]
             memory = self.model.encode_views(inputs)
-            if forced is None:
-                decoded = self.model.with_evidence(memory, self.model.search(memory, options, self.vocabulary))
+            if forced_ids is None:
+                results = self.model.with_evidence(memory, self.model.search(memory, options, self.vocabulary))
             else:
                 with self.model.using(options):
-                    decoded = [[hypothesis] for hypothesis in self.model.score_captions(memory, forced)]
+                    results = [[hypothesis] for hypothesis in self.model.score_captions(memory, forced_ids)]
         return [
             [self._to_caption(source, views[0], read_photo, hypothesis) for hypothesis in hypotheses]
-            for (source, (views, read_photo)), hypotheses in zip(images, decoded, strict=True)
+            for (source, (views, read_photo)), hypotheses in zip(images, results, strict=True)
         ]
 
     def _to_caption(
@@ -239,7 +239,7 @@ def same_words(
 ) -> Caption:
     """Teacher-force the same words through several models. Returns one caption, whose figure has a row for each model.
 
-    Attention that can choose a location shows its most probable one, whatever its context mode.
+    Attention that can choose a location chooses the most probable one, whatever its context mode.
     """
     captions = {}
     for name, captioner in captioners.items():

@@ -34,14 +34,14 @@ def open_views(
     if isinstance(source, (str, os.PathLike)):
         path = os.path.abspath(os.path.expanduser(source))  # the working directory may change
         views = [preprocessing.view(open_image(source, preprocessing.resize)) for preprocessing in preprocessings]
-        return views, functools.partial(_photo_of, path, os.path.getmtime(path), preprocessings[0])
+        return views, functools.partial(_read_photo, path, os.path.getmtime(path), preprocessings[0])
     image = open_image(source, 0)
     views = [preprocessing.view(image) for preprocessing in preprocessings]
-    return views, functools.partial(_photo_of, image, None, preprocessings[0])
+    return views, functools.partial(_read_photo, image, None, preprocessings[0])
 
 
-def _photo_of(source: str | Image.Image, changed: float | None, preprocessing: Preprocessing) -> Photo | None:
-    if isinstance(source, str) and not (os.path.exists(source) and os.path.getmtime(source) == changed):
+def _read_photo(source: str | Image.Image, mtime: float | None, preprocessing: Preprocessing) -> Photo | None:
+    if isinstance(source, str) and not (os.path.exists(source) and os.path.getmtime(source) == mtime):
         warn_once(f"{source}: is no longer the image that was captioned; figures show the pixels that the model saw")
         return None
     photo = open_image(source, _PHOTO_SIDE)
@@ -49,8 +49,8 @@ def _photo_of(source: str | Image.Image, changed: float | None, preprocessing: P
 
 
 def is_single(images: ImageSource | Iterable[ImageSource]) -> bool:
-    """Return whether this is one image and not several, which may lie in one array. Raises InputError for no image."""
-    if isinstance(images, Tensor) or (isinstance(images, np.ndarray) and images.dtype.kind not in "OUS"):  # paths
+    """Return whether this is one image; an array with four dimensions has several. Raises InputError for no image."""
+    if isinstance(images, Tensor) or (isinstance(images, np.ndarray) and images.dtype.kind not in "OUS"):  # no paths
         return images.ndim != 4
     if isinstance(images, (str, os.PathLike, Image.Image, bytes)) or hasattr(images, "read"):
         return True
@@ -60,7 +60,7 @@ def is_single(images: ImageSource | Iterable[ImageSource]) -> bool:
 
 
 def open_image(source: ImageSource, minimum_side: int) -> Image.Image:
-    """Return an image upright in RGB, a large file at a reduced size (``load_image``). Raises InputError if damaged."""
+    """Return an upright RGB image, of a large file at reduced size (``load_image``). Raises InputError if damaged."""
     if isinstance(source, str) and source.startswith(("https://", "http://")):
         raise InputError(f"{source}: is an address; download the image and give its file")
     if isinstance(source, (str, os.PathLike)):
@@ -76,7 +76,7 @@ def open_image(source: ImageSource, minimum_side: int) -> Image.Image:
 
 
 def _from_numbers(source: NDArray[Any] | Tensor) -> Image.Image:
-    """Return an image from an array (.., channels) or a tensor (channels, ..)."""
+    """Return an image from an array (height, width[, channels]) or a tensor ([channels, ]height, width)."""
     kind, expected, shape = "array", "(height, width, 1, 3 or 4)", tuple(source.shape)
     if isinstance(source, Tensor):
         kind, expected = "tensor", "(1, 3 or 4, height, width)"

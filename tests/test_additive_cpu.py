@@ -45,7 +45,7 @@ def processor(request, tmp_path_factory):
 
 
 @DTYPES
-def test_tanh_is_about_as_exact_as_the_rational_functions_before(processor, dtype):
+def test_the_error_of_tanh_is_below_its_bound(processor, dtype):
     numbers = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(torch.bfloat16)
     P = numbers[numbers.isfinite()] if dtype == torch.bfloat16 else torch.linspace(-34, 34, 100_003)
     q = torch.cat([torch.linspace(-30, 30, 101), torch.tensor([-1e-3, 0.0, 1e-3])])
@@ -97,7 +97,7 @@ def test_score_and_gradients_equal_the_formula(processor, A, L, size, dtype, thr
 
 @DTYPES
 @pytest.mark.parametrize("A", [7, 16, 70])
-def test_steps_of_the_first_images_get_the_formulas_gradients(processor, A, dtype):
+def test_gradients_equal_the_formulas_where_images_have_ended(processor, A, dtype):
     steps = [(torch.randn(n, 2, A, requires_grad=True), torch.randn(n, 2, 9)) for n in (3, 3, 2, 1)]
     P, v = torch.randn(3, 9, A).to(dtype).requires_grad_(), torch.randn(A)
     projections = deferred(P)
@@ -152,7 +152,7 @@ def test_without_a_compiler_the_formula_is_used_and_the_reason_logged_once(
 
 
 @needs_compiler
-def test_the_library_is_compiled_once_and_leaves_tiny_numbers_alone(own_cache):
+def test_the_library_is_compiled_once_and_keeps_subnormal_numbers(own_cache):
     assert additive_cpu.usable(torch.zeros(1))
     (compiled,) = own_cache.iterdir()
     written = compiled.stat().st_mtime_ns
@@ -179,7 +179,7 @@ torch.testing.assert_close(*gradients)
 
 @needs_compiler
 @pytest.mark.parametrize("limit", ["OMP_THREAD_LIMIT=1", pytest.param("OMP_DYNAMIC=true", marks=pytest.mark.slow)])
-def test_fewer_threads_than_asked_for_do_all_of_the_work(limit):
+def test_the_result_is_complete_with_fewer_threads_than_requested(limit):
     name, value = limit.split("=")
     environment = {key: setting for key, setting in os.environ.items() if key != "OMP_NUM_THREADS"} | {name: value}
     subprocess.run([sys.executable, "-c", FEWER_THREADS], env=environment, check=True)

@@ -89,7 +89,7 @@ def drop(page, file: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_a_photograph_is_captioned_and_explored_and_another_takes_its_place(page, checkpoint, tmp_path):
+def test_a_second_photo_replaces_the_first_and_its_caption(page, checkpoint, tmp_path):
     captioner = load(checkpoint)
     first, second = save_image(tmp_path / "first.png"), save_image(tmp_path / "second.jpg", seed=1)
     for photo in (first, second):
@@ -130,7 +130,7 @@ def test_the_first_page_says_what_it_is_and_has_examples(page):
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_what_is_no_photograph_is_refused_in_one_line(page, tmp_path):
+def test_a_file_that_is_no_photo_is_refused_in_one_line(page, tmp_path):
     broken = tmp_path / "broken.jpg"
     broken.write_bytes(b"\xff\xd8\xff<b>no photograph</b>")
     drop(page, broken)

@@ -84,7 +84,7 @@ def assert_same_gradients(captioner: Captioner, loss: Tensor, expected: list[Ten
 
 
 @pytest.mark.parametrize("updates", [0, 3])
-def test_gradient_is_the_authors_with_their_injected_gradient_of_the_alphas(updates):
+def test_gradient_equals_the_authors_with_their_injected_gradient_of_the_alphas(updates):
     """All scalings of stochastic attention at once: NLL, lambda_r, entropy, no penalty, no division by the batch."""
     captioner, batch = make_captioner(), make_batch()
     objective = make_objective(captioner)
@@ -96,7 +96,7 @@ def test_gradient_is_the_authors_with_their_injected_gradient_of_the_alphas(upda
     assert_same_gradients(captioner, loss, authors_gradient(captioner, output, baseline))
 
 
-def test_gradient_of_expected_contexts_is_the_authors_too():
+def test_gradient_of_expected_contexts_equals_the_authors():
     """Their injected gradient is then (b - cost) / 10 times ones, which a softmax turns into nothing."""
     captioner, batch = make_captioner(sample_probability=0.0), make_batch()
     objective = make_objective(captioner)
@@ -104,7 +104,7 @@ def test_gradient_of_expected_contexts_is_the_authors_too():
     assert_same_gradients(captioner, loss, authors_gradient(captioner, output, baseline=0.0))
 
 
-def test_soft_attention_has_the_authors_loss_too():
+def test_the_loss_of_soft_attention_equals_the_authors():
     decoder = AttentionDecoder(SoftAttention(AdditiveScore(A)), embedding_dim=E, hidden_dim=H, dropout=0.0)
     captioner = Captioner(ConvEncoder((D,), (4,), image_size=16), decoder, vocabulary_size=V).double()
     objective = Likelihood(attention_penalty=1.0, reduction=reductions.ArcticReduction()).bind(decoder)

@@ -179,7 +179,7 @@ def test_concat_is_one_matrix_over_query_and_annotation():
         torch.testing.assert_close(attention(query, attention.prepare(annotations))[0].alphas[row], expected)
 
 
-def test_location_looks_at_the_same_place_in_every_image():
+def test_location_score_has_the_same_alphas_for_every_image():
     attention = built(SoftAttention(LocationScore()))
     query = torch.randn(1, H).expand(B, H)
     alphas = attention(query, attention.prepare(torch.randn(B, L, D)))[0].alphas
@@ -197,7 +197,7 @@ def captioner(attention: Attention) -> Captioner:
 
 @pytest.mark.parametrize("make", STATEFUL.values(), ids=STATEFUL)
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_the_state_follows_its_beam(make, beam_size):
+def test_the_attention_state_follows_its_hypothesis(make, beam_size):
     """Every caption of a beam has the log-probabilities and alphas of that caption under teacher forcing."""
     model = captioner(make())
     images = torch.randn(5, 16, D)  # the encoder's grid is 4 x 4

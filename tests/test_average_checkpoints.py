@@ -55,7 +55,7 @@ def test_a_mean_of_models_with_one_encoder_keeps_it_and_its_features():
 
 
 @pytest.mark.parametrize("kinds", [{}, {"attention": HardAttention}, {"output": SummedOutput}])
-def test_parameters_are_means_and_the_rest_is_the_last_ones(kinds, capsys):
+def test_floats_are_means_and_integers_are_the_last_checkpoints(kinds, capsys):
     first, second = ({name: kind() if name == "output" else kind for name, kind in kinds.items()} for _ in range(2))
     paths = [make("a.ckpt", batches=3, **first), make("b.ckpt", 0.5, batches=8, **second)]
     before = [weights(path) for path in paths]
@@ -72,7 +72,7 @@ def test_parameters_are_means_and_the_rest_is_the_last_ones(kinds, capsys):
         assert all(torch.equal(tensor, state[name]) for name, tensor in weights(path).items())
 
 
-def test_it_captions_says_what_it_is_made_of_and_is_not_trained_on(tmp_path):
+def test_a_mean_captions_names_its_checkpoints_and_has_no_optimizer_state(tmp_path):
     image = save_image(tmp_path / "photo.png", seed=3)
     main([make("a.ckpt"), make("b.ckpt", 0.2)], "--output", "mean.ckpt")
     content = torch.load("mean.ckpt", weights_only=True)
@@ -100,7 +100,7 @@ STATISTICS = "captioner.encoder.network.stage1.1.running_var"
         (lambda content: None, "a.ckpt: its decoder is not that of b.ckpt; they have no mean"),
     ],
 )
-def test_what_has_no_mean_is_named_and_nothing_is_written(edit, message, capsys):
+def test_checkpoints_without_a_mean_are_refused_and_nothing_is_written(edit, message, capsys):
     edit_checkpoint(make("a.ckpt", gated="decoder" not in message), edit)
     refused(["a.ckpt", make("b.ckpt")], message=message, capsys=capsys)
 

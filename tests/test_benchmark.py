@@ -69,7 +69,7 @@ def test_a_beam_of_one_in_the_port_is_greedy():
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_our_captions_have_the_lengths_they_are_to_have(beam_size):
+def test_fixed_lengths_are_the_lengths_of_our_captions(beam_size):
     data = Data.make(SIZES._replace(image_count=5, lengths=(4, 2, 8, 3, 8)), CPU)
     captioner = our_module(SIZES, CPU).eval().captioner
     captions = decode(captioner, data.annotations, data.lengths - 1, beam_size=beam_size)
@@ -128,7 +128,7 @@ def test_the_benchmark_writes_every_subject(tmp_path, monkeypatch, capsys):
     assert "beam5_2048" in capsys.readouterr().out
 
 
-def test_the_variance_of_a_gradient_is_told_beside_that_of_no_baseline():
+def test_gradient_variances_have_ratios_to_no_baseline():
     batch = Data.make(SIZES, CPU).batch()
     values = gradient_variance.measure(our_module(SIZES, CPU).captioner, batch, [batch], draws=3)
     assert values.keys() > gradient_variance.ESTIMATORS.keys()

@@ -49,7 +49,7 @@ def test_the_figure_has_a_panel_for_every_word(caption):
     assert whole.images[0].get_array().shape == (90, 160, 3) and len(whole.patches) == 2
 
 
-def test_details_are_betas_and_the_evidence_and_what_was_chosen_is_framed(caption, tmp_path):
+def test_details_show_betas_and_evidence_and_hard_attention_frames_the_chosen_cell(caption, tmp_path):
     both = dataclasses.replace(caption, trace=caption.trace._replace(evidence=caption.alphas[:, ::-1]))
     assert (len(both.figure().axes), len(both.figure(details=True).axes)) == (2 + 3, 2 + 2 * 3)
     betas = [axes.get_xlabel()[:6] for axes in both.figure(details=True).axes if "\u03b2" in axes.get_xlabel()]
@@ -103,7 +103,7 @@ def test_the_explorer_gets_the_caption_and_its_beam(caption):
     assert [" ".join(other["words"]) for other in others] == ["a cat", "cats sleep on mats"]
 
 
-def test_what_was_seen_is_the_models_part_of_the_photograph_in_its_own_shape(caption):
+def test_seen_is_the_undistorted_part_of_the_photo_in_view(caption):
     assert caption.seen().size == (40, 24)  # there is only the view
     photo = random_view(160, 90)
     seen = dataclasses.replace(caption, read_photo=lambda: Photo(photo, (0.25, 0, 0.75, 1))).seen()

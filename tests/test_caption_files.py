@@ -68,7 +68,7 @@ def test_a_results_file_that_breaks_the_schema_is_refused_in_one_line(tmp_path, 
     assert str(error.value).startswith(f"{path}: ") and "\n" not in str(error.value)
 
 
-def test_references_of_coco_are_tokenised_and_gathered_by_image(folder):
+def test_references_of_coco_are_tokenized_and_grouped_by_image(folder):
     words = read_references(Path("refs.json"))
     assert words.keys() == {7, 8, 9} and [len(words[i]) for i in (7, 8, 9)] == [2, 1, 1]
     assert words[7][0] == ["a", "dog", "runs", "fast"]

@@ -75,7 +75,7 @@ def test_paths_can_come_from_standard_input(capsys, checkpoint, folder, monkeypa
     assert "name an image or a folder of images" in run(capsys, "-", "--model", checkpoint, code=2)[1]
 
 
-def test_an_unreadable_image_costs_a_line_and_the_exit_code(capsys, checkpoint, folder, tmp_path):
+def test_an_unreadable_image_is_one_line_and_exit_code_2(capsys, checkpoint, folder, tmp_path):
     broken, none = folder / "broken.png", folder / "none.png"
     broken.write_bytes(b"nothing")
     lines, err = run(capsys, folder, none, "--model", checkpoint, "--json", tmp_path / "x.jsonl", code=2)
@@ -283,14 +283,14 @@ def test_an_image_that_cannot_be_read_keeps_the_file_of_an_earlier_command(capsy
     assert kept.read_text() == "before"
 
 
-def test_a_caption_of_one_word_is_asked_for_by_max_length_alone(capsys, checkpoint, folder):
+def test_max_length_of_one_gives_one_word(capsys, checkpoint, folder):
     for options in ([], ["--sample", "--seed", 1]):
         (line,), _ = run(capsys, folder / "b.png", "--model", checkpoint, "--max_length", 1, *options)
         assert len(line.split()) == 1
 
 
 @pytest.mark.slow
-def test_a_reader_that_leaves_early_is_no_error(checkpoint, folder):
+def test_a_closed_pipe_is_no_error(checkpoint, folder):
     command = f"{sys.executable} {CAPTION_IMAGE} {folder} --model {checkpoint} --batch_size 1 | head -n 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.stderr.endswith("images: 1 skipped, which are no images or cannot be read\n")

@@ -83,7 +83,7 @@ def test_random_weights_look_around_the_middle_of_their_windows(make, offset, wi
     assert encoder.cells.offset == pytest.approx((offset, offset), abs=within)
 
 
-def test_what_knows_no_places_or_sees_nothing_is_evenly_divided():
+def test_an_encoder_that_sees_everything_or_nothing_has_a_regular_grid():
     class Everywhere(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.mean(dim=(2, 3), keepdim=True).repeat(1, 1, *x.shape[2:])
@@ -94,7 +94,7 @@ def test_what_knows_no_places_or_sees_nothing_is_evenly_divided():
     assert OwnEncoder(nn.Conv2d(3, 4, 8, 8), Everywhere()).cells.offset == pytest.approx((4, 4), abs=2)
 
 
-def test_measuring_leaves_the_encoder_as_it_was():
+def test_measuring_cells_does_not_change_the_encoder():
     encoder = ConvEncoder((6, 8), (4, 2), image_size=48).train()
     before, modes = copy.deepcopy(encoder.state_dict()), [module.training for module in encoder.modules()]
     state = torch.get_rng_state()
@@ -123,7 +123,7 @@ def test_cells_are_measured_when_they_are_asked_for_and_again_when_the_weights_h
 # Geometry
 
 
-def test_a_cell_reaches_half_a_stride_around_its_centre_and_not_out_of_the_view():
+def test_a_cell_reaches_half_a_stride_around_its_center_and_ends_at_the_view():
     assert SHIFTED.square(6) == (19, 7, 27, 17)
     assert SHIFTED.square(0) == (3, 0, 11, 7) and SHIFTED.square(11) == (27, 17, 32, 27)
     y, x = SHIFTED.edges()
@@ -154,7 +154,7 @@ def test_coverage_is_the_fraction_of_the_cells_square_in_view():
     assert out_of_view.coverage(np.ones((10, 20), dtype=bool)).tolist() == [[1, 1], [0, 0]]
 
 
-def test_attention_is_judged_where_the_cells_lie():
+def test_noun_hits_use_the_measured_cells():
     mask = np.zeros((30, 32), dtype=bool)
     mask[8:16, 12:18] = True  # inside cell (1, 1) of these, in four cells of the regular grid
     dog = GroundedObject("dog", frozenset(), frozenset(), mask)

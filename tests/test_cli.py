@@ -117,7 +117,7 @@ def test_second_run_gets_a_folder_of_its_own_and_a_resumed_one_keeps_its_folder(
     assert not Path("runs/tiny-3").exists()
 
 
-def test_files_that_a_configuration_names_are_beside_it_and_what_was_used_is_recorded(workdir):
+def test_a_configuration_names_files_beside_it_and_the_machine_is_recorded(workdir):
     config = yaml.safe_load(Path("tiny.yaml").read_text())
     config["trainer"]["accelerator"] = "auto"
     Path("mine").mkdir()
@@ -144,7 +144,7 @@ def test_runs_that_start_together_have_folders_of_their_own(workdir, capsys):
     assert "run folder: runs/tiny-2 (runs/tiny is taken)" in capsys.readouterr().out.splitlines()
 
 
-def test_a_run_that_is_ended_while_it_prepares_its_data_leaves_its_name_to_the_next(workdir, monkeypatch):
+def test_a_run_that_ends_while_it_prepares_data_leaves_its_name_free(workdir, monkeypatch):
     """As a scheduler ends it."""
     monkeypatch.setattr(ShapesSource, "prepare", lambda self: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(SystemExit) as left:
@@ -154,7 +154,7 @@ def test_a_run_that_is_ended_while_it_prepares_its_data_leaves_its_name_to_the_n
 
 
 @pytest.mark.parametrize("wrong", ["--data.batch_size=0", "--data.features=nowhere", "--trainer.limit_val_batches=9.5"])
-def test_a_start_that_fails_leaves_its_name_to_the_next(workdir, wrong):
+def test_a_run_that_fails_to_start_leaves_its_name_free(workdir, wrong):
     with pytest.raises(InputError):
         command("fit", "--config", "tiny.yaml", wrong)
     assert not Path("runs/tiny/config.yaml").exists()
@@ -169,7 +169,7 @@ def test_a_second_process_takes_no_folder_of_its_own(workdir, monkeypatch):
     assert os.listdir("runs") == ["tiny"]
 
 
-def test_a_resumed_run_says_that_nothing_is_left(workdir, capsys):
+def test_a_resumed_run_without_steps_left_says_so(workdir, capsys):
     def fit(*words: str) -> list[str]:
         command("fit", *words)
         return [line for line in capsys.readouterr().out.splitlines() if line.startswith("nothing")]
@@ -187,7 +187,7 @@ def test_a_resumed_run_says_that_nothing_is_left(workdir, capsys):
 
 
 @pytest.mark.slow
-def test_a_run_whose_patience_is_at_its_end_goes_on_with_more_of_it(workdir, capsys):
+def test_a_run_without_patience_left_resumes_with_a_larger_patience(workdir, capsys):
     patience, options = (
         "--early_stopping.patience",
         ["--early_stopping.monitor", "val/rouge_l", "--model.optimizer.lr", "0"],
@@ -240,14 +240,14 @@ def test_a_resumed_run_stays_with_its_checkpoint_whatever_its_config_is_called(t
     assert {path: path.read_bytes() for path in Path("runs/tiny").rglob("*") if path.is_file()} == before
 
 
-def test_a_checkpoint_that_lies_in_no_run_goes_on_in_a_new_folder(trained):
+def test_a_checkpoint_outside_of_a_run_is_resumed_in_a_new_folder(trained):
     shutil.copy(LAST, "loose.ckpt")
     cli = command("fit", "--config", "tiny.yaml", "--ckpt_path", "loose.ckpt", "--trainer.max_epochs", "2")
     assert cli.plan.folder.path == Path("runs/tiny-2") and step_of(LAST) == 2
 
 
 @pytest.mark.slow
-def test_a_run_that_was_moved_goes_on_where_it_is_and_keeps_its_best_checkpoint(workdir):
+def test_a_moved_run_resumes_in_its_new_folder_and_keeps_its_best_checkpoint(workdir):
     earliest = ["--checkpoint.monitor", "epoch", "--checkpoint.mode", "min"]  # so that no later epoch is better
     command("fit", "--config", "tiny.yaml", *earliest)
     shutil.move("runs", "elsewhere")
@@ -294,13 +294,13 @@ def test_checkpoint_keeps_the_full_config_as_plain_data(workdir):
     assert settings["data"]["batch_size"] == 7 and settings["seed_everything"] == 1
 
 
-def test_the_best_by_another_metric_than_bleu_is_said_without_a_word_on_bleu(workdir, capsys):
+def test_the_best_checkpoint_by_another_metric_is_printed_without_the_note_on_bleu(workdir, capsys):
     command("fit", "--config", "tiny.yaml", "--checkpoint.monitor", "val/nll", "--early_stopping.monitor", "val/nll")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("best checkpoint: ")]
     assert re.search(r"\(val/nll [\d.]+\)$", line)
 
 
-def test_a_fast_dev_run_trains_one_batch_and_keeps_no_checkpoint(workdir, capsys):
+def test_a_fast_dev_run_trains_one_batch_and_saves_no_checkpoint(workdir, capsys):
     command("fit", "--config", "tiny.yaml", "--trainer.fast_dev_run", "true")
     assert "epoch 1, step 1" in capsys.readouterr().out and not list(Path("runs").rglob("*.ckpt"))
 
@@ -503,7 +503,7 @@ def test_a_slurm_job_that_saves_nothing_is_not_requeued_for_ever(tmp_path, resta
     assert ended.returncode == 143 and (tmp_path / "requeued").exists() == requeued
 
 
-def test_the_screen_of_a_run_has_no_line_in_vain_and_each_epochs_line_its_own_metrics(workdir, monkeypatch, capsys):
+def test_a_run_prints_no_advice_of_libraries_and_the_metrics_of_each_epoch(workdir, monkeypatch, capsys):
     monkeypatch.setenv("WANDB_SILENT", "false")
     options = ["--trainer.enable_progress_bar", "true", "--trainer.logger", "WandbLogger", "--trainer.max_epochs", "2"]
     command("fit", "--config", "tiny.yaml", *options, "--checkpoint.monitor", "val/cider_d")
@@ -544,7 +544,7 @@ def test_any_form_of_a_model_is_scored_alike_and_data_are_read_from_its_run_or_a
         command("test", "--ckpt_path", "exported")
 
 
-def test_other_data_and_other_options_than_the_runs(trained):
+def test_a_test_takes_other_data_and_options_than_the_runs(trained):
     config = yaml.safe_load(Path("tiny.yaml").read_text())
     config["data"]["limit_images"] = 1
     Path("other.yaml").write_text(yaml.safe_dump({"data": config["data"]}))
@@ -581,7 +581,7 @@ def test_test_images_of_the_coco_server_are_captioned_and_not_scored(trained):
         command("test", "--ckpt_path", BEST, "--config", "server.yaml")
 
 
-def test_a_strangers_settings_choose_no_code(trained):
+def test_settings_in_a_checkpoint_import_no_class(trained):
     content = torch.load(BEST, weights_only=True)
     settings = content["captioning"]["settings"]
     for place in ("optimizer", "search", "scheduler"):

@@ -77,17 +77,17 @@ def watched(alphas: Tensor, beta: float = 0.5, batches: int = PATIENCE, *, locat
         (SAME, 0.01, "beta is 0.010 on average: words ignore the image"),
     ],
 )
-def test_every_cause_is_named_once_attention_had_time_to_learn(alphas, beta, cause):
+def test_every_cause_of_collapse_is_named_after_the_first_batches(alphas, beta, cause):
     assert cause in str(watched(alphas, beta).cause())
     assert watched(alphas, beta, PATIENCE - 1).cause() is None
 
 
-def test_uniform_is_judged_by_the_locations_that_exist_and_moving_attention_is_fine():
+def test_only_existing_locations_count_for_uniform_alphas_and_changing_alphas_are_no_collapse():
     assert "every word gets the same map" in str(watched(UNIFORM, locations=10 * L).cause())
     assert watched(torch.softmax(3 * torch.randn(N, T, L), -1)).cause() is None
 
 
-def test_the_past_is_forgotten():
+def test_old_batches_lose_their_weight_in_the_means():
     mask = make_mask()
     watcher = CollapseWatch()
     still = torch.full((N, T, L), 1 / L) * mask.unsqueeze(-1)

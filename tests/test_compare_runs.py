@@ -85,7 +85,7 @@ def test_two_runs_become_a_table_a_page_and_numbers(tested_pair, capsys):
     assert len(images) == len(content["disagreements"]) == 4
 
 
-def test_what_the_page_cannot_show_is_said(tested_pair, tmp_path, capsys):
+def test_images_that_the_page_cannot_show_are_named(tested_pair, tmp_path, capsys):
     (tested_pair[0] / "checkpoints/best.ckpt").unlink()
     (tested_pair[1] / "checkpoints/best.ckpt").write_bytes(b"damaged")
     compare_command(*map(str, tested_pair), resamples=9)
@@ -120,7 +120,7 @@ def test_the_attention_is_that_of_the_checkpoint_that_was_tested(tested_pair):
     assert read_run(tested_pair[0]).checkpoint == checkpoints / "last.ckpt"
 
 
-def test_runs_that_cut_their_images_differently_share_no_view(tested_pair):
+def test_runs_with_other_crops_share_no_view(tested_pair):
     def cut(runs, models):
         object.__setattr__(models["hard"].encoder.preprocessing, "crop", None)
         object.__setattr__(models["hard"].encoder.preprocessing, "resize", 12)
@@ -153,7 +153,7 @@ def test_sampled_contexts_repeat_with_the_seed(tested_pair):
     assert first == again and first != other
 
 
-def test_what_is_compared_is_not_written_over(tested_pair, tmp_path):
+def test_no_output_replaces_a_compared_run(tested_pair, tmp_path):
     inputs = "config.yaml test_metrics.json test_captions.json checkpoints/best.ckpt metrics/version_0/metrics.csv"
     (tmp_path / "link.svg").symlink_to(tested_pair[1] / "config.yaml")
     outputs = [(option, tested_pair[1] / name) for name in inputs.split() for option in ("output", "json")]
@@ -185,7 +185,7 @@ def commands(tested_pair, monkeypatch) -> list[list[str]]:
     return started
 
 
-def test_an_untested_run_is_named_with_its_command_and_tested_if_that_is_asked_for(tested_pair, commands, capsys):
+def test_an_untested_run_is_named_with_its_command_and_tested_with_test(tested_pair, commands, capsys):
     best = str(tested_pair[1] / "checkpoints" / "best.ckpt")
     missing = f"hard has no captions; to test it: captioning test --ckpt_path {best}"
     compare_command(*map(str, tested_pair), resamples=9, images=0)
@@ -198,7 +198,7 @@ def test_an_untested_run_is_named_with_its_command_and_tested_if_that_is_asked_f
 
 
 @pytest.mark.slow
-def test_a_run_that_was_trained_on_after_its_test_is_left_out_or_tested_again(tested_pair, commands, capsys):
+def test_a_run_that_was_trained_further_after_its_test_is_left_out_or_tested_again(tested_pair, commands, capsys):
     best, metrics = tested_pair[0] / "checkpoints/best.ckpt", tested_pair[0] / "test_metrics.json"
     content = json.loads(metrics.read_text())
     content["search"] |= {"checkpoint": "best.ckpt", "weights": checksum(best)}

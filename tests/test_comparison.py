@@ -43,7 +43,7 @@ def metrics_of(images) -> dict[str, float]:
     return caption_metrics([image.caption.split() for image in images], references, java=False)
 
 
-def test_metrics_are_corpus_bleu_with_their_interval_around_and_the_difference_beneath(pair):
+def test_metrics_are_corpus_bleu_with_interval_and_difference(pair):
     expected = [metrics_of(make_captions(40, skill, seed=i).values()) for i, skill in enumerate((0.5, 0.8))]
     for n in range(1, 5):
         soft, hard = cells(pair, "Captions of 40 images", f"BLEU-{n}")
@@ -56,7 +56,7 @@ def test_metrics_are_corpus_bleu_with_their_interval_around_and_the_difference_b
         assert hard.is_clear and soft.change == ""
 
 
-def test_the_verdict_on_one_seed_each_says_what_was_measured_and_judges_nothing(pair):
+def test_the_verdict_on_one_seed_each_gives_numbers_and_no_conclusion(pair):
     verdict = pair.verdicts["hard"]
     values = [pair.metrics[run]["bleu4"].value for run in ("hard", "soft")]
     assert verdict.startswith("BLEU-4: hard {:.1f}, soft {:.1f} on these 40 images, +".format(*values))
@@ -83,7 +83,7 @@ def test_the_verdict_on_one_seed_each_says_what_was_measured_and_judges_nothing(
         (-0.5, 0.2, "No clear difference"),
     ],
 )
-def test_a_difference_is_clear_where_interval_and_test_agree(low, corrected, expected):
+def test_a_difference_is_clear_if_interval_and_test_agree(low, corrected, expected):
     assert finding(Difference(Interval(1.0, low, 2.5), corrected, corrected)) == expected
 
 
@@ -132,7 +132,7 @@ def test_runs_without_a_common_image_are_refused(other_data_set):
         compare_runs(runs, resamples=50)
 
 
-def test_hard_attention_that_drew_nothing_in_training_is_named_above_the_tables():
+def test_a_notice_names_hard_attention_that_never_drew_in_training():
     settings = {
         "model": {"decoder": {"class_path": "x.D", "init_args": {"attention": {"class_path": "x.HardAttention"}}}}
     }
@@ -158,7 +158,7 @@ def test_a_run_without_captions_is_named_with_the_command_that_makes_them():
     assert first_untested.verdicts == {} and first_untested.tests == {}
 
 
-def test_grounding_is_over_nouns_with_what_knows_nothing_of_the_caption_beneath(pair):
+def test_grounding_is_over_nouns_and_has_its_baselines_beneath(pair):
     soft, hard = make_captions(40, 0.5), make_captions(40, 0.8, seed=1)
     judged = [hit for image in hard.values() for hit in image.hits]
     cell = cells(pair, "Grounding", "Pointing accuracy")[1]
@@ -224,7 +224,7 @@ def test_only_settings_that_differ_are_shown_and_not_where_a_run_lies():
     assert "The settings of c are not known" in table.note
 
 
-def test_the_images_where_sentences_metrics_differ_most_come_first():
+def test_images_with_the_largest_difference_in_the_metric_come_first():
     references = ["a red dog sits on the mat"]
     soft = {i: captioned_image(i, "a red dog sits on the mat", references) for i in (3, 5, 8, 9)}
     told = {3: "a red dog sits on a mat", 5: "two green cats", 8: "a red dog sits on the mat", 9: "the dog sits"}
@@ -253,7 +253,7 @@ def text_of(page: str) -> str:
     return html.unescape(re.sub(r"<style.*?</style>|<[^>]*>", "", page, flags=re.S))
 
 
-def test_the_page_has_all_of_it_and_asks_nothing_of_a_network(pair):
+def test_the_page_has_all_tables_and_needs_no_network(pair):
     pair = dataclasses.replace(pair, curves={"val/bleu4": {"soft": [(1, 2.0), (5, 3.0)], "hard": [(2, 4.0)]}})
     text = comparison_page(pair, footer=["made by hand"])
     shown = " ".join(text_of(text).split())
@@ -266,7 +266,7 @@ def test_the_page_has_all_of_it_and_asks_nothing_of_a_network(pair):
     assert text.count("<img ") == text.count('src="data:image/svg+xml;base64,') == 1
 
 
-def test_names_and_captions_are_text_and_nothing_else():
+def test_names_and_captions_are_escaped():
     evil = "<script>alert(1)</script>"
     images = {1: captioned_image(1, f"a {evil}", [f"the {evil}"]), 2: captioned_image(2, "a dog", ["a dog"])}
     other = {i: captioned_image(i, "nothing", image.references) for i, image in images.items()}
@@ -288,7 +288,7 @@ def test_a_caption_marks_the_words_that_no_reference_has():
 
 
 @pytest.mark.parametrize("style", ["comparison/page.css", "views/explorer.css"])
-def test_text_stands_out_from_its_background_as_wcag_2_asks(style):
+def test_text_has_the_contrast_of_wcag_2(style):
     def luminance(color: str) -> float:
         color = color if len(color) == 6 else "".join(2 * digit for digit in color)
         channels = [int(color[i : i + 2], 16) / 255 for i in (0, 2, 4)]

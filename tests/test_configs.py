@@ -67,7 +67,7 @@ def instantiate(*configs: Path, options: Sequence[str] = ()) -> Fit:
 
 
 @pytest.mark.parametrize("config", EXPERIMENTS, ids=lambda path: path.stem)
-def test_experiment_is_instantiated_and_its_model_assembled(config):
+def test_every_configuration_is_instantiated_and_its_model_assembled(config):
     cli = instantiate(config)
     captioner = cli.model.assemble(Vocabulary(["a", "dog", "runs"]))
     optimizer = cli.model.optimizer([{"params": list(captioner.decoder.parameters())}])
@@ -77,7 +77,7 @@ def test_experiment_is_instantiated_and_its_model_assembled(config):
 
 
 @pytest.mark.slow
-def test_own_photos_goes_on_from_the_captioner_in_the_package():
+def test_own_photos_starts_from_the_captioner_in_the_package():
     with torch.device("cpu"):
         packaged = read_model("pretrained").captioner
     captioner = instantiate(CONFIGS / "own_photos.yaml").model.assemble(Vocabulary(["a"]))
@@ -101,7 +101,7 @@ def test_every_variant_of_a_study_is_instantiated_with_its_options(study, name, 
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.stem)
-def test_overlay_goes_on_top_of_the_experiment_its_header_names(overlay):
+def test_an_overlay_fits_the_configuration_that_its_header_names(overlay):
     experiment = re.search(r"configs/(\w+)\.yaml", overlay.read_text()).group(1)
     cli = instantiate(CONFIGS / f"{experiment}.yaml", overlay)
     assert cli.model.assemble(Vocabulary(["a"])).encoder.grid_size == cli.model.encoder.grid_size
@@ -110,14 +110,14 @@ def test_overlay_goes_on_top_of_the_experiment_its_header_names(overlay):
 @pytest.mark.parametrize(
     "config", [quick_if(path.stem in ("coco_vgg19_soft", "shapes_soft"), path, id=path.stem) for path in EXPERIMENTS]
 )
-def test_what_is_said_to_go_on_any_experiment_does(config):
+def test_overlays_for_any_configuration_fit_every_configuration(config):
     cli = instantiate(config, *(CONFIGS / f"overlays/{name}.yaml" for name in ("debug", "overfit", "ema")))
     assert cli.trainer.max_epochs == 80 and cli.datamodule.limit_images == 50
     assert cli.model.scheduler is not None and any(isinstance(c, EMAWeightAveraging) for c in cli.trainer.callbacks)
 
 
 @pytest.mark.parametrize("config", EXPERIMENTS + OVERLAYS, ids=lambda path: path.stem)
-def test_config_opens_with_the_command_that_runs_it(config):
+def test_a_configuration_begins_with_its_command(config):
     header = "".join(line for line in config.read_text().splitlines(True) if line.startswith("#"))
     assert "captioning fit" in header and f"configs/{config.relative_to(CONFIGS)}" in header
 
@@ -127,7 +127,7 @@ def test_config_opens_with_the_command_that_runs_it(config):
     [path for path in EXPERIMENTS + OVERLAYS if path.stem != "debug"],  # which shows that everything runs
     ids=lambda path: path.stem,
 )
-def test_config_says_what_was_measured_with_it_or_that_nothing_was(config):
+def test_a_configuration_has_its_measured_metric_or_says_not_yet_measured(config):
     header = " ".join(line[1:].strip() for line in config.read_text().splitlines() if line.startswith("#"))
     measured = re.findall(r"BLEU-4 (\d+\.\d\d) \((docs/measurements/\w+\.json): (\w+)\)", header)
     assert bool(measured) != ("Not yet measured." in header)

@@ -116,7 +116,7 @@ def test_the_widest_beam_has_every_caption_that_meets_the_constraints_and_no_oth
     "constraints",
     [quick_if(name in ("none", "all", "content words"), CONSTRAINTS[name], id=name) for name in CONSTRAINTS],
 )
-def test_captions_are_drawn_from_the_renormalised_distribution(constraints):
+def test_captions_are_sampled_from_the_renormalized_distribution(constraints):
     step, draws = Histories([1, 2]), 4000
     torch.manual_seed(0)
     drawn = sample(step, step.start(draws), max_length=MAX_LENGTH, constraints=constraints)

@@ -67,7 +67,7 @@ def assert_same_end(folder: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_that_are_killed_or_asked_to_stop_go_on_to_the_last_bit(tmp_path):
+def test_two_processes_that_were_killed_or_stopped_resume_equal_to_the_last_bit(tmp_path):
     two_processes(tmp_path, every_n_train_steps=2, every_n_epochs=None)
     log, last = tmp_path / "log", tmp_path / "runs/{}/checkpoints/last.ckpt"
     assert start(tmp_path, "log", "fit", "--config", "tiny.yaml", "--name", "whole").wait(300) == 0, log.read_text()
@@ -111,7 +111,7 @@ def test_tasks_of_a_slurm_array_are_runs_of_their_own_and_a_requeued_task_keeps_
 
 
 @pytest.mark.slow
-def test_a_slurm_job_that_is_asked_to_stop_is_requeued_and_ends_as_if_nothing_had_happened(tmp_path):
+def test_a_stopped_slurm_job_is_requeued_and_ends_as_an_uninterrupted_job(tmp_path):
     """The script of docs/scale.md, with two local processes for srun, and a signal that reaches one of them alone."""
     two_processes(tmp_path)
     (tmp_path / "srun").write_text(SRUN)

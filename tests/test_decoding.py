@@ -253,7 +253,7 @@ def test_sampling_follows_the_distribution():
     torch.testing.assert_close(measured, expected, atol=0.015, rtol=0)
 
 
-def test_top_k_and_top_p_cut_the_tail():
+def test_top_k_and_top_p_remove_improbable_words():
     probabilities = torch.tensor([0, 0, 0.1, 0, 0.5, 0.25, 0.15])
     step = markov(probabilities.log().expand(V, V))
 

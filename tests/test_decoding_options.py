@@ -62,7 +62,7 @@ def test_every_caption_begins_with_the_prefix_is_long_enough_and_repeats_nothing
         assert (caption.evidence is None) == (name == "ensemble")
 
 
-def test_samples_belong_to_their_image_differ_and_repeat_with_their_seed(captioners, images):
+def test_samples_differ_belong_to_their_image_and_are_the_same_with_a_seed(captioners, images):
     """With the most probable word alone to draw, all samples are the greedy caption of their image."""
     drawn = captioners["soft"].caption(images, method="sample", samples=3, top_k=1)
     greedy = captioners["soft"].caption(images, method="greedy")
@@ -75,7 +75,7 @@ def test_samples_belong_to_their_image_differ_and_repeat_with_their_seed(caption
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_n_best_are_the_beginning_of_the_beam(captioners, images, name):
+def test_the_n_best_captions_are_the_first_of_the_beam(captioners, images, name):
     whole = captioners[name].caption(images[0], beam_size=5)
     best = captioners[name].caption(images[0], beam_size=5, samples=2)
     assert [c.words for c in all_of(best)] == [c.words for c in all_of(whole)][:2]
@@ -108,7 +108,7 @@ def test_no_repeat_ngram_of_zero_allows_what_the_models_own_options_forbid(capti
         ({"min_length": 99}, "at most max_length"),
     ],
 )
-def test_an_option_that_cannot_be_met_is_refused(captioners, images, options, message):
+def test_constraints_that_no_caption_meets_are_refused(captioners, images, options, message):
     with pytest.raises(InputError, match=message):
         captioners["soft"].caption(images[0], **options)
 

@@ -25,7 +25,7 @@ def _double():
     [(linear, (N, IN), (IN, IN)), (image_product, (B, R, L), (B, L, L))],
     ids=["linear", "image_product"],
 )
-def test_a_collected_factor_of_a_recurrence_gets_the_gradient_of_all_steps(product, start, factor):
+def test_a_deferred_tensor_gets_the_gradient_of_all_steps(product, start, factor):
     inputs = torch.randn(start, requires_grad=True), torch.randn(factor, requires_grad=True)
 
     def last(x, factor):
@@ -44,7 +44,7 @@ def test_ordinary_uses_of_a_deferred_tensor_count_too():
     torch.testing.assert_close(weight.grad, x.sum(0).expand(OUT, IN) + 2 * weight.detach())
 
 
-def test_nothing_is_collected_where_no_gradient_is_needed():
+def test_nothing_is_deferred_where_no_gradient_is_needed():
     weight = torch.randn(OUT, IN, requires_grad=True)
     with torch.no_grad():
         assert deferred_uses(deferred(weight)) is None

@@ -40,7 +40,7 @@ def test_a_slow_processor_trains_small_batches(monkeypatch, step, small_step, ep
     assert training_seconds == pytest.approx(epochs * (375 * small_step if has_small_batches else 188 * step))
 
 
-def test_a_step_of_the_demo_is_measured_with_its_share_of_the_cores():
+def test_a_step_of_the_demo_is_timed_with_half_of_the_cores():
     threads = torch.get_num_threads()
     assert 0 < demo.seconds_of_a_step(2, 5) < 60 and torch.get_num_threads() == threads
 
@@ -66,7 +66,7 @@ def test_hard_attention_draws_in_the_last_third_of_the_demo_as_in_its_config(tmp
         assert int(options["max_epochs"]) % int(options["check_val_every_n_epoch"]) == 0  # the last epoch is validated
 
 
-def test_a_demo_that_goes_on_trains_as_it_began(tmp_path, monkeypatch, capsys):
+def test_a_resumed_demo_keeps_its_plan(tmp_path, monkeypatch, capsys):
     last = [tmp_path / name / "checkpoints/last.ckpt" for name in ("soft", "hard")]
     for path in last:
         path.parent.mkdir(parents=True)
@@ -76,7 +76,7 @@ def test_a_demo_that_goes_on_trains_as_it_began(tmp_path, monkeypatch, capsys):
     assert "minutes" not in capsys.readouterr().out  # nothing was measured
 
 
-def test_the_demo_begins_with_a_photograph_and_names_its_overlay(tmp_path, capsys):
+def test_the_demo_begins_with_a_photo_and_names_its_overlay(tmp_path, capsys):
     demo.caption_a_photo(tmp_path)
     out = capsys.readouterr().out
     assert re.search(r"image       .*cows.jpg\n  caption     a \w+", out)
@@ -99,7 +99,7 @@ def test_the_demo_ends_with_the_comparison_of_its_runs_and_says_where_it_is(test
 # Commands side by side
 
 
-def test_a_failure_has_its_reason_in_one_line_and_leaves_the_others_alone(capsys):
+def test_a_failed_command_is_one_line_with_its_reason_and_the_others_finish(capsys):
     commands = Commands(2, "usage")
     results = commands.side_by_side(lambda words: commands.run(words[0], words) and words, [["--help"], ["fti"]])
     assert results[0] == ["--help"] and isinstance(results[1], InputError)
@@ -108,7 +108,7 @@ def test_a_failure_has_its_reason_in_one_line_and_leaves_the_others_alone(capsys
     assert "--help  $ captioning --help" in lines and any(line.startswith("--help  usage: ") for line in lines)
 
 
-def test_ctrl_c_waits_until_all_have_saved_and_starts_no_other(tmp_path):
+def test_ctrl_c_waits_until_all_commands_have_saved_and_starts_no_other(tmp_path):
     """The stand-in for Python runs a program that saves when it is interrupted."""
     child = tmp_path / "python"
     child.write_text(

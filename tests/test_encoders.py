@@ -125,7 +125,7 @@ ARRANGED = {  # of maps (B, D, height, width)
 
 
 @pytest.mark.parametrize("arranged", ARRANGED.values(), ids=ARRANGED)
-def test_other_layouts_are_recognised_and_a_class_token_is_no_location(arranged):
+def test_other_layouts_are_recognized_and_a_class_token_is_no_location(arranged):
     class Arranged(TinyEncoder):
         def maps(self, images):
             return arranged(self.network(images))
@@ -204,7 +204,7 @@ def test_fine_tuning_keeps_batch_norm_statistics_and_uses_dropout():
     assert torch.equal(encoder(images), encoder(images))
 
 
-def test_an_encoder_can_be_thawed_later_in_the_same_optimizer_at_its_own_rate():
+def test_an_encoder_can_be_unfrozen_later_in_the_same_optimizer_at_its_own_rate():
     encoder = small(trainable_from="layer2", learning_rate=0.02)
     encoder.set_trainable(False)
     assert encoder.frozen and not any(p.requires_grad for p in encoder.parameters())
@@ -327,7 +327,7 @@ def test_every_encoder_is_rebuilt_by_its_public_name_and_downloads_nothing(monke
 # Fingerprints
 
 
-def test_identities_tell_weights_nodes_and_preprocessing_apart_but_not_files(resnet, file, tmp_path):
+def test_an_identity_depends_on_weights_node_and_preprocessing_and_not_on_the_file(resnet, file, tmp_path):
     used = {k: v for k, v in resnet.state_dict().items() if k.startswith(("conv1.", "bn1.", "layer1."))}
     torch.save({k: v for k, v in used.items() if "num_batches" not in k}, tmp_path / "used.pth")
     base = small("layer1", weights=str(file)).frozen_identity()
@@ -363,7 +363,7 @@ class CachingEncoder(TinyEncoder):
         super().__init__()
 
 
-def test_an_encoder_of_ones_own_says_which_arguments_do_not_change_its_computation():
+def test_an_encoder_of_the_user_names_arguments_that_change_no_annotation():
     torch.manual_seed(3)
     first = CachingEncoder()
     same, other = CachingEncoder(cached=4), CachingEncoder(padding=1)
@@ -404,7 +404,7 @@ def test_timm_files_load_strictly(tmp_path, part, name, index):
         (LITE2, 4, "blocks.6.0.bn2", {"feature_location": "expansion"}),
     ],
 )
-def test_a_place_in_a_timm_network_gives_what_it_gives_in_the_whole_network(tmp_path, name, index, module, options):
+def test_feature_maps_of_a_timm_stage_equal_those_of_the_whole_network(tmp_path, name, index, module, options):
     timm = pytest.importorskip("timm")
     from safetensors.torch import save_file
 
@@ -424,7 +424,7 @@ def test_a_place_in_a_timm_network_gives_what_it_gives_in_the_whole_network(tmp_
 
 
 @pytest.mark.parametrize(("name", "stride"), [(LITE2, 32), (LITE2, 16), ("resnet18", 16)])
-def test_a_timm_networks_head_is_what_its_classifier_gets_the_mean_of(tmp_path, name, stride):
+def test_a_timm_networks_head_is_the_map_before_its_pooling(tmp_path, name, stride):
     timm = pytest.importorskip("timm")
     from safetensors.torch import save_file
 
@@ -463,7 +463,7 @@ def test_conv_encoder_trains_as_a_whole_with_its_own_statistics():
     assert encoder.frozen and not any(module.training for module in encoder.network.modules())
 
 
-def test_positions_tell_equal_content_apart():
+def test_positions_distinguish_annotations_of_equal_content():
     images = torch.zeros(1, 3, 32, 32)
     told = ConvEncoder((4, 8), (2, 2), image_size=32).eval()(images)[0]
     untold = ConvEncoder((4, 8), (2, 2), image_size=32, positions=False).eval()(images)[0]
@@ -549,7 +549,7 @@ OF_TIMM = functools.partial(TimmEncoder, name="resnet18", weights=None)
         (EfficientNetLite2, {"weights": None, "image_size": 0}, "image_size must be a multiple of 32, got 0"),
     ],
 )
-def test_mistakes_are_named_with_what_there_is(encoder, options, message):
+def test_mistakes_are_named_with_the_known_values(encoder, options, message):
     if encoder is OF_TIMM:
         pytest.importorskip("timm")
     with pytest.raises(InputError, match=message) as caught:

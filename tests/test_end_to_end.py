@@ -69,7 +69,7 @@ def demo(trained, monkeypatch) -> Path:
     return trained / "runs/demo"
 
 
-def test_demo_trains_scores_captions_and_draws_then_goes_on_where_it_is(demo, capsys):
+def test_the_demo_trains_scores_captions_and_draws_and_resumes_in_its_folder(demo, capsys):
     summary = json.loads((demo / "summary.json").read_text())
     assert set(summary) == {"soft", "hard"} and (demo / "comparison.html").is_file()
     entry = summary["soft"]
@@ -97,7 +97,7 @@ def test_demo_trains_scores_captions_and_draws_then_goes_on_where_it_is(demo, ca
 
 
 @pytest.mark.slow
-def test_a_checkpoint_is_tested_on_another_split_and_the_metrics_say_where_they_come_from(demo, capsys):
+def test_a_checkpoint_is_tested_on_another_split_and_the_metrics_have_their_provenance(demo, capsys):
     options = ["--split", "val", "--model.search.beam_size", 2, "--results", demo / "val"]
     command("test", "--ckpt_path", demo / "soft/checkpoints/best.ckpt", *options)
     assert "val split, 2 images" in (printed := capsys.readouterr().out) and "BLEU-4" in printed

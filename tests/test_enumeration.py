@@ -188,7 +188,7 @@ def test_leave_one_out_gradient_matches_enumeration(to_go):
     assert_agrees(estimated_gradients(captioner, LeaveOneOut(2, to_go=to_go)), exact_gradient(captioner))
 
 
-def test_the_estimator_is_told_whose_contexts_were_drawn():
+def test_the_estimator_knows_which_images_have_drawn_contexts():
     class Told(Estimator):
         def forward(self, rewards: Tensor, mask: Tensor, drawn: Tensor) -> LearningSignal:
             told.append(drawn)
@@ -231,14 +231,14 @@ def test_penalty_gradient_matches_enumeration():
     ("wrong", "weights"),
     [("the reward's sign flipped", {"reward_weight": -1.0}), ("REINFORCE left out", {"reward_weight": 0.0})],
 )
-def test_a_wrong_reward_is_noticed(wrong, weights):
+def test_a_wrong_reward_fails_the_comparison(wrong, weights):
     captioner = make_captioner()
     with pytest.raises(AssertionError, match=r"z-scores|not close"):
         assert_agrees(estimated_gradients(captioner, LeaveOneOut(2), **weights), exact_gradient(captioner))
 
 
 @pytest.mark.slow
-def test_a_wrong_entropy_weight_is_noticed():
+def test_a_wrong_entropy_weight_fails_the_comparison():
     captioner = make_captioner()
     gradients = estimated_gradients(captioner, LeaveOneOut(2), entropy_weight=0.3)
     with pytest.raises(AssertionError, match="z-scores"):
@@ -294,7 +294,7 @@ def test_bounds_by_sampling_match_enumeration_and_are_in_order():
     assert bound + 0.2 < pairs < exact_likelihood - 0.1
 
 
-def test_a_batch_before_the_ramp_draws_nothing_and_earns_nothing():
+def test_a_batch_before_the_ramp_draws_nothing_and_logs_no_reward():
     captioner = make_captioner()
     captioner.decoder.attention.ramp = (0, 1)
     objective = Likelihood(estimator=Estimator()).bind(captioner.decoder).double()

@@ -80,7 +80,7 @@ def test_an_average_per_step_leaves_out_earlier_words():
     torch.testing.assert_close(signal.baseline[3], torch.tensor([averages[0], 0, 0]))
 
 
-def test_every_step_has_an_average_of_its_own_and_the_steps_from_the_fiftieth_on_share_one():
+def test_every_step_has_its_average_and_steps_from_the_fiftieth_on_share_one():
     estimator = MovingAverage()
     estimator(REWARDS, MASK, ALL)
     torch.testing.assert_close(estimator.averages[:T], -torch.tensor([20 / 4, 14 / 3, 11 / 2]))
@@ -101,7 +101,7 @@ def test_an_average_per_step_of_whole_captions_knows_how_long_each_is():
     torch.testing.assert_close(signal.baseline[1], torch.full((T,), -(20 / 4 + 14 / 3)))
 
 
-def test_one_number_does_not_follow_returns_that_shrink():
+def test_one_average_with_returns_to_go_is_refused():
     with pytest.raises(InputError, match="per_step: false needs to_go: false"):
         MovingAverage(per_step=False)
 

@@ -171,7 +171,7 @@ def test_the_evidence_is_judged_beside_the_alphas(source, tmp_path, output):
     assert read_captions(tmp_path / "test_captions.json") == {image.image_id: image for image in images}
 
 
-def test_processes_that_share_a_split_find_what_one_finds(split):
+def test_processes_that_share_a_split_have_the_metrics_of_one_process(split):
     first, second, third = split.batch(0, 1), split.batch(2), split.batch(3, 4)
     expected = split.evaluator(first, second, third)
     shared = split.evaluator()
@@ -181,7 +181,7 @@ def test_processes_that_share_a_split_find_what_one_finds(split):
     assert shared.captioned_images == expected.captioned_images and shared.finish() == expected.finish()
 
 
-def test_draws_of_bounds_depend_on_the_batch_and_the_seed_and_leave_the_global_stream_as_it_was(source):
+def test_draws_of_bounds_depend_on_batch_and_seed_and_leave_the_global_generator_unchanged(source):
     split = Split(source, HardAttention(AdditiveScore(10), context_mode="sample"))
     first, second = split.batch(0, 1), split.batch(2, 3)
     before = torch.get_rng_state()
@@ -195,7 +195,7 @@ def test_draws_of_bounds_depend_on_the_batch_and_the_seed_and_leave_the_global_s
     assert split.evaluator(second, bound_draws=2, seed=1).sums[2]["bound"] != both.sums[2]["bound"]
 
 
-def test_what_is_written_reads_back(split, tmp_path):
+def test_written_captions_and_metrics_are_read_unchanged(split, tmp_path):
     evaluator = split.evaluator(split.batch(0, 1, 2))
     scores, images = evaluator.finish(), evaluator.captioned_images
     write_evaluation(tmp_path, "test", scores, images, search={"beam_size": 2}, tokens="letters")

@@ -124,7 +124,7 @@ def test_a_small_view_is_exactly_what_the_model_saw_and_a_photograph_no_larger_t
 TRAP = "</script><script>alert(1)</script><!--<script> & \"'\u2028"
 
 
-def test_nothing_that_is_said_can_end_the_script_it_stands_in():
+def test_no_text_can_end_the_pages_script():
     trapped = run_captions(TRAP, words=TRAP, alphas=random_alphas(len(TRAP.split())), numbers={TRAP: TRAP})
     page = explorer_page([explored(trapped, name=TRAP, references=[TRAP])], "a <b> & $title")
     tags = Tags(page)
@@ -137,7 +137,7 @@ def test_nothing_that_is_said_can_end_the_script_it_stands_in():
     assert "<title>a &lt;b&gt; &amp; $title</title>" in page
 
 
-def test_the_page_asks_nothing_of_a_network():
+def test_the_page_needs_no_network():
     page = explorer_page([explored()])
     for tag, attributes in Tags(page).seen:
         for name in ("src", "href", "srcset", "data", "action"):

@@ -91,7 +91,7 @@ def test_the_card_leaves_out_the_metrics_of_weights_that_were_trained_on_since(r
     assert "It was not tested" in (export(run) / "README.md").read_text()
 
 
-def test_the_head_of_the_card_is_yaml_whatever_the_license_is_called(run):
+def test_the_head_of_the_card_is_yaml_for_any_license_name(run):
     head = (export(run, "--license", "CC BY: 4.0") / "README.md").read_text().split("---")[1]
     assert yaml.safe_load(head)["license"] == "CC BY: 4.0"
 
@@ -132,7 +132,7 @@ def test_a_weight_beyond_float16_is_refused_before_anything_is_written(run, tmp_
     assert not (tmp_path / "new").exists()
 
 
-def test_folders_of_the_machine_are_not_passed_on(tmp_path):
+def test_an_exported_folder_has_no_paths_of_the_machine(tmp_path):
     settings = {"data": {"source": {"json_path": "/mnt/me/data.json"}, "files": ["/a/b", "c/d"]}, "scale": 0.5}
     load(save_checkpoint(tmp_path / "best.ckpt", settings=settings)).export(tmp_path / "new")
     source = {"source": {"json_path": "data.json"}, "files": ["b", "c/d"]}

@@ -48,7 +48,7 @@ def test_features_of_the_configured_splits_are_written_and_the_next_command_is_s
     assert "other.ckpt: its encoder is not the config's" in line
 
 
-def test_the_first_images_alone_are_extracted_to_try_something_out():
+def test_limit_images_extracts_the_first_images_alone():
     assert extracted("--data.limit_images", 1) == {"train": 1, "val": 1}
 
 
@@ -68,7 +68,7 @@ def test_the_value_of_an_option_of_the_configuration_may_have_spaces():
         (["--data.source", "os.system"], "name its module by --import"),
     ],
 )
-def test_what_cannot_be_extracted_is_one_line(capsys, options, message):
+def test_a_mistake_in_extract_is_one_line(capsys, options, message):
     save_checkpoint(Path("tuned.ckpt"), with_encoder=TorchvisionEncoder(**ENCODER))
     line = refused(capsys, "extract", *OPTIONS, "--output", "out", *options)
     assert message in line and not list(Path().glob("out/*"))
@@ -92,7 +92,7 @@ def test_later_configurations_and_options_win():
 
 
 @pytest.mark.parametrize("where", ["source", "model_args"])
-def test_a_configuration_runs_nothing_foreign(tmp_path, where):
+def test_extract_imports_no_class_of_a_configuration(tmp_path, where):
     foreign = {"class_path": "os.system", "init_args": {"command": f"touch {tmp_path / 'ran'}"}}
     encoder = {"name": "resnet18", "weights": None, "model_args": {"dropout": foreign}}
     parts = (

@@ -30,7 +30,7 @@ def test_an_interruption_leaves_the_old_file_alone(tmp_path, error):
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["a.txt"]
 
 
-def test_what_cannot_be_written_is_named_with_its_option(tmp_path):
+def test_an_unwritable_file_is_named_with_its_option(tmp_path):
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "a.html"
     with pytest.raises(InputError, match=rf"^--output {path}: cannot be written \((Not a directory|File exists)\)$"):

@@ -40,7 +40,7 @@ def looking_at(*cells: tuple[int, int]) -> np.ndarray:
 ANYWHERE = (0, 0)
 
 
-def test_a_hit_is_a_cell_that_touches_the_mask():
+def test_a_hit_is_a_strongest_cell_that_touches_the_mask():
     circle = thing("circle", box(2, 5, 12, 18))  # within row 0, column 1
     for row in range(2):
         for column in range(3):
@@ -49,7 +49,7 @@ def test_a_hit_is_a_cell_that_touches_the_mask():
             assert hits[0].chance == 1 / 6
 
 
-def test_the_colour_in_the_phrase_chooses_among_objects_of_one_noun():
+def test_the_color_in_the_phrase_chooses_among_objects_of_one_noun():
     objects = [
         thing("circle", box(0, 10, 0, 10), "red large big"),
         thing("circle", box(10, 20, 20, 30), "blue small little"),
@@ -112,7 +112,7 @@ def test_the_name_of_a_category_does_not_name_what_a_part_of_it_names(caption, o
     assert [hit.noun for hit in noun_hits(words, looking_at(*[(0, 0)] * len(words)), objects)] == [object_]
 
 
-def test_scores_are_means_over_nouns_in_percent():
+def test_metrics_are_means_over_nouns_in_percent():
     hits = [
         NounHit(1, "circle", True, 0.25, 0.5, 0.6, 0.1, 0.2),
         NounHit(4, "star", False, 0.5, 0.0, 0.0, 0.3, 0.4),

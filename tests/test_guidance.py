@@ -50,7 +50,7 @@ def with_regions(batch: CaptionBatch) -> CaptionBatch:
 
 
 @pytest.mark.parametrize("gated", [False, True])
-def test_the_parts_of_the_locations_and_the_part_without_the_image_add_up_to_the_logit(gated):
+def test_location_terms_and_the_term_without_the_context_add_up_to_the_logit(gated):
     captioner, batch = make_captioner(gated=gated).eval(), make_batch(mask=True)
     decoder = captioner.decoder
     with torch.no_grad():
@@ -190,7 +190,7 @@ class Own(Guidance):
         return output.mask.double()
 
 
-def test_a_term_of_ones_own_without_a_name_is_logged():
+def test_a_users_term_without_a_name_is_logged():
     captioner = make_captioner().train()
     objective = Likelihood(guidance=[Own(weight=0.5), RegionGuidance()]).bind(captioner.decoder)
     assert float(objective(captioner, make_batch()).logs["guidance"]) == 1

@@ -100,7 +100,7 @@ def test_a_checkpoint_holds_the_arguments_of_a_relaxed_draw():
     assert config["init_args"].items() >= {**options, "ramp": [0.2, 0.4], "sample_probability": 1.0}.items()
 
 
-def test_relaxed_sample_nears_the_drawn_location_as_the_temperature_falls():
+def test_the_relaxed_draw_approaches_the_drawn_location_as_the_temperature_falls():
     def jacobian(temperature: float) -> float:
         attention = GumbelAttention(AdditiveScore(A), temperature=temperature)
         attention.build(L, H, (1, L))

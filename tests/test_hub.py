@@ -41,14 +41,14 @@ def test_a_captioner_is_loaded_by_its_name_and_revision(hub, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["hf:owner/yours", "hf:owner/mine@v2"])
-def test_what_the_hub_lacks_is_one_line(hub, name):
+def test_a_missing_repository_or_revision_is_one_line(hub, name):
     with pytest.raises(InputError, match=r"404 Client Error no owner/") as caught:
         load(name)
     assert str(caught.value).startswith(f"{name}: ")
 
 
 @pytest.mark.parametrize("config", ['{"model_type": "bert"}', "[]"])
-def test_something_else_is_refused_in_one_line(hub, config):
+def test_a_repository_without_a_captioner_is_refused_in_one_line(hub, config):
     (hub / COMMITS[None] / "config.json").write_text(config)
     with pytest.raises(InputError, match="hf:owner/mine: damaged, or does not describe the model of its weights"):
         load("hf:owner/mine")

@@ -70,6 +70,6 @@ def test_paths_in_an_array_are_several_images(captioner, path):
         ("https://example.org/a.png", r"https://example\.org/a\.png: is an address; download the image"),
     ],
 )
-def test_what_is_no_image_is_said(captioner, source, message):
+def test_an_argument_that_is_no_image_is_named(captioner, source, message):
     with pytest.raises(InputError, match=message):
         captioner(source)

@@ -109,7 +109,7 @@ def test_a_figure_shows_the_photo_that_was_captioned_after_a_change_of_the_worki
 
 
 @pytest.mark.parametrize("change", ["replaced", "gone"])
-def test_a_figure_of_a_file_that_is_another_one_now_shows_what_the_model_saw(captioner, tmp_path, change, caplog):
+def test_a_figure_of_a_replaced_file_shows_the_view_of_the_model(captioner, tmp_path, change, caplog):
     warn_once.cache_clear()
     Image.new("RGB", (30, 20), "red").save(tmp_path / "photo.png")
     caption = captioner.caption(tmp_path / "photo.png")
@@ -121,7 +121,7 @@ def test_a_figure_of_a_file_that_is_another_one_now_shows_what_the_model_saw(cap
 
 
 @pytest.mark.slow
-def test_a_figure_shows_the_pixels_that_were_captioned_though_the_caller_drew_on_them(captioner):
+def test_a_figure_shows_the_captioned_pixels_after_the_caller_changed_them(captioner):
     photo, array = Image.new("RGB", (30, 20), "red"), np.full((20, 30, 3), (255, 0, 0), dtype=np.uint8)
     captions = [captioner.caption(photo), captioner.caption(array)]
     photo.paste("blue", (0, 0, 30, 20))
@@ -212,7 +212,7 @@ def test_alternatives_are_the_rest_of_the_beam_with_attention_of_their_own(capti
 
 
 @pytest.mark.parametrize("method", ["beam", "greedy", "sample"])
-def test_a_checkpoint_with_a_summed_output_tells_the_evidence_of_every_word(tmp_path, images, method):
+def test_a_caption_of_a_summed_output_has_the_evidence_of_every_word(tmp_path, images, method):
     captioner = load(save_checkpoint(tmp_path / "x.ckpt", output=SummedOutput()))
     caption = captioner.caption(images[0], method=method, max_length=5)
     T = len(caption.words)
@@ -225,7 +225,7 @@ def test_a_checkpoint_with_a_summed_output_tells_the_evidence_of_every_word(tmp_
         assert other.evidence.shape == (len(other.words), ROWS * COLUMNS)
 
 
-def test_sampling_with_a_seed_repeats_itself_and_leaves_the_global_stream_alone(captioner, images):
+def test_sampling_with_a_seed_is_repeatable_and_leaves_the_global_generator_unchanged(captioner, images):
     before = torch.get_rng_state()
     options = {"method": "sample", "temperature": 9.0, "seed": 3, "batch_size": 4}
     first, second = ([caption.text for caption in captioner.caption([images[0]] * 8, **options)] for _ in range(2))
@@ -287,7 +287,7 @@ def test_a_captioner_works_in_the_precision_that_it_is_given(checkpoint, images)
     assert caption.words and caption.alphas.dtype == np.float32
 
 
-def test_captions_may_be_members_of_sets(captioner, images):
+def test_captions_are_hashable(captioner, images):
     caption, again = (captioner.caption(images[0]) for _ in range(2))
     assert len({caption, again}) == 2 and caption in [again, caption]
 
@@ -424,7 +424,7 @@ def test_the_gpu_gives_the_same_captions(checkpoint, captioner, images):
         ),
     ],
 )
-def test_a_choice_that_there_is_not_is_one_line_with_those_there_are(checkpoint, images, tmp_path, choose, line):
+def test_an_unknown_choice_is_one_line_with_the_known_ones(checkpoint, images, tmp_path, choose, line):
     captioner = load(checkpoint)
     with pytest.raises(InputError, match=f"^{line}"):
         choose(captioner.caption(images[0]), captioner)

@@ -69,7 +69,7 @@ def test_a_missing_library_of_a_logger_is_one_line(workdir, capsys):
     assert line.startswith("error: 'own.Needs': needs nowhere; pip install nowhere")
 
 
-def test_an_interruption_before_the_first_step_ends_as_any_other(workdir, capsys):
+def test_an_interruption_before_the_first_step_ends_as_a_later_one(workdir, capsys):
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(SystemExit) as ended:
         command(*FIT, "--import", "own", "--trainer.callbacks", "own.Interrupted")

@@ -28,7 +28,7 @@ def look_at(attention: SoftAttention, row: float, column: float) -> None:
     )
 
 
-def test_alphas_are_the_scores_softmax_in_the_window_times_the_gaussian_normalised():
+def test_alphas_are_the_normalized_softmax_in_the_window_times_the_gaussian():
     attention = local_attention(window=(1.5, 2.0))
     annotations, query = torch.randn(B, L, D), torch.randn(B * R, H)
     memory = attention.prepare(annotations)

@@ -152,7 +152,7 @@ def test_a_failing_program_is_reported_in_one_line(fake, program, message):
     assert "\n" not in str(error.value)
 
 
-def test_what_is_missing_is_named(monkeypatch, tmp_path):
+def test_a_missing_program_or_package_is_named(monkeypatch, tmp_path):
     monkeypatch.delenv("CAPTIONING_JAVA")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match=r"^no METEOR: no `java` on the PATH$"):

@@ -126,7 +126,7 @@ def test_cider_d_of_a_hand_computed_case():
     assert cider_d([["a", "dog"]], [[["a", "dog"]]]).tolist() == [0.0]
 
 
-def test_prepared_references_measure_any_captions_against_any_set():
+def test_prepared_references_score_captions_against_the_references_of_any_image():
     hypotheses, references = make_corpus(5)
     prepared = CiderD(references)
     sets, sampled = random.choices(range(len(references)), k=100), random.choices(hypotheses, k=100)
@@ -169,7 +169,7 @@ def test_the_metrics_of_a_corpus_are_those_of_their_functions():
     assert values.keys() | {name for family in metrics.FAMILIES for name in family.metrics} <= METRICS.keys()
 
 
-def test_metrics_of_fewer_than_100_images_are_said_to_say_little():
+def test_metrics_of_fewer_than_100_images_have_a_warning():
     assert all("fewer than 100 images" in few_images_warning(images) for images in (1, 99))
     assert few_images_warning(100) == few_images_warning(1000) == ""
 
@@ -198,7 +198,7 @@ def test_one_image_has_no_document_frequencies_and_the_log_says_so(caplog):
     assert both > 0 == one and caplog.text.count("CIDEr-D of one image is 0: there are no document frequencies") == 1
 
 
-def test_what_java_cannot_do_here_is_said_once_and_left_out(monkeypatch, caplog):
+def test_a_metric_without_java_is_left_out_with_one_warning(monkeypatch, caplog):
     monkeypatch.setenv("CAPTIONING_JAVA", "off")
     for _ in range(2):
         assert "meteor" not in caption_metrics([["a"], ["b"]], [[["a"]], [["b"]]])

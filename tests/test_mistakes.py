@@ -207,7 +207,7 @@ def test_advice_on_a_device_names_those_that_are_there(workdir, capsys, monkeypa
         assert line == f"error: device {device}: torch finds no such device here; use {usable}"
 
 
-def test_a_class_of_the_users_is_found_by_import(workdir, capsys):
+def test_a_class_of_the_user_is_found_by_import(workdir, capsys):
     Path("mine.py").write_text("from captioning.encoders import ConvEncoder\n\n\nclass Mine(ConvEncoder):\n    pass\n")
     Path("mine.yaml").write_text("model: {encoder: {class_path: mine.Mine, init_args: {}}}\n")
     options = ["--config", "mine.yaml", "--trainer.accelerator", "toaster"]

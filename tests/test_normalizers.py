@@ -98,7 +98,7 @@ def test_masked_locations_get_zero_and_change_nothing(kind):
 
 @every
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_logits_of_16_bits_are_normalised_in_float32(kind, dtype):
+def test_logits_of_16_bits_are_normalized_in_float32(kind, dtype):
     largest = torch.finfo(torch.float16).max
     logits = torch.tensor([[largest, -largest, 0.0], [largest, largest, -largest], [0.01, 0.0, -0.01]], dtype=dtype)
     alphas = alphas_of(kind, logits)

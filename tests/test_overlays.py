@@ -128,7 +128,7 @@ def test_maps_are_painted_on_the_photos_own_pixels_of_the_view():
     np.testing.assert_allclose(pixels(panels(figure)[0]), dimmed, atol=1)
 
 
-def test_what_is_attended_to_keeps_half_of_its_colour_under_the_map():
+def test_attended_pixels_keep_half_of_their_color_under_the_map():
     red, blue = ((220, 30, 30), (30, 30, 220))
     peaks = []
     for color in (red, blue):
@@ -149,7 +149,7 @@ def test_even_attention_shows_no_pattern_stays_dim_beside_other_words_and_is_nam
     assert np.ptp(pixels(alone)[:, :, 0]) <= 1 and alone.get_xlabel() == "nearly even"
 
 
-def test_the_papers_style_is_white_on_the_grey_photograph():
+def test_the_papers_style_is_white_on_the_gray_photo():
     red, cell = Image.new("RGB", (60, 40), (220, 30, 30)), 7
     (axes,) = panels(figure_of(red, ["cat"], trace_of([one_hot(cell)]), style="paper"))
     painted = pixels(axes)
@@ -158,7 +158,7 @@ def test_the_papers_style_is_white_on_the_grey_photograph():
     assert painted.min() == pytest.approx(STYLES["paper"]["dim"] * grey, abs=2) and painted.max() > 180
 
 
-def test_each_panel_is_brightest_where_its_word_looked_and_details_are_written_beneath():
+def test_each_panel_is_brightest_at_the_strongest_location_and_details_are_beneath():
     trace = trace_of([one_hot(cell) for cell in (0, 14, 7)], [0.25, 0.5, 1])
     assert brightest_cells(figure_of(GREY, ["a", "b", "c"], trace)) == [0, 14, 7]
     figure = figure_of(GREY, ["a", "b", "c"], trace, details=True)
@@ -241,7 +241,7 @@ def test_the_chosen_cell_is_framed_in_its_panel_and_soft_attention_chooses_nothi
             assert (box.y0, box.y1) == pytest.approx((row * height / 3, (row + 1) * height / 3), abs=1)
 
 
-def test_models_stand_beneath_one_another_and_of_hard_attention_the_chosen_cell_alone_is_bright():
+def test_each_model_has_a_row_and_hard_attention_shows_the_chosen_cell_alone():
     words, chosen = ["a", "b", "c"], [0, 14, 9]
     spread = np.full((3, 15), 1 / 15)  # what hard attention drew from
     traces = {"soft": trace_of([one_hot(cell) for cell in (7, 2, 12)]), "hard": trace_of(spread, locations=chosen)}

@@ -147,7 +147,7 @@ ATTENTION = "model.decoder.init_args.attention"
         ("model.objective", "PerWord", "PerWord: the loss () must have the shape (), got (3,)"),
     ],
 )
-def test_what_a_class_returns_is_told_by_its_name_and_the_two_shapes(workdir, capsys, place, name, line):
+def test_a_wrong_shape_is_named_with_its_class_and_both_shapes(workdir, capsys, place, name, line):
     words = [f"--{place}", f"own_classes.{name}"]
     assert line in refused(capsys, "fit", "--config", "tiny.yaml", "--import", "own_classes", *words)
 
@@ -169,7 +169,7 @@ def test_a_decoder_and_its_parts_belong_to_one_captioner():
             Captioner(encoder, second, vocabulary_size=9)
 
 
-def test_a_decoder_of_ones_own_trains_and_captions(workdir):
+def test_a_decoder_of_the_user_trains_and_captions(workdir):
     attention = tiny_config(workdir / "shapes")["model"]["decoder"]["init_args"]["attention"]
     decoder = json.dumps({"class_path": "own_classes.GRU", "init_args": {"attention": attention}})
     main(

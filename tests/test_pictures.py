@@ -9,13 +9,13 @@ CONTENT = json.loads((EXAMPLES / "examples.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("example", CONTENT, ids=lambda example: example["file"])
-def test_a_photograph_is_small_and_free_and_its_caption_is_judged(example):
+def test_an_example_photo_is_small_and_free_and_its_caption_is_judged(example):
     assert (EXAMPLES / example["file"]).stat().st_size <= 60_000
     assert example["credit"].endswith((", CC BY 2.0", ", CC0")) and example["source"].startswith("https://")
     assert set(example["wrong"]) <= set(example["caption"].split())
 
 
-def test_every_photograph_of_the_folder_is_an_example_and_the_last_one_of_the_app_is_difficult():
+def test_every_photo_of_the_folder_is_an_example_and_the_last_one_of_the_app_is_difficult():
     assert {path.name for path in EXAMPLES.glob("*.jpg")} == {example["file"] for example in CONTENT}
     *others, last = [bool(example["wrong"]) for example in CONTENT if example["app"]]
     assert len(others) == 3 and not any(others) and last

@@ -16,7 +16,7 @@ from captioning.precision import best_precision
         (["neon", "bf16"], "bf16-mixed"),
     ],
 )
-def test_a_processor_is_used_in_bfloat16_where_it_multiplies_it(monkeypatch, capabilities, precision):
+def test_bfloat16_is_used_on_processors_with_bfloat16_products(monkeypatch, capabilities, precision):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(capabilities, True))
     assert best_precision("cpu") == precision
 

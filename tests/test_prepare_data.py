@@ -127,7 +127,7 @@ def flickr(server, monkeypatch):
     return lambda root: ("prepare", "flickr8k", "--root", root)
 
 
-def test_what_must_be_asked_for_by_hand_is_said(flickr, tmp_path, capsys):
+def test_files_to_request_by_hand_are_named(flickr, tmp_path, capsys):
     line = refused(capsys, *flickr(tmp_path))
     assert f'image files of the split are missing or empty, such as "{tmp_path}/images/0.jpg"' in line
     assert f"Fill in https://forms.illinois.edu/sec/1713398, put Flickr8k_Dataset.zip into {tmp_path}" in line
@@ -136,7 +136,7 @@ def test_what_must_be_asked_for_by_hand_is_said(flickr, tmp_path, capsys):
 
 @pytest.mark.parametrize("folder", ["Flicker8k_Dataset/", "", "a/b/"])
 @pytest.mark.parametrize("name", ["Flickr8k_Dataset.zip", "a.tar.gz", "b.tgz", "c.tar", "D.ZIP"])
-def test_images_put_there_by_hand_are_unpacked(flickr, tmp_path, capsys, name, folder):
+def test_archives_of_images_put_there_by_hand_are_unpacked(flickr, tmp_path, capsys, name, folder):
     names = [f"{folder}{i}.{'JPG' if i else 'jpg'}" for i in range(3)]
     if name.lower().endswith("zip"):
         others = {"__MACOSX/Flicker8k_Dataset/._0.jpg": "x", "captions.txt": "x"}

@@ -28,7 +28,7 @@ def installed(tmp_path, monkeypatch):
     return folder
 
 
-def test_load_and_the_command_use_it_by_default(installed, tmp_path, capsys):
+def test_load_and_the_command_use_the_pretrained_captioner_by_default(installed, tmp_path, capsys):
     image = save_image(tmp_path / "photo.png")
     expected = load(installed).caption(image).text
     assert load().caption(image).text == expected
@@ -37,7 +37,7 @@ def test_load_and_the_command_use_it_by_default(installed, tmp_path, capsys):
     assert "Where the model looked: pretrained" in (tmp_path / "page.html").read_text()
 
 
-def test_an_installation_without_it_is_one_line(tmp_path, monkeypatch, capsys):
+def test_an_installation_without_the_captioner_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("captioning.checkpoint.load.PRETRAINED_FOLDER", tmp_path / "small")
     line = refused(capsys, "caption", save_image(tmp_path / "photo.png"))
     assert f"{tmp_path / 'small'}: the checkpoint cannot be read (No such file or directory)" in line
@@ -47,7 +47,7 @@ def test_an_installation_without_it_is_one_line(tmp_path, monkeypatch, capsys):
 
 
 @SHIPPED
-def test_it_is_small_complete_and_its_card_keeps_the_two_licences_apart():
+def test_the_captioner_is_small_and_complete_and_its_card_has_both_licenses():
     files = {path.name: path.stat().st_size for path in PRETRAINED_FOLDER.iterdir()}
     assert sorted(files) == "README.md config.json model.safetensors vocabulary.json".split()
     assert sum(files.values()) <= 32 * 2**20
@@ -57,7 +57,7 @@ def test_it_is_small_complete_and_its_card_keeps_the_two_licences_apart():
 
 
 @SHIPPED
-def test_it_captions_a_photograph_without_anything_that_is_slow_to_import(tmp_path):
+def test_captioning_a_photo_imports_nothing_slow(tmp_path):
     """Elsewhere than in the repository: there are neither data nor the encoder's own weights."""
     photo = save_image(tmp_path / "photo.png", size=(300, 200))
     heavy = "torchvision timm scipy pandas matplotlib pytorch_lightning wandb nltk pycocotools torch._dynamo sympy"
@@ -89,7 +89,7 @@ def test_every_stage_of_the_recipe_reads_what_an_earlier_one_wrote(tmp_path, cap
     assert "--dtype float16" in lines[-2] and not list(tmp_path.iterdir())
 
 
-def test_its_data_are_the_listed_photographs_of_three_data_sets(tmp_path, monkeypatch):
+def test_the_data_of_the_recipe_are_the_listed_photos_of_three_data_sets(tmp_path, monkeypatch):
     """Numbers of two data sets may be equal, and Flickr8k's test images take no part."""
     monkeypatch.chdir(tmp_path)
     pretrained = load_script("pretrained")
@@ -136,7 +136,7 @@ def test_sentences_that_break_off_or_repeat_are_counted(caption, breaks_off, rep
     assert (sentences.breaks_off(caption.split()), sentences.repeats(caption.split())) == (breaks_off, repeats)
 
 
-def test_looking_is_pointing_with_its_baselines_intervals_and_distance_from_the_center():
+def test_looking_metrics_have_baselines_intervals_and_the_difference_from_the_center():
     def image(i: int) -> CaptionedImage:
         hit = NounHit(0, "dog", hit=i % 4 > 0, chance=0.3, centre_hit=0.5, correctness=0.4, uniform=0.2, centre=0.3)
         return CaptionedImage(image_id=i, caption="a dog", references=["a dog"], hits=[hit], reference_hits=[hit, hit])

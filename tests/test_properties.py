@@ -61,7 +61,7 @@ def make_decoder(kind: str) -> AttentionDecoder:
 
 @pytest.mark.parametrize("kind", ["soft", "hard", "summed"])
 @EXAMPLES
-def test_a_masked_batch_has_the_loss_of_its_captions_alone(examples, kind):
+def test_the_loss_of_a_batch_does_not_depend_on_padding_and_masked_locations(examples, kind):
     """Neither the padding of captions nor that of regions is seen, whatever is in it."""
     decoder = make_decoder(kind)
     decoder.build(V, D, (3, 3))

@@ -6,7 +6,7 @@ from pathlib import Path
 from captioning.provenance import provenance
 
 
-def test_a_measurement_says_command_commit_seed_machine_and_date():
+def test_provenance_has_command_commit_seed_machine_and_date():
     origin = provenance(command="make demo", seed=3)
     assert json.loads(json.dumps(origin)) == origin
     assert (origin["command"], origin["seed"]) == ("make demo", 3)

@@ -105,7 +105,7 @@ def test_only_images_whose_contexts_are_drawn_draw_while_they_remain():
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("attention", [SoftAttention, HardAttention, GumbelAttention])
-def test_no_step_and_no_gradient_makes_the_host_wait_for_the_gpu(attention, precision, monkeypatch):
+def test_no_step_and_no_gradient_waits_for_the_gpu(attention, precision, monkeypatch):
     decoder = make_decoder(attention(AdditiveScore(16))).cuda().train()
     annotations = torch.randn(B, L, D, device="cuda")
 

@@ -58,7 +58,7 @@ def test_the_bootstrap_interval_is_sacrebleus():
     assert high - low > 8  # so that agreeing to 1 says something
 
 
-def test_the_p_value_is_the_share_of_all_exchanges_that_differ_as_much():
+def test_the_p_value_is_the_fraction_of_all_exchanges_that_differ_as_much():
     references, system, better = corpus(images=9, seed=5)
     first, second = bleu_counts(system, references), bleu_counts(better, references)
     observed = bleu4(second.sum(axis=0)) - bleu4(first.sum(axis=0))

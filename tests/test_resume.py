@@ -107,9 +107,7 @@ def heard() -> Iterator[None]:
         (STEPS, 0, signal.SIGINT),
     ],
 )
-def test_a_run_that_is_asked_to_stop_finishes_its_step_and_resumes_equal(
-    shapes, tmp_path, whole, step, workers, number
-):
+def test_a_stopped_run_finishes_its_step_and_resumes_equal(shapes, tmp_path, whole, step, workers, number):
     data = {"num_workers": workers}
     _, first = fit(shapes, tmp_path, Signal(step, number), error=SIGTERMException, data=data)
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == step
@@ -216,7 +214,7 @@ def accumulated(shapes, tmp_path_factory) -> tuple[Path, CaptioningModule, Diary
         pytest.param([Signal(5)], {"error": SIGTERMException}, {}, 5, id="SIGTERM", marks=pytest.mark.slow),
     ],
 )
-def test_a_run_that_ended_inside_an_epoch_or_a_step_goes_on_there(
+def test_a_run_that_ended_inside_an_epoch_or_a_step_resumes_there(
     shapes, tmp_path, accumulated, cut, options, rest, step
 ):
     folder, whole, diary = accumulated
@@ -293,7 +291,7 @@ def test_averaging_does_not_disturb_training_and_resumes_equal(shapes, tmp_path,
     assert_equal(expected.state_dict(), resumed.state_dict())
 
 
-def test_settings_that_differ_from_the_checkpoints_are_said(shapes, tmp_path, capsys):
+def test_settings_that_differ_from_the_checkpoints_are_printed(shapes, tmp_path, capsys):
     def run(settings: dict[str, Any], epochs: int, **resume: Any) -> None:
         module = make_module(settings=settings)
         trainer = make_trainer(tmp_path, max_epochs=epochs)
@@ -308,7 +306,7 @@ def test_settings_that_differ_from_the_checkpoints_are_said(shapes, tmp_path, ca
 
 
 @pytest.mark.slow
-def test_an_epoch_that_began_with_other_batches_is_not_gone_on_with(shapes, tmp_path):
+def test_an_epoch_that_began_with_other_batches_is_not_resumed(shapes, tmp_path):
     def run(batch_size: int, epochs: int, steps: int, **resume: Any) -> None:
         module = make_module(settings={"data": {"batch_size": batch_size}})
         trainer = make_trainer(tmp_path, max_epochs=epochs, max_steps=steps)

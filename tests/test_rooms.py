@@ -94,7 +94,7 @@ def room_of(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
-def test_the_table_says_exactly_what_is_imported():
+def test_the_table_of_rooms_has_exactly_the_imports():
     edges: dict[str, set[str]] = {}
     for module, path in FILES.items():
         if within(module, "captioning") and (room := room_of(module)):

@@ -95,6 +95,6 @@ def test_every_run_logs_to_csv_and_wandb_goes_on_with_a_resumed_run():
     assert again == [trainer["logger"][0] | {"init_args": named | {"name": "other"}}, csv]
 
 
-def test_places_are_refused_on_the_command_line():
+def test_options_for_folders_are_refused_on_the_command_line():
     with pytest.raises(InputError, match=r"^--last\.dirpath: checkpoints and logs of a run are in RUNS/NAME"):
         plan("name", "runs", "last.dirpath")

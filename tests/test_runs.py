@@ -24,7 +24,7 @@ from captioning.evaluation.caption_files import NounHit
         (".", Path.cwd().name),
     ],
 )
-def test_a_model_has_the_name_of_its_run_or_else_of_its_file_or_folder(model, name):
+def test_a_model_is_named_by_its_run_or_else_by_its_file_or_folder(model, name):
     assert model_name(model) == name
 
 
@@ -43,7 +43,7 @@ def test_a_folder_is_read_with_everything_in_it(tmp_path):
     assert run.captions[7].reference_hits == []
 
 
-def test_a_resumed_runs_curve_goes_on_and_a_killed_runs_last_line_costs_that_line(tmp_path):
+def test_curves_continue_in_a_resumed_run_and_an_incomplete_last_line_is_left_out(tmp_path):
     folder = make_run(tmp_path / "a", csv="step,train/loss,val/nll\n1,5,\n2,4,nan\n3,9,\n4")
     for version, text in ((10, "step,train/loss\n4,1\n"), (2, "step,train/loss\n3,3\n4,7\n")):
         (folder / f"metrics/version_{version}").mkdir()

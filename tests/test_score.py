@@ -133,6 +133,6 @@ def test_a_context_mode_reaches_the_models_of_an_ensemble_that_have_it(workdir, 
     assert "SoftAttention.context_mode" in refused(capsys, "test", "--ckpt_path", CHECKPOINT, *argmax)
 
 
-def test_an_ensemble_that_cannot_be_is_refused(workdir, capsys):
+def test_models_that_cannot_form_an_ensemble_are_refused(workdir, capsys):
     options = ["--ckpt_path", CHECKPOINT, "--ensemble", "nowhere.ckpt"]
     assert "nowhere.ckpt: the checkpoint cannot be read" in refused(capsys, "test", *options)

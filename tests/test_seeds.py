@@ -29,12 +29,12 @@ def counts_of(values: np.ndarray) -> np.ndarray:
         Cell("mean", 200, (5, 5), paired=False, ratio=3, image_fraction=0.1),
     ],
 )
-def test_intervals_of_few_seeds_hold_the_truth(cell):
+def test_intervals_of_few_seeds_hold_the_true_difference(cell):
     assert 0.94 <= simulate(cell, 3000, np.random.default_rng(7))["coverage"] <= 0.975  # 0.4 % is a standard error
 
 
 @pytest.mark.slow
-def test_the_whole_grid_covers_at_least_what_it_says():
+def test_the_whole_grid_has_the_stated_coverage():
     """Three standard errors below 94 %; small groups of like deviations are above 96 % (docs/statistics.md)."""
     for number, cell in enumerate(grid()):
         assert simulate(cell, 500, np.random.default_rng([1, number]))["coverage"] > 0.94 - 3 * 0.0106, cell

@@ -128,7 +128,7 @@ def gradient(captioner: Captioner, loss: Tensor) -> Tensor:
     "case",
     [quick_if(case in ("soft", "hard, argmax", "transformer"), case) for case in CASES],
 )
-def test_gradient_is_expected_to_be_that_of_the_expected_reward(case, monkeypatch):
+def test_the_expected_gradient_is_the_gradient_of_the_expected_reward(case, monkeypatch):
     """The sum over all samples in any order, each with its probability, against the sum over all captions."""
     captioner, batch = make_captioner(case), make_batch()
     objective = begun(SelfCriticalTraining(samples=2))

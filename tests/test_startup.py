@@ -61,7 +61,7 @@ def test_captioning_an_image_imports_neither_compiler_nor_lightning_nor_wandb(tm
         ("fit --import gone.py", "; give gone, without .py"),
     ],
 )
-def test_what_is_not_there_is_said_before_torch_is_imported(tmp_path, words, error):
+def test_a_missing_file_is_named_before_torch_is_imported(tmp_path, words, error):
     for name in ("photo.png", "shapes_soft.yaml"):
         (tmp_path / name).touch()
     (tmp_path / "empty").mkdir()
@@ -71,7 +71,7 @@ def test_what_is_not_there_is_said_before_torch_is_imported(tmp_path, words, err
 
 
 @pytest.mark.parametrize("text", [HELP, FIT_HELP])
-def test_every_file_that_the_help_names_is_there_or_made_by_it(text):
+def test_every_file_in_a_help_text_exists_or_is_written_by_a_command_there(text):
     named = set(re.findall(r"[\w/]+\.(?:yaml|py)", text)) - {"CONFIG.yaml", "FILE.yaml", "OVERLAY.yaml", "DATA.yaml"}
     assert all((ROOT / name).is_file() for name in named), named
     runs = re.findall(r"runs/(\w+)/checkpoints", text)  # of an example that trains it

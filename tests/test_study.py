@@ -172,7 +172,7 @@ def ran(place, monkeypatch) -> list[list[str]]:
     return commands
 
 
-def test_every_run_is_trained_and_scored_once_and_what_failed_is_named_and_tried_again(ran, capsys):
+def test_every_run_is_trained_and_scored_once_and_failed_runs_are_named_and_repeated(ran, capsys):
     killed = Path("runs/tiny_hard_1/config.yaml")  # before it saved a checkpoint: the run begins anew in its folder
     killed.parent.mkdir(parents=True)
     killed.touch()
@@ -224,7 +224,7 @@ def test_an_average_is_made_of_the_best_checkpoints_of_the_same_seed_and_scored(
     assert test[:2] == ["test", f"--ckpt_path={mean}"]
 
 
-def test_a_run_that_was_trained_on_after_its_score_is_scored_again_and_so_is_its_average(ran, capsys):
+def test_a_run_that_was_trained_further_is_scored_again_and_so_is_its_average(ran, capsys):
     content = yaml.safe_load(Path("tiny.yaml").read_text())
     variants = {name: {"config": "shapes_soft"} for name in ("none", "soft")}
     write(content | {"references": [], "variants": variants | {"mean": {"average": ["none", "soft"]}}})
@@ -326,7 +326,7 @@ def test_the_tables_are_of_the_files_and_the_rest_of_the_page_stays(measured, ca
     assert evaluated["hard"] == [scores["hard"][1], f"{np.mean(argmax):.2f} ({np.std(argmax, ddof=1):.2f}), seed 1, 2"]
 
 
-def test_a_page_that_is_not_there_is_made(measured):
+def test_a_missing_page_is_created(measured):
     main("--report", "new.md")
     assert "hard" in table(Path("new.md").read_text(), "val, 30 images")
 
@@ -353,7 +353,7 @@ def test_differences_are_tested_over_images_and_seeds_and_written_to_a_file(meas
     assert rows["no attention"][-2].startswith(f"{expected[1].interval.value:+.2f} (")
 
 
-def test_a_report_and_the_comparison_of_the_same_runs_find_the_same(measured):
+def test_a_report_and_the_comparison_of_its_runs_have_the_same_tests(measured):
     """One engine: what a study says of its variants is what `captioning compare` says of their runs."""
     write(STUDY | {"references": ["soft"]})
     main("--report", "results.md")
@@ -368,7 +368,7 @@ def test_a_report_and_the_comparison_of_the_same_runs_find_the_same(measured):
     assert test["value"] == pytest.approx(hard.mean("bleu4") - soft.mean("bleu4"))
 
 
-def test_runs_that_go_on_from_the_references_are_tested_in_pairs(measured):
+def test_runs_that_start_from_the_reference_are_tested_in_pairs(measured):
     for seed in (1, 2, 3):
         measure("again", seed, 0.52)
         measure("mean", seed, 0.55)
@@ -388,7 +388,7 @@ def test_runs_that_go_on_from_the_references_are_tested_in_pairs(measured):
     assert table(Path("results.md").read_text(), "val, ") == rows
 
 
-def test_without_run_folders_the_tests_are_those_of_before_as_long_as_the_scores_are(measured, capsys):
+def test_without_run_folders_the_earlier_tests_stay_if_the_scores_are_equal(measured, capsys):
     main("--report", "results.md")
     before = table(Path("results.md").read_text(), "val, ")["hard"]
     Path("runs").rename("elsewhere")

@@ -83,7 +83,7 @@ def by_step(decoder: Decoder, captions: Tensor, lengths: Tensor, memory, rows: i
     "attention",
     [heads, lambda: SoftAttention(AdditiveScore(3)), lambda: SoftAttention(DotScore()), UniformAttention],
 )
-def test_step_by_step_is_all_at_once(attention, masked, rows):
+def test_steps_equal_teacher_forcing(attention, masked, rows):
     decoder = make_decoder(attention(), standardize_annotations=True)
     memory = decoder.encode(torch.randn(B, L, D), make_mask() if masked else None)
     captions, lengths = pad_captions([ids[: 1 + row] for ids in CAPTIONS for row in range(rows)])
@@ -130,7 +130,7 @@ def reference_of(decoder: TransformerDecoder) -> list[nn.TransformerDecoderLayer
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_it_equals_pytorchs_layers_with_the_same_weights(masked):
+def test_the_transformer_equals_pytorchs_layers_with_the_same_weights(masked):
     decoder = make_decoder(MultiHeadAttention(ScaledDotScore(), heads=4), layers=3)
     annotations, mask = torch.randn(B, L, D), make_mask() if masked else None
     captions, lengths = pad_captions(CAPTIONS)
@@ -172,7 +172,7 @@ def test_a_word_influences_no_word_before_it():
         assert changed.tolist() == [False] * t + [True] * (6 - t)
 
 
-def test_padding_and_absent_locations_do_not_influence_anything():
+def test_padding_and_masked_locations_change_nothing():
     decoder, mask = make_decoder(annotation_layer=AnnotationAttention(dim=8, heads=2)), make_mask()
     annotations = torch.randn(B, L, D)
     captions, lengths = pad_captions(CAPTIONS)

@@ -63,7 +63,7 @@ def as_sent(kind: str, edit: Callable[[dict[str, Any]], Any]) -> str:
         *("decoder.init_args.attention.init_args.score", "encoder.init_args.channels"),
     ],
 )
-def test_a_class_that_is_no_known_component_is_not_even_imported(place, capsys, where, value, kind):
+def test_a_class_that_is_no_known_component_is_not_imported(place, capsys, where, value, kind):
     model = as_sent(kind, lambda content: put(content, where, value))
     assert refused(capsys, "caption", "photo.png", "--model", model).startswith(f"error: {model}: ")
     assert not Path("marker").exists()
@@ -124,7 +124,7 @@ def test_a_path_in_a_setting_is_neither_read_nor_written(place):
         {"pretrained": True, "pretrained_cfg_overlay": {"url": "https://example.org/x.pth", "hf_hub_id": None}},
     ],
 )
-def test_weights_that_a_timm_encoder_names_are_not_looked_for(place, model_args):
+def test_weights_that_a_timm_encoder_names_are_not_downloaded(place, model_args):
     pytest.importorskip("timm")
     encoder = TimmEncoder("mobilenetv3_small_050", weights=None, image_size=64)
     save_checkpoint(Path("sent.ckpt"), with_encoder=encoder)
@@ -133,7 +133,7 @@ def test_weights_that_a_timm_encoder_names_are_not_looked_for(place, model_args)
         load("sent.ckpt")
 
 
-def test_a_template_is_a_text(place, capsys):
+def test_text_of_a_model_file_is_escaped(place, capsys):
     """In what is printed, in the page of the explorer and in the model card."""
     words = ["{{7*7}}", "</script><script>", "\x1b[31mred", "{name.__class__}", "%s", "a", "b"]
     edit_checkpoint("sent.ckpt", lambda content: content["captioning"].update(vocabulary=words))
@@ -156,7 +156,7 @@ HUGE = {
 
 
 @pytest.mark.parametrize("message", HUGE)
-def test_a_huge_shape_is_one_line(place, capsys, message):
+def test_a_tensor_of_a_huge_shape_is_one_line(place, capsys, message):
     edit_checkpoint("sent.ckpt", lambda content: content["captioning"]["decoder"]["init_args"].update(HUGE[message]))
     limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (32 << 30, limits[1]))  # bytes, also where the machine has more

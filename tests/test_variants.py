@@ -88,11 +88,11 @@ def test_other_seeds_of_the_same_settings_and_decoding_options_are_one_variant(o
         (attending("mine_v1.MyAttention", "mine_v2.MyAttention"), False),  # two classes of one name
     ],
 )
-def test_the_checkpoint_and_the_classes_of_one_variant_are_of_one_kind(runs, grouped):
+def test_runs_of_one_variant_have_the_same_kind_of_checkpoint_and_the_same_classes(runs, grouped):
     assert len(group_variants(runs)) == (1 if grouped else 2)
 
 
-def test_means_of_weights_are_seeds_of_one_variant_and_not_runs_of_what_they_are_means_of():
+def test_means_of_weights_are_a_variant_apart_from_their_members():
     runs = [run(f"mean_{seed}", seed) for seed in (1, 2)]
     for each, seed in zip(runs, (1, 2), strict=True):
         parts = [{"checkpoint": f"runs/{name}_{seed}/checkpoints/best.ckpt", "fraction": 0.5} for name in ("a", "b")]
@@ -173,7 +173,7 @@ def test_a_variant_of_one_seed_is_compared_over_images_alone_and_that_is_said():
     assert comparison.variants[1].deviation("bleu4") is None
 
 
-def test_the_variants_stand_in_terminal_page_and_numbers(study, capsys):
+def test_terminal_page_and_json_have_the_variants(study, capsys):
     print_comparison(study)
     out = capsys.readouterr().out
     assert "Variants over seeds" in out and "Clear difference: study_hard has" in out

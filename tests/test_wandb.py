@@ -107,7 +107,7 @@ def test_every_validation_is_there_with_the_values_of_the_csv_file(runs):
         assert [value for _, value in logged] == pytest.approx([float(row[key]) for row in rows])
 
 
-def test_what_controls_a_metric_stands_apart(runs):
+def test_controls_of_metrics_have_keys_of_their_own(runs):
     keys = {key for entry in runs["first"].of("history") for key in entry["item"] if "figures" not in key}
     controls, metrics = (
         {key.partition("/")[2] for key in keys if key.startswith(stage)} for stage in ("val_controls/", "val/")
@@ -117,7 +117,7 @@ def test_what_controls_a_metric_stands_apart(runs):
     assert all(METRICS[name].better is None for name in controls) and all(METRICS[name].better for name in metrics)
 
 
-def test_the_same_photographs_with_captions_are_there_after_every_validation_also_when_the_run_is_moved(runs):
+def test_every_validation_logs_the_same_photos_with_captions_also_in_a_moved_run(runs):
     for run, stage, count in (("first", "val", EPOCHS), ("resumed", "val", 1), ("tested", "test", 1)):
         panel = f"{stage}/figures"
         logged = [item for item in (entry["item"] for entry in runs[run].of("history")) if f"{panel}.count" in item]

@@ -46,7 +46,7 @@ def root(tmp_path):
     return tmp_path
 
 
-def test_captions_are_tokenised_and_gathered_by_image(root):
+def test_captions_are_tokenized_and_grouped_by_image(root):
     write(root, "captions_train2014.json", images=IMAGES, annotations=CAPTIONS)
     assert CocoSource(str(root), year=2014).index("train").image_path(0) == root / "train2014/000000000009.jpg"
     index = CocoSource(str(root)).index("train")
@@ -68,7 +68,7 @@ def test_a_byte_order_mark_changes_nothing(root):
     assert words[9] == [["soup", "is", "n't", "cold"]]
 
 
-def test_numbers_of_images_may_be_far_apart(root):
+def test_image_ids_may_be_far_apart(root):
     numbers = [9, 2**63 - 1]
     images = [{"id": number, "file_name": f"{number}.jpg"} for number in numbers]
     captions = [{"id": n, "image_id": number, "caption": f"a {n}"} for n, number in enumerate(numbers)]
@@ -77,14 +77,14 @@ def test_numbers_of_images_may_be_far_apart(root):
     assert index.image_ids.tolist() == numbers and [index.references(row) for row in range(2)] == [["a 0"], ["a 1"]]
 
 
-def test_the_validation_split_stands_in_for_the_test_split_and_the_log_says_so(root, caplog):
+def test_the_validation_split_replaces_a_missing_test_split_with_a_warning(root, caplog):
     with caplog.at_level(logging.WARNING):
         index = CocoSource(str(root)).index("test")
     assert index.image_path(0) == root / "val2017" / "000000000009.jpg"
     assert "no test captions, the validation split stands in" in caplog.text
 
 
-def test_a_test_file_of_ones_own_is_used_with_its_own_objects(root, caplog):
+def test_another_file_of_test_captions_is_used_with_its_objects(root, caplog):
     write(root, "instances_val2017.json", images=IMAGES, annotations=OBJECTS, categories=CATEGORY_NAMES)
     folder = root / "held_out"
     write(folder, "captions_mine.json", images=IMAGES, annotations=CAPTIONS)
@@ -98,7 +98,7 @@ def test_a_test_file_of_ones_own_is_used_with_its_own_objects(root, caplog):
     assert not caplog.text
 
 
-def test_images_without_captions_are_a_test_split_and_no_other(root):
+def test_only_the_test_split_may_have_images_without_captions(root):
     write(root, "image_info_test2017.json", images=IMAGES)
     write(root, "none.json", images=IMAGES, annotations=[])
     for name in ("image_info_test2017.json", "none.json"):
@@ -134,7 +134,7 @@ def test_a_captions_file_that_cannot_be_used_is_named_in_one_line(root, content,
 # Objects
 
 
-def test_objects_carry_their_category_and_their_pixels(root):
+def test_objects_have_their_category_and_their_pixels(root):
     """Polygons, plain run lengths and packed ones."""
     drawn = np.random.default_rng(0).random((5, 7)) < 0.5
     counts = run_lengths.encode(np.asfortranarray(drawn.astype(np.uint8)))["counts"].decode()
@@ -152,7 +152,7 @@ def test_objects_carry_their_category_and_their_pixels(root):
 
 @pytest.mark.parametrize("orientation", [1, 2, 3, 6])
 @pytest.mark.parametrize("drawn_upright", [False, True])
-def test_masks_stand_upright_as_the_photographs_do(root, orientation, drawn_upright):
+def test_masks_are_turned_upright_as_photos_are(root, orientation, drawn_upright):
     """As COCO's, masks lie like the stored pixels; tools that draw on the upright image write its size."""
     stored = np.zeros((5, 7), dtype=np.uint8)
     stored[:2, 1:6] = 255
@@ -170,7 +170,7 @@ def test_masks_stand_upright_as_the_photographs_do(root, orientation, drawn_upri
     np.testing.assert_array_equal(CocoSource(str(root)).objects("val")(path)[0].mask, seen)
 
 
-def test_objects_carry_what_else_names_them(root):
+def test_objects_have_plurals_and_synonyms_of_their_category(root):
     categories = [{"id": 1, "name": "my own thing"}, {"id": 51, "name": "dog"}]
     write(root, "instances_val2017.json", images=IMAGES, annotations=OBJECTS, categories=categories)
     dog, own = CocoSource(str(root)).objects("val")(root / IMAGES[0]["file_name"])

@@ -58,7 +58,7 @@ def test_vocabulary_comes_from_the_training_split_alone(shapes, encoder):
     assert len(few.vocabulary) > 1000
 
 
-def test_the_settings_of_the_batches_are_those_that_change_a_batch(shapes, encoder):
+def test_batch_settings_are_the_settings_that_change_a_batch(shapes, encoder):
     """A resumed run refuses them inside an epoch."""
     base: dict[str, Any] = {"group": "image", "captions_per_image": 2, "seed": 0}
     changes = {"batch_size": 5, "group": "length", "captions_per_image": 3, "limit_images": 4, "seed": 1}
@@ -82,7 +82,7 @@ def test_images_and_regions_can_be_loaded_by_processes_that_share_no_memory(shap
     assert len(here.regions) and torch.equal(here.regions, there.regions) and torch.equal(here.images, there.images)
 
 
-def test_regions_for_training_do_not_depend_on_how_far_a_process_has_followed_the_encoder(shapes):
+def test_a_loading_process_keeps_the_cells_of_the_encoder_for_regions(shapes):
     data = make_data(shapes, ConvEncoder((8, 8), (4, 4), image_size=48))
     data.needs_regions = True
     dataset = data.train_dataloader().dataset
@@ -98,7 +98,7 @@ def test_training_shuffles_captions_and_evaluation_keeps_images_in_order(shapes,
     assert len(make_data(shapes, encoder, limit_images=2).train_dataloader()) == 2  # 10 captions
 
 
-def test_cached_features_stand_in_for_the_encoder(shapes, encoder, features):
+def test_cached_features_replace_the_encoder(shapes, encoder, features):
     from_images, from_cache = make_data(shapes, encoder), make_data(shapes, encoder, features=str(features))
     for images, cached in zip(from_images.train_dataloader(), from_cache.train_dataloader(), strict=True):
         assert torch.equal(images.captions, cached.captions)
@@ -127,12 +127,12 @@ def test_training_images_vary_as_configured_and_evaluated_ones_do_not(shapes, en
         ),
     ],
 )
-def test_what_cached_features_cannot_do_is_said(shapes, encoder, features, augmentation, message):
+def test_options_that_cached_features_cannot_have_are_refused(shapes, encoder, features, augmentation, message):
     with pytest.raises(InputError, match=message):
         make_data(shapes, encoder, features=str(features), augmentation=augmentation).train_dataloader()
 
 
-def test_a_probability_is_in_its_range():
+def test_a_probability_outside_its_range_is_refused():
     with pytest.raises(InputError, match=r"augmentation\.flip must be in 0 \.\. 1, got 1\.5"):
         Augmentation(flip=1.5)
 

@@ -60,7 +60,7 @@ def server(monkeypatch):
         thread.join()
 
 
-def test_a_broken_connection_is_taken_up_where_it_broke(server, tmp_path, capsys):
+def test_a_download_resumes_where_the_connection_broke(server, tmp_path, capsys):
     server.bytes_at_a_time = 40_000
     fetch(server.url, tmp_path / "new/x.zip", md5=MD5)
     assert (tmp_path / "new/x.zip").read_bytes() == PAYLOAD
@@ -72,7 +72,7 @@ def test_a_broken_connection_is_taken_up_where_it_broke(server, tmp_path, capsys
 
 @pytest.mark.parametrize("have", [1000, len(PAYLOAD)])
 @pytest.mark.parametrize("resumes", [True, False])
-def test_an_earlier_download_is_continued_or_started_over(server, tmp_path, have, resumes):
+def test_an_incomplete_download_is_resumed_or_restarted(server, tmp_path, have, resumes):
     server.resumes = resumes
     (tmp_path / "x.zip.part").write_bytes(PAYLOAD[:have])
     fetch(server.url, tmp_path / "x.zip", md5=MD5)
@@ -109,7 +109,7 @@ def archive(path: Path, files: dict[str, bytes]) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar.gz"])
-def test_wanted_files_are_unpacked_complete_ones_left_alone_and_damaged_archives_named(tmp_path, kind):
+def test_wanted_files_are_unpacked_complete_files_skipped_and_damaged_archives_named(tmp_path, kind):
     files = {"a/1.jpg": b"one", "a/2.jpg": b"two", "a/readme": b"no"}
     packed, root = archive(tmp_path / f"x.{kind}", files), tmp_path / "out"
     (root / "a").mkdir(parents=True)

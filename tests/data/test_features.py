@@ -33,14 +33,14 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_is_written_is_read_to_fp16_rounding(cache):
+def test_features_are_read_as_written_up_to_fp16_rounding(cache):
     features = Features(cache, "train", FINGERPRINT, PATHS)
     read = features.gather(np.arange(7))
     assert read.dtype == torch.float16 and torch.equal(read, annotations().half())
     assert torch.equal(features.gather(np.array([4, 0, 4])), read[[4, 0, 4]])
 
 
-def test_images_are_found_in_any_order_also_in_another_process(cache):
+def test_features_are_read_in_any_order_also_in_another_process(cache):
     features = Features(cache, "train", FINGERPRINT, ["images/5.jpg", "images/1.jpg"])
     pickled = pickle.dumps(features)
     assert len(pickled) < 500  # the place and not the data
@@ -130,7 +130,7 @@ def test_features_hold_what_the_encoder_computes_of_images_and_of_their_mirror_i
     assert "train: 5 images, 0.00 GB; 0 images done already" in capsys.readouterr().out
 
 
-def test_ctrl_c_keeps_what_is_done_and_the_same_call_goes_on(index, tmp_path, capsys):
+def test_ctrl_c_keeps_extracted_features_and_the_same_call_resumes(index, tmp_path, capsys):
     with pytest.raises(KeyboardInterrupt):
         extract(index, tmp_path / "stopped", Shrink(stop_after=4))
     extract(index, tmp_path / "stopped", Shrink(stop_after=1))  # computes the fifth image alone
@@ -158,7 +158,7 @@ def test_values_beyond_fp16_are_refused(index, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_image_that_cannot_be_read_is_one_line_and_what_is_done_is_kept(index, tmp_path, workers):
+def test_an_unreadable_image_is_one_line_and_extracted_features_are_kept(index, tmp_path, workers):
     (tmp_path / "bad.jpg").write_text("no image")
     entries = [*(ImageEntry(i, str(index.image_path(i)), ["a"]) for i in range(2)), ImageEntry(9, "bad.jpg", ["a"])]
     with pytest.raises(InputError, match=r"^[^\n]*bad\.jpg: cannot be read as an image[^\n]*$"):

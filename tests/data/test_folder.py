@@ -32,7 +32,7 @@ def csv(root, text):
     return FolderSource(str(root), captions="captions.csv")
 
 
-def test_rows_are_gathered_by_image(tmp_path):
+def test_lines_are_grouped_by_image(tmp_path):
     source = jsonl(tmp_path, SPLITS)
     index = source.index("train")
     assert index.references(0) == ["a cat asleep", "the cat sleeps"]
@@ -42,7 +42,7 @@ def test_rows_are_gathered_by_image(tmp_path):
 
 
 @pytest.mark.parametrize("spelling", ["./a/1.jpg", "a//1.jpg", "a/../a/1.jpg"])
-def test_an_image_is_one_image_however_its_path_is_spelt(tmp_path, spelling):
+def test_two_spellings_of_a_path_are_one_image(tmp_path, spelling):
     rows = [{"image": "a/1.jpg", "caption": "a cat"}, {"image": spelling, "caption": "one cat"}]
     split = hashed_split("a/1.jpg")
     index = jsonl(tmp_path, rows).index(split)
@@ -51,7 +51,7 @@ def test_an_image_is_one_image_however_its_path_is_spelt(tmp_path, spelling):
         jsonl(tmp_path, [row | {"split": name} for row, name in zip(rows, ("train", "val"), strict=True)]).index("val")
 
 
-def test_csv_as_a_spreadsheet_writes_it_says_the_same_as_json_lines(tmp_path):
+def test_csv_of_a_spreadsheet_equals_json_lines(tmp_path):
     text = '\ufeffsplit,image,caption,by\r\ntrain,a/1.jpg,"A cat, ""asleep"".",me\r\nval,2.jpg,Two dogs,me\r\n'
     text += 'train,a/1.jpg,"The cat\r\nsleeps",\r\n'
     for split in ("train", "val"):
@@ -59,7 +59,7 @@ def test_csv_as_a_spreadsheet_writes_it_says_the_same_as_json_lines(tmp_path):
         assert (one.captions, one.paths) == (other.captions, other.paths)
 
 
-def test_a_split_may_be_empty_or_absent_and_have_the_name_of_a_folder(tmp_path):
+def test_the_split_column_may_be_empty_or_missing_or_name_a_folder(tmp_path):
     names = [f"{i}.jpg" for i in range(4)]
     splits = ["", "validation", "Train", ""]
     text = "".join(f"{name},a dog,{split}\n" for name, split in zip(names, splits, strict=True))
@@ -77,7 +77,7 @@ def test_one_caption_with_a_split_is_enough_for_its_image(tmp_path):
         assert len(jsonl(tmp_path, ordered).index("val").captions) == 2
 
 
-def test_without_a_column_the_split_follows_from_the_name_alone(tmp_path):
+def test_without_a_column_the_path_alone_decides_the_split(tmp_path):
     names = [f"{i:04d}.jpg" for i in range(1000)]
     source = jsonl(tmp_path, [{"image": name, "caption": "a"} for name in names])
     images = {split: set(source.index(split).paths) for split in ("train", "val", "test")}
@@ -212,7 +212,7 @@ def test_a_folder_that_cannot_be_used_is_named_in_one_line(tmp_path, files, mess
     assert re.search(pattern, str(caught.value)) and "\n" not in str(caught.value)
 
 
-def test_photographs_stand_as_their_cameras_marked_them(tmp_path):
+def test_photos_are_turned_as_their_cameras_marked_them(tmp_path):
     seen, exif = random_view(24, 40), Image.Exif()
     exif[0x0112] = 6  # stored lying on its left side: to be turned by 90 degrees clockwise
     stored = seen.transpose(Image.Transpose.ROTATE_90)

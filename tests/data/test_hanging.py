@@ -54,7 +54,7 @@ def test_without_a_fault_all_batches_come_in_shared_memory():
         ("no memory", "error: out of memory (MemoryError); lower the batch size"),
     ],
 )
-def test_what_befalls_a_worker_is_one_line_with_what_to_do(capfd, fault, line):
+def test_a_fault_of_a_loading_process_is_one_line_with_a_remedy(capfd, fault, line):
     main = multiprocessing.Process(target=exits_on_input_error(load), args=(fault,))
     main.start()
     main.join(60)  # also where a worker does nothing any more

@@ -27,7 +27,7 @@ def source(folder, images, name="dataset_flickr8k.json"):
     return KarpathySource(str(folder / name), str(folder / "images"))
 
 
-def test_the_tokens_of_the_file_are_taken(tmp_path):
+def test_captions_are_the_tokens_of_the_file(tmp_path):
     index = source(tmp_path, FLICKR).index("train")
     assert index.image_ids.tolist() == [0, 2]
     assert index.references(0) == ["a dog", "one dog runs"]
@@ -35,7 +35,7 @@ def test_the_tokens_of_the_file_are_taken(tmp_path):
     assert index.origin.endswith("dataset_flickr8k.json")
 
 
-def test_tokens_that_are_not_clean_become_the_words_of_their_text(tmp_path):
+def test_tokens_with_punctuation_are_tokenized_again(tmp_path):
     text = "A man's “dog” cannot swim ."
     split_file = source(tmp_path, [image(0, "test", text, "a man s dog")])
     assert split_file.index("test").references(0) == [" ".join(split_file.tokenizer.tokenize(text)), "a man s dog"]

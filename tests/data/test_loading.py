@@ -65,7 +65,7 @@ def test_evaluation_batches_hold_every_image_once_with_all_its_captions(index, v
     assert set(unknown.captions.flatten().tolist()) == {0, 1, 2, 3, 4}  # words outside the vocabulary are <unk>
 
 
-def test_what_varies_depends_on_the_seed_and_the_place_in_training_not_on_who_loads_it(index, vocabulary):
+def test_augmentation_depends_on_the_seed_epoch_and_batch_not_on_the_loading_process(index, vocabulary):
     def images(seed: int = 5, **options) -> list[torch.Tensor]:
         dataset = CaptionDataset(index, vocabulary, PREPROCESSING, augmentation=Augmentation(flip=0.5), seed=seed)
         return [batch.images for batch in batches(index, dataset, **options)]
@@ -89,7 +89,7 @@ def sides(index, tmp_path_factory) -> tuple[Features, Features]:
     return sides[0], sides[1]
 
 
-def test_cached_features_stand_in_for_the_images(index, vocabulary, sides):
+def test_cached_features_replace_the_images(index, vocabulary, sides):
     dataset = CaptionDataset(index, vocabulary, PREPROCESSING, features=sides[0])
     for batch in batches(index, dataset, workers=1):
         assert batch.images is None and batch.annotations.dtype == torch.float16

@@ -28,7 +28,7 @@ def everything(index):
     return [(int(index.image_ids[i]), str(index.image_path(i)), index.references(i)) for i in images]
 
 
-def test_an_index_gives_back_images_and_captions_in_order():
+def test_an_index_has_its_images_and_captions_in_order():
     index = build()
     assert everything(index) == EVERYTHING
     assert index.caption_lengths.tolist() == [2, 4, 2, 1, 1, 5] and index.caption_image.tolist() == [0, 0, 1, 2, 2, 2]
@@ -47,7 +47,7 @@ def test_an_image_that_appears_twice_is_refused_as_it_would_count_twice():
         build([*ENTRIES, ImageEntry(5, "other.jpg", ["a"])], origin="captions.json")
 
 
-def test_take_gives_the_first_images_and_nothing_of_the_others():
+def test_take_returns_the_first_images_alone():
     taken = build().take(2)
     assert everything(taken) == EVERYTHING[:2]
     assert len(taken.captions) == len(taken.caption_lengths) == len(taken.caption_image) == 3

@@ -134,7 +134,7 @@ def test_boxes_follow_an_image_that_is_stored_smaller_squashed_or_turned(folder,
     np.testing.assert_allclose(region.coverage, seen, atol=0.13)
 
 
-def test_phrases_stand_at_the_words_of_the_caption_however_it_was_split(folder):
+def test_phrases_have_positions_in_the_captions_own_words(folder):
     data = source(folder, entities=str(folder / "entities"))
     lookup = data.phrases("train")
     captions = ["a red dog on the grass", "no such sentence", "a red-dog on the grass"]
@@ -149,7 +149,7 @@ def test_annotations_of_other_images_are_one_line(folder):
         source(folder, entities=str(folder / "entities")).phrases("val")
 
 
-def test_a_folder_without_the_annotations_is_one_line(folder):
+def test_a_folder_without_annotations_is_refused_in_one_line(folder):
     with pytest.raises(InputError, match="has no folder Annotations; unpack"):
         source(folder, entities=str(folder / "nowhere")).phrases("val")
 

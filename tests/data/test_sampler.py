@@ -41,7 +41,7 @@ def test_every_caption_comes_once_an_epoch_and_a_batch_has_the_same_captions_on_
     assert repeated <= 1  # the short batch, if it has fewer captions than there are ranks
 
 
-def test_at_most_one_caption_per_other_rank_is_repeated_where_a_batch_has_too_few():
+def test_a_batch_with_fewer_captions_than_ranks_repeats_some():
     data = np.full(9, 7), np.arange(9)  # 9 captions in batches of 8: the short one has one caption for four ranks
     ranks = [batches_of(data, batch_size=2, rank=rank, world_size=4) for rank in range(4)]
     drawn = list(chain.from_iterable(chain.from_iterable(ranks)))
@@ -56,7 +56,7 @@ def test_batches_hold_captions_of_like_length_in_random_order():
     assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.2
 
 
-def test_the_order_is_the_one_that_earlier_versions_trained_with():
+def test_the_order_of_batches_is_that_of_earlier_versions():
     lengths, images = np.array([5, 6, 5, 7, 6, 5, 8]), np.array([0, 0, 1, 1, 2, 2, 2])
     by_length = [batches_of((lengths, images), epoch, batch_size=3, seed=1) for epoch in (0, 1)]
     assert by_length == [[[6], [5, 0, 2], [1, 4, 3]], [[4, 3, 6], [2, 5, 1], [0]]]
@@ -67,7 +67,7 @@ def test_the_order_is_the_one_that_earlier_versions_trained_with():
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("group", ["length", "image"])
-def test_a_sampler_born_in_the_middle_of_an_epoch_yields_its_rest_and_then_whole_epochs(group, workers):
+def test_a_resumed_sampler_yields_the_rest_of_its_epoch_and_then_whole_epochs(group, workers):
     """Through a loader, whose workers ask for batches before the trainer sets the epoch."""
     data = captions(20)
     sampler = CaptionBatches(*data, batch_size=16, seed=3, group=group, start=(1, 3))
@@ -107,9 +107,7 @@ def test_captions_per_image_need_the_group_of_images():
 @pytest.mark.parametrize("images", [0, 1, 7, 20, 21])
 @pytest.mark.parametrize("batch_size", [1, 5])
 @pytest.mark.parametrize("world_size", [1, 3, 4])
-def test_evaluation_deals_out_the_batches_of_one_process_and_repeats_the_last_where_they_run_out(
-    images, batch_size, world_size
-):
+def test_evaluation_splits_the_batches_of_one_process_over_ranks_and_repeats_the_last(images, batch_size, world_size):
     whole = image_batches(images, batch_size)
     assert list(chain.from_iterable(whole)) == list(range(images))
     assert all(len(batch) == batch_size for batch in whole[:-1])

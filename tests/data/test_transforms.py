@@ -36,7 +36,7 @@ def test_evaluation_equals_torchvisions_own_transform(size, interpolation):
 
 
 @pytest.mark.parametrize("size", [(400, 300), (300, 400), (300, 300), (641, 97)])
-def test_the_region_is_where_the_view_lies_in_the_image(size):
+def test_view_box_is_the_part_of_the_image_in_view(size):
     preprocessing = Preprocessing(40, 32, MEAN, STD)
     image = picture(*size)
     left, top, right, bottom = preprocessing.view_box(image.size)
@@ -56,7 +56,7 @@ def test_without_a_crop_the_whole_image_is_squashed():
 
 @pytest.mark.parametrize("preprocessing", [Preprocessing(24, 16, MEAN, STD), Preprocessing(24, None, MEAN, STD)])
 @pytest.mark.parametrize("size", [(60, 36), (36, 60)])
-def test_a_mask_keeps_to_the_object_it_covers(preprocessing, size):
+def test_a_mask_follows_its_object_into_the_view(preprocessing, size):
     width, height = size
     mask = np.zeros((height, width), dtype=bool)
     mask[height // 3 : 2 * height // 3, width // 2 : 3 * width // 4] = True
@@ -101,7 +101,7 @@ def test_a_preprocessing_survives_json():
 # Files
 
 
-def test_transparency_is_laid_on_white_and_16_bit_greys_are_scaled(tmp_path):
+def test_transparency_becomes_white_and_16_bit_gray_is_scaled(tmp_path):
     Image.fromarray(np.array([[0, 32896, 65535]], dtype=np.uint16)).save(tmp_path / "deep.png")
     assert np.asarray(load_image(tmp_path / "deep.png"))[0, :, 0].tolist() == [0, 128, 255]
     Image.fromarray(np.array([[[9, 9, 9, 0], [9, 9, 9, 255]]], dtype=np.uint8)).save(tmp_path / "alpha.png")
@@ -117,7 +117,7 @@ MODES = {"RGB": "webp", "RGBA": "png", "LA": "png", "L": "jpg", "P": "png", "I;1
 
 @pytest.mark.parametrize("orientation", [1, 3, 5, 6])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_photograph_of_any_mode_is_turned_upright_once(tmp_path, mode, orientation):
+def test_a_photo_of_any_mode_is_turned_upright_once(tmp_path, mode, orientation):
     """Against Pillow's own turning of the same picture in 8-bit RGB."""
     grey = np.arange(35, dtype=np.uint16).reshape(5, 7) * 7
     exif = Image.Exif()

@@ -1,4 +1,4 @@
-"""Options of decoding: the search, what captions must be, and how hard attention forms its contexts.
+"""Options of decoding: the search, the constraints on captions, and how hard attention forms its contexts.
 
 This module imports nothing that is slow, because the help of `captioning caption` has its sentences.
 """
@@ -92,8 +92,8 @@ class DecodingOptions(BeamOptions):
         check_choice(Method, method=self.method)
         if self.context_mode is not None:
             check_choice(ContextMode, context_mode=self.context_mode)
-        unused = [] if self.method == "sample" else ["temperature", "top_k", "top_p", "seed"]
-        for name in unused[:-1] if self.context_mode == "sample" else unused:  # draws of locations need the seed
+        without_effect = [] if self.method == "sample" else ["temperature", "top_k", "top_p", "seed"]
+        for name in without_effect[:-1] if self.context_mode == "sample" else without_effect:  # draws need the seed
             if (value := getattr(self, name)) != getattr(DecodingOptions, name):
                 raise InputError(f"{name}={value} has an effect only with method sample (--sample), not {self.method}")
         if self.method == "greedy" and self.samples not in (None, 1):

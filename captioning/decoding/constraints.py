@@ -16,11 +16,11 @@ NEVER = (PAD, START, UNK)  # ids that no caption has
 
 @dataclass(frozen=True)
 class Constraints:
-    """What the words of a caption must be. Masked words get -inf; the others keep the model's log-probabilities.
+    """Which words a caption may have. Masked words get -inf; the others keep the model's log-probabilities.
 
     Attributes:
         min_length: Fewest words before <end>, prefix included; a caption that no word may continue ends early.
-        no_repeat_ngram: Length n: no n words occur twice in this order, and no word twice in a row. None allows both.
+        no_repeat_ngram: Length n: no sequence of n words occurs twice, and no word twice in a row. None allows both.
         prefix: Ids of the words that every caption begins with. The prefix itself may repeat words.
         repeatable: Ids of the words that a caption may have more than once; None for all.
     """
@@ -32,7 +32,7 @@ class Constraints:
 
     @classmethod
     def of(cls, options: DecodingOptions, vocabulary: Vocabulary | None) -> Constraints:
-        """Return the constraints of options. Raises InputError if they need the vocabulary or a word that it lacks."""
+        """Return the constraints of options. Raises InputError if they need a missing vocabulary or an unknown word."""
         limits = options.min_length, options.no_repeat_ngram or None
         if not (options.prefix or options.no_repeat_content):
             return cls(*limits)
@@ -40,8 +40,8 @@ class Constraints:
             raise InputError(f"{'prefix' if options.prefix else 'no_repeat_content'} needs the model's vocabulary")
         words = vocabulary.tokenizer.tokenize(options.prefix or "")
         if unknown := next((word for word in words if word not in vocabulary), None):
-            known = f"it knows {len(vocabulary.words):,} words"
-            raise InputError(f"prefix {options.prefix!r}: the model does not know {unknown!r}; {known}")
+            size = f"it knows {len(vocabulary.words):,} words"
+            raise InputError(f"prefix {options.prefix!r}: the model does not know {unknown!r}; {size}")
         repeatable = tuple(vocabulary.encode(word for word in FUNCTION_WORDS if word in vocabulary))
         return cls(*limits, tuple(vocabulary.encode(words)), repeatable if options.no_repeat_content else None)
 
@@ -56,26 +56,26 @@ class Constraints:
         if length < len(self.prefix):
             word = torch.tensor([self.prefix[length]], device=words.device)
             return torch.full_like(log_probs, float("-inf")).index_copy(1, word, log_probs[:, word])
-        banned = torch.tensor([*NEVER, END] if length < self.min_length else NEVER, device=words.device)
-        masked = log_probs.index_fill(1, banned, float("-inf"))
+        banned_ids = torch.tensor([*NEVER, END] if length < self.min_length else NEVER, device=words.device)
+        masked = log_probs.index_fill(1, banned_ids, float("-inf"))
         if (self.no_repeat_ngram is None and self.repeatable is None) or length == 0:
             return masked
         if self.no_repeat_ngram is not None:
             masked = masked.masked_fill(_repeats(words, self.no_repeat_ngram, log_probs.shape[1]), float("-inf"))
         if self.repeatable is not None:
-            used = torch.zeros_like(masked, dtype=torch.bool).scatter_(1, words, True)  # (N, V)
-            used[:, list(self.repeatable)] = False
-            masked = masked.masked_fill(used, float("-inf"))
-        stuck = ~masked.isfinite().any(dim=1)
-        masked[:, END] = torch.where(stuck, log_probs[:, END], masked[:, END])
+            is_repeat = torch.zeros_like(masked, dtype=torch.bool).scatter_(1, words, True)  # (N, V)
+            is_repeat[:, list(self.repeatable)] = False
+            masked = masked.masked_fill(is_repeat, float("-inf"))
+        is_stuck = ~masked.isfinite().any(dim=1)
+        masked[:, END] = torch.where(is_stuck, log_probs[:, END], masked[:, END])
         return masked
 
 
 def _repeats(words: Tensor, n: int, vocabulary_size: int) -> Tensor:
     """Return (N, V) bool, whether a word after ``words`` (N, t), t >= 1, would repeat the last word or an n-gram."""
-    repeated = torch.zeros(len(words), vocabulary_size, device=words.device).scatter_(1, words[:, -1:], 1.0)
+    repeat_count = torch.zeros(len(words), vocabulary_size, device=words.device).scatter_(1, words[:, -1:], 1.0)
     if words.shape[1] >= n:
         ngrams = words.unfold(1, n, 1)  # (N, t - n + 1, n)
-        begun = (ngrams[..., :-1] == words[:, None, words.shape[1] - n + 1 :]).all(dim=2)
-        repeated.scatter_add_(1, ngrams[..., -1], begun.float())
-    return repeated > 0
+        has_begun = (ngrams[..., :-1] == words[:, None, words.shape[1] - n + 1 :]).all(dim=2)
+        repeat_count.scatter_add_(1, ngrams[..., -1], has_begun.float())
+    return repeat_count > 0

@@ -18,9 +18,9 @@ def decode(
 ) -> list[list[Hypothesis]]:
     """Return the captions of every image of ``state``, (B, ..) each: best first, or in the order of sampling.
 
-    ``vocabulary`` is the model's, which ``prefix`` and ``no_repeat_content`` need. Raises InputError without it, if
-    the prefix is too long, or if the model does not know a word of it. The model applies ``seed`` and
-    ``context_mode`` (``CaptionModel.search``).
+    ``prefix`` and ``no_repeat_content`` need the model's vocabulary. Raises InputError if it is missing, if the prefix
+    is too long, or if the model does not know a word of the prefix. ``CaptionModel.search``, not this function, applies
+    ``seed`` and ``context_mode``.
     """
     if not isinstance(options, DecodingOptions):
         options = DecodingOptions(**vars(options))
@@ -49,7 +49,7 @@ def beam_search(
     """Return up to K captions per image, best first; all images are searched in one batch.
 
     As in the authors' code, a finished hypothesis leaves the beam and narrows it. The search for an image ends when K
-    have finished, or at ``max_length``: the others are returned as unfinished, after the finished ones. Raises
+    hypotheses have finished, or at ``max_length``; unfinished hypotheses are returned after the finished ones. Raises
     InputError if the prefix leaves no room below ``max_length``, or no word has a finite probability.
 
     Args:
@@ -61,27 +61,28 @@ def beam_search(
         constraints: What the words must be.
     """
     K = beam_size
-    numbers = torch.arange(K, device=state[0].device)
+    slot_index = torch.arange(K, device=state[0].device)
 
-    def choose(log_probs: Tensor, total: Tensor, open_count: Tensor, images: Tensor) -> Slots:
-        slots = _best_continuations(log_probs, total, K)
-        return slots._replace(total=slots.total.masked_fill(numbers >= open_count, float("-inf")))
+    def choose(log_probs: Tensor, beam_log_prob: Tensor, open_count: Tensor, images: Tensor) -> Slots:
+        slots = _best_continuations(log_probs, beam_log_prob, K)
+        return slots._replace(log_prob=slots.log_prob.masked_fill(slot_index >= open_count, float("-inf")))
 
     limits: dict[str, Any] = {"max_length": max_length, "constraints": constraints}
     hypotheses = search(step, state, choose, K=K, length_normalization=length_normalization, **limits)
     return [sorted(image, key=lambda caption: (not caption.finished, -caption.log_prob)) for image in hypotheses]
 
 
-def _best_continuations(log_probs: Tensor, total: Tensor, K: int) -> Slots:
-    """Return the K best continuations of each image; ``log_probs`` (B, R, V) and ``total`` (B, R) as in ``Choose``."""
-    # The image's best are among the best of each beam.
+def _best_continuations(log_probs: Tensor, beam_log_prob: Tensor, K: int) -> Slots:
+    """Return the K best continuations of each image; log_probs (B, R, V), beam_log_prob (B, R) as in ``Choose``."""
+    # The K best continuations of an image are among the K best of each beam.
     word_log_prob, word = log_probs.topk(min(K, log_probs.shape[2]), dim=2)
-    words_per_beam = word.shape[2]
-    totals, word_log_prob, word = (x.flatten(1) for x in (word_log_prob + total.unsqueeze(2), word_log_prob, word))
-    missing = max(0, K - totals.shape[1])  # a beam may be wider than the vocabulary
-    total, best = torch.nn.functional.pad(totals, (0, missing), value=float("-inf")).topk(K, dim=1)
-    best = best.clamp(max=totals.shape[1] - 1)  # changes padding only
-    return Slots(total, best // words_per_beam, word.gather(1, best), word_log_prob.gather(1, best))
+    words_per_beam, count = word.shape[2], word.shape[1] * word.shape[2]
+    log_prob = word_log_prob + beam_log_prob.unsqueeze(2)
+    log_prob, word_log_prob, word = (x.flatten(1) for x in (log_prob, word_log_prob, word))
+    padding = max(0, K - count)  # a beam may be wider than the vocabulary
+    log_prob, index = torch.nn.functional.pad(log_prob, (0, padding), value=float("-inf")).topk(K, dim=1)
+    index = index.clamp(max=count - 1)  # changes padding only
+    return Slots(log_prob, index // words_per_beam, word.gather(1, index), word_log_prob.gather(1, index))
 
 
 def greedy(
@@ -109,7 +110,7 @@ def sample(
     """Return one caption per row of ``state``, each word sampled from the model's distribution.
 
     Log-probabilities are the model's own, before tempering, cutting and masking. A step takes one number per row from
-    torch's global generator, also for rows that have ended, so no caption depends on the others.
+    torch's global generator, also for rows that have ended, so that no caption depends on the length of others.
 
     Args:
         temperature, top_k, top_p: As in ``DecodingOptions``.
@@ -118,27 +119,27 @@ def sample(
     device, B = state[0].device, step.image_count
     R = len(state[0]) // B
 
-    def choose(log_probs: Tensor, total: Tensor, open_count: Tensor, images: Tensor) -> Slots:
+    def choose(log_probs: Tensor, beam_log_prob: Tensor, open_count: Tensor, images: Tensor) -> Slots:
         uniform = torch.rand(B, R, 1, dtype=torch.float64, device=device)[images]
-        word = sample_words(_restricted(log_probs.flatten(0, 1) / temperature, top_k, top_p), uniform.flatten(0, 1))
+        word = sample_words(_restrict(log_probs.flatten(0, 1) / temperature, top_k, top_p), uniform.flatten(0, 1))
         word_log_prob = log_probs.gather(2, word.view(-1, R, 1)).squeeze(2)
-        parent = torch.arange(R, device=device).expand_as(total)
-        return Slots(total + word_log_prob, parent, word.view_as(total), word_log_prob)
+        beam = torch.arange(R, device=device).expand_as(beam_log_prob)
+        return Slots(beam_log_prob + word_log_prob, beam, word.view_as(beam_log_prob), word_log_prob)
 
     images = search(step, state, choose, K=R, max_length=max_length, constraints=constraints)
     return [hypothesis for image in images for hypothesis in image]
 
 
-def _restricted(log_probs: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
+def _restrict(log_probs: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
     """Return log_probs (N, V) with -inf for the words outside ``top_k`` or ``top_p``."""
     if top_k is not None:
-        smallest = log_probs.topk(min(top_k, log_probs.shape[-1]), dim=-1).values[:, -1:]
-        log_probs = log_probs.masked_fill(log_probs < smallest, float("-inf"))
+        threshold = log_probs.topk(min(top_k, log_probs.shape[-1]), dim=-1).values[:, -1:]
+        log_probs = log_probs.masked_fill(log_probs < threshold, float("-inf"))
     if top_p is not None:
-        ordered, order = log_probs.softmax(dim=-1).sort(dim=-1, descending=True)
-        before = ordered.cumsum(dim=-1) - ordered  # the word that crosses top_p is still in the set
-        outside = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= top_p)
-        log_probs = log_probs.masked_fill(outside, float("-inf"))
+        probs, order = log_probs.softmax(dim=-1).sort(dim=-1, descending=True)
+        sum_before = probs.cumsum(dim=-1) - probs  # without the word itself: the one that crosses top_p is kept
+        is_outside = torch.zeros_like(probs, dtype=torch.bool).scatter(-1, order, sum_before >= top_p)
+        log_probs = log_probs.masked_fill(is_outside, float("-inf"))
     return log_probs
 
 
@@ -147,6 +148,6 @@ def sample_words(log_probs: Tensor, uniform: Tensor) -> Tensor:
 
     log_probs (N, V) need not be normalized.
     """
-    reached = log_probs.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
-    word = torch.searchsorted(reached, uniform * reached[:, -1:], right=True).squeeze(-1)  # the first that lies beyond
-    return word.clamp(max=log_probs.shape[1] - 1)  # none does if the probabilities are NaN
+    sums = log_probs.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
+    word = torch.searchsorted(sums, uniform * sums[:, -1:], right=True).squeeze(-1)  # the first whose sum is larger
+    return word.clamp(max=log_probs.shape[1] - 1)  # if probabilities are NaN, no sum is larger

@@ -1,4 +1,4 @@
-"""The loop that beam search and sampling share: K slots for each image, and the hypotheses that leave them."""
+"""The loop that beam search and sampling share: an image has K slots, which hypotheses leave when they end."""
 
 from collections.abc import Callable
 from operator import itemgetter
@@ -18,17 +18,17 @@ from captioning.vocabulary import END, START
 class Slots(NamedTuple):
     """The hypotheses in the K slots of B images after a step, (B, K) each."""
 
-    total: Tensor  # log-probability of the hypothesis, -inf for none
-    parent: Tensor  # the beam that it continues, 0 .. R - 1
+    log_prob: Tensor  # log-probability of the hypothesis, -inf for an empty slot
+    beam: Tensor  # index of the beam that it continues, 0 .. R - 1
     word: Tensor  # its next word
     word_log_prob: Tensor  # log-probability of that word
 
 
 Choose = Callable[[Tensor, Tensor, Tensor, Tensor], Slots]
-"""``choose(log_probs, total, open_count, images)`` fills the slots with continuations of R beams.
+"""``choose(log_probs, beam_log_prob, open_count, images)`` fills the slots with continuations of R beams.
 
 Arguments: log-probabilities of the next word (B, R, V) and of the beams (B, R), -inf for no beam; number of
-hypotheses that have not ended (B, 1); numbers of the images (B,)."""
+hypotheses that have not ended (B, 1); indices of the images (B,)."""
 
 
 def search(
@@ -41,10 +41,10 @@ def search(
     constraints: Constraints,
     length_normalization: float = 0.0,
 ) -> list[list[Hypothesis]]:
-    """Return up to K hypotheses of every image, by slot and then by step; ``beam_search`` explains the other arguments.
+    """Return up to K hypotheses of every image, sorted by slot, then by the step at which they ended.
 
-    A hypothesis leaves its slot with <end> or at ``max_length``. Once half of the images are finished, these leave the
-    batch. Raises InputError if no word has a finite probability.
+    A hypothesis leaves its slot with <end> or at ``max_length``. Once half of the images have finished, these leave the
+    batch. ``beam_search`` explains the arguments. Raises InputError if no word has a finite probability.
     """
     constraints.check(max_length)
     image_count = B = step.image_count
@@ -52,60 +52,59 @@ def search(
     R = len(state[0]) // B
     images = torch.arange(B, device=device)
     open_count = torch.full((B, 1), K, device=device)
-    total = torch.zeros(B, R, device=device)
+    log_prob = torch.zeros(B, R, device=device)
     tokens = torch.full((B * R,), START, device=device)
-    # Words, log-probabilities and numbers of traces of all hypotheses in the slots: (B, R, t) each.
+    # Words, their log-probabilities and indices of their traces, of all hypotheses in the slots: (B, R, t) each.
     history = [torch.empty(B, R, 0, dtype=dtype, device=device) for dtype in (torch.int64, torch.float32, torch.int64)]
-    traces, trace_count, complete = list[AttentionTrace](), 0, list[list[Tensor]]()
+    traces, trace_count, ended = list[AttentionTrace](), 0, list[list[Tensor]]()
     for t in range(max_length):
         out = step(tokens, state)
         log_probs = constraints.mask(out.log_probs, history[0].flatten(0, 1))
-        total, parent, word, word_log_prob = choose(log_probs.unflatten(0, (B, R)), total, open_count, images)
-        rows = parent + torch.arange(0, B * R, R, device=device).unsqueeze(1)  # (B, K)
+        log_prob, beam, word, word_log_prob = choose(log_probs.unflatten(0, (B, R)), log_prob, open_count, images)
+        rows = beam + torch.arange(0, B * R, R, device=device).unsqueeze(1)  # (B, K)
         entries = word, word_log_prob, trace_count + rows
         history = [
-            torch.cat([old.flatten(0, 1)[rows], new.unsqueeze(2)], 2) for old, new in zip(history, entries, strict=True)
+            torch.cat([x.flatten(0, 1)[rows], entry.unsqueeze(2)], 2) for x, entry in zip(history, entries, strict=True)
         ]
         traces.append(out.trace)
         trace_count += B * R
-        exists = total.isfinite()
-        ended = exists & ((word == END) | (t == max_length - 1))
-        image, slot = ended.nonzero(as_tuple=True)
+        exists = log_prob.isfinite()
+        has_ended = exists & ((word == END) | (t == max_length - 1))
+        image, slot = has_ended.nonzero(as_tuple=True)
         padded = (pad(x[image, slot], (0, max_length - t - 1)) for x in history)
-        complete.append([*padded, images[image], slot, torch.full_like(slot, t)])
-        growing = exists & ~ended
-        searched = growing.any(dim=1)
-        remaining = int(searched.sum())
-        if not remaining:
+        ended.append([*padded, images[image], slot, torch.full_like(slot, t)])
+        is_open = exists & ~has_ended
+        open_images = is_open.any(dim=1).nonzero().squeeze(1)
+        if not len(open_images):
             break
-        open_count = open_count - ended.sum(dim=1, keepdim=True)
-        total, words = total.masked_fill(~growing, float("-inf")), word.masked_fill(~growing, END)
-        if remaining <= B // 2:
-            unfinished, B = searched.nonzero().squeeze(1), remaining
-            step, history = step.select_images(unfinished), [x[unfinished] for x in history]
-            images, open_count, total, words, rows = (x[unfinished] for x in (images, open_count, total, words, rows))
-        tokens, R = words.flatten(), K
+        open_count = open_count - has_ended.sum(dim=1, keepdim=True)
+        log_prob, tokens = log_prob.masked_fill(~is_open, float("-inf")), word.masked_fill(~is_open, END)
+        if len(open_images) <= B // 2:
+            B, step, history = len(open_images), step.select_images(open_images), [x[open_images] for x in history]
+            tensors = images, open_count, log_prob, tokens, rows
+            images, open_count, log_prob, tokens, rows = (x[open_images] for x in tensors)
+        tokens, R = tokens.flatten(), K
         state = tuple(tensor.index_select(0, rows.flatten()) for tensor in out.state)
-    hypotheses = _hypotheses(complete, traces, length_normalization)
+    hypotheses = _make_hypotheses(ended, traces, length_normalization)
     if len(hypotheses) < image_count:
         raise InputError("the model gives no word a finite probability; use another checkpoint")
     return hypotheses
 
 
-def _hypotheses(
-    complete: list[list[Tensor]], traces: list[AttentionTrace], length_normalization: float
+def _make_hypotheses(
+    ended: list[list[Tensor]], traces: list[AttentionTrace], length_normalization: float
 ) -> list[list[Hypothesis]]:
-    ids, log_probs, numbers, image, slot, last = (torch.cat(fields) for fields in zip(*complete, strict=True))
-    total = log_probs.cumsum(dim=1).gather(1, last.unsqueeze(1)).squeeze(1) / (last + 1.0) ** length_normalization
-    fields = (None if field[0] is None else torch.cat(field)[numbers] for field in zip(*traces, strict=True))
+    ids, log_probs, trace_index, image, slot, last = (torch.cat(fields) for fields in zip(*ended, strict=True))
+    log_prob = log_probs.cumsum(dim=1).gather(1, last.unsqueeze(1)).squeeze(1) / (last + 1.0) ** length_normalization
+    fields = (None if field[0] is None else torch.cat(field)[trace_index] for field in zip(*traces, strict=True))
     trace = map_fields(AttentionTrace(*fields), lambda x: (x.float() if x.is_floating_point() else x).cpu())
-    columns = [column.tolist() for column in (image, slot, last, total, ids, log_probs)]
-    images: dict[int, list[Hypothesis]] = {}
+    columns = [column.tolist() for column in (image, slot, last, log_prob, ids, log_probs)]
+    hypotheses: dict[int, list[Hypothesis]] = {}  # by image
     rows = sorted(enumerate(zip(*columns, strict=True)), key=lambda row: row[1][:3])  # by image, slot and last step
-    for n, (i, _, end, log_prob, words, word_log_probs) in rows:
-        finished = words[end] == END
-        without_end = slice(end + (not finished))
-        own_trace = map_fields(trace, itemgetter((n, without_end)))
-        hypothesis = Hypothesis(words[without_end], word_log_probs[: end + 1], log_prob, finished, own_trace)
-        images.setdefault(i, []).append(hypothesis)
-    return list(images.values())
+    for row, (i, _, t, caption_log_prob, words, word_log_probs) in rows:
+        finished = words[t] == END
+        without_end = slice(t + (not finished))
+        caption_trace = map_fields(trace, itemgetter((row, without_end)))
+        hypothesis = Hypothesis(words[without_end], word_log_probs[: t + 1], caption_log_prob, finished, caption_trace)
+        hypotheses.setdefault(i, []).append(hypothesis)
+    return list(hypotheses.values())

@@ -1,8 +1,8 @@
 """Step functions and hypotheses.
 
 A step function takes ``(tokens (N,), state)`` and returns a ``Step``. The state is a tuple of tensors whose first axis
-is N = images * rows, the rows of an image adjacent; between steps it is only reordered, with ``index_select``. Images
-whose captions have all ended leave the batch.
+has N = images * rows entries, the rows of an image adjacent. Between steps a search only selects rows, with
+``index_select``. Images whose captions have all ended leave the batch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StepFunction(Protocol):
     def __call__(self, tokens: Tensor, state: State) -> Step: ...
 
     def select_images(self, images: Tensor) -> StepFunction:
-        """Return the step function of the given images, (B',) indices. Called when at most half are left."""
+        """Return the step function over the images at indices (B',). A search calls it when at most half are left."""
 
 
 @dataclass(frozen=True)

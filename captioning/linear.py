@@ -30,8 +30,8 @@ class Linear(nn.Linear):
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x W^T + b for x (.., in), W (out, in), b (out,), as ``torch.nn.functional.linear`` does."""
     if deferred_uses(weight) is not None:
-        rows = x.to(weight.dtype).flatten(0, -2)  # (N, in)
-        y = deferred_product(rows, weight, nn.functional.linear, torch.matmul, _weight_gradient)  # (N, out)
+        flat_x = x.to(weight.dtype).flatten(0, -2)  # (N, in)
+        y = deferred_product(flat_x, weight, nn.functional.linear, torch.matmul, _weight_gradient)  # (N, out)
         y = y.unflatten(0, x.shape[:-1])
         return y if bias is None else y + bias.to(y.dtype)
     return nn.functional.linear(x, weight, bias)

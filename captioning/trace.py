@@ -14,10 +14,10 @@ CONTEXT_MODES: tuple[ContextMode, ...] = get_args(ContextMode)
 
 NO_LOCATION = -1  # in ``locations`` where the context is an expectation over locations
 
-R = TypeVar("R", bound=tuple)
+Record = TypeVar("Record", bound=tuple)
 
 
-def map_fields(record: R, function: Callable[[Any], Any]) -> R:
+def map_fields(record: Record, function: Callable[[Any], Any]) -> Record:
     """Return a named tuple with ``function`` applied to every field that is not None."""
     return type(record)(*(None if field is None else function(field) for field in record))  # type: ignore[arg-type]
 
@@ -29,11 +29,11 @@ class AttentionTrace(NamedTuple):
 
     Attributes:
         alphas: (.., L), the probabilities of the locations.
-        betas: (..), beta of Sec. 4.2.1 in [0, 1]; None if the decoder has no such gate.
+        betas: (..), beta of Sec. 4.2.1 in [0, 1]; None if the decoder does not compute it.
         locations: (..) integers, the location whose annotation the context is; ``NO_LOCATION`` for an expectation.
         evidence: (.., L), how strongly the image at each location speaks for the word, as fractions that sum to 1
             (``Output.evidence``). None for a decoder without it, in training, and during a search.
-        head_alphas: (.., heads, L), each head's, whose mean is ``alphas``; None in training and without heads.
+        head_alphas: (.., heads, L), each head's alphas, with the mean ``alphas``; None in training and without heads.
     """
 
     alphas: Any

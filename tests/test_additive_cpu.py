@@ -10,9 +10,9 @@ import torch
 from helpers import quick_if
 
 from captioning.kernels import additive_cpu
-from captioning.kernels.additive_cpu import library
+from captioning.kernels.additive_cpu import load_library
 from captioning.kernels.attention import additive_logits, plain_additive_logits
-from captioning.kernels.deferred import deferred, leading
+from captioning.kernels.deferred import defer_gradient, take_first
 
 # In bfloat16 the largest error of the rational function of 5/4 degrees that these kernels replaced; in float32, where
 # that of 13/6 had 2.9e-7 at most, a little more.
@@ -25,7 +25,7 @@ TANH_ERROR_OF_AVX2 = 5e-7
 PROCESSORS = {"native": "", "avx512": " -march=x86-64-v4", "avx2": " -march=x86-64-v3", "sse2": " -march=x86-64"}
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
-needs_compiler = pytest.mark.skipif(not additive_cpu.usable(torch.zeros(1)), reason="needs a C compiler")
+needs_compiler = pytest.mark.skipif(not additive_cpu.supports(torch.zeros(1)), reason="needs a C compiler")
 
 
 @pytest.fixture(scope="module", params=[quick_if(name in ("native", "sse2"), name) for name in PROCESSORS])
@@ -37,11 +37,11 @@ def processor(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CC", os.environ.get("CC", "cc") + PROCESSORS[request.param])
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp(request.param)))
-        library.cache_clear()
-        if not additive_cpu.usable(torch.zeros(1)):
+        load_library.cache_clear()
+        if not additive_cpu.supports(torch.zeros(1)):
             pytest.skip("needs a C compiler that knows the processor")
         yield request.param
-    library.cache_clear()
+    load_library.cache_clear()
 
 
 @DTYPES
@@ -100,8 +100,8 @@ def test_score_and_gradients_equal_the_formula(processor, A, L, size, dtype, thr
 def test_gradients_equal_the_formulas_where_images_have_ended(processor, A, dtype):
     steps = [(torch.randn(n, 2, A, requires_grad=True), torch.randn(n, 2, 9)) for n in (3, 3, 2, 1)]
     P, v = torch.randn(3, 9, A).to(dtype).requires_grad_(), torch.randn(A)
-    projections = deferred(P)
-    sum((additive_logits(leading(projections, len(q)), q, v) * g).sum() for q, g in steps).backward()
+    projections = defer_gradient(P)
+    sum((additive_logits(take_first(projections, len(q)), q, v) * g).sum() for q, g in steps).backward()
     plain, queries = P.detach().double().requires_grad_(), [q.detach().double().requires_grad_() for q, _ in steps]
     total = 0.0
     for q, (_, g) in zip(queries, steps, strict=True):
@@ -130,9 +130,9 @@ def test_nan_stays_nan(processor, width, dtype):
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    library.cache_clear()
+    load_library.cache_clear()
     yield tmp_path / "captioning"
-    library.cache_clear()
+    load_library.cache_clear()
 
 
 @pytest.mark.parametrize("reason", ["no-such-compiler", "disk full"])
@@ -153,11 +153,11 @@ def test_without_a_compiler_the_formula_is_used_and_the_reason_logged_once(
 
 @needs_compiler
 def test_the_library_is_compiled_once_and_keeps_subnormal_numbers(own_cache):
-    assert additive_cpu.usable(torch.zeros(1))
+    assert additive_cpu.supports(torch.zeros(1))
     (compiled,) = own_cache.iterdir()
     written = compiled.stat().st_mtime_ns
-    library.cache_clear()
-    assert additive_cpu.usable(torch.zeros(1)) and compiled.stat().st_mtime_ns == written
+    load_library.cache_clear()
+    assert additive_cpu.supports(torch.zeros(1)) and compiled.stat().st_mtime_ns == written
     assert torch.tensor(1e-310, dtype=torch.float64) / 2 > 0  # fast-math of a linked library would round it to 0
 
 
@@ -167,7 +167,7 @@ from captioning.kernels import additive_cpu
 from captioning.kernels.attention import additive_logits, plain_additive_logits
 
 torch.set_num_threads(2)
-assert additive_cpu.usable(torch.zeros(1))
+assert additive_cpu.supports(torch.zeros(1))
 gradients, tensors = [], (torch.randn(8, 5, 6), torch.randn(8, 2, 6), torch.randn(6))
 for score in (additive_logits, plain_additive_logits):
     inputs = [x.clone().requires_grad_() for x in tensors]

@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from captioning.kernels import attention
 from captioning.kernels.attention import additive_logits, plain_additive_logits
-from captioning.kernels.deferred import deferred
+from captioning.kernels.deferred import defer_gradient
 
 B, R, L = 3, 2, 9
 GPU = torch.cuda.is_available()
@@ -64,7 +64,7 @@ def test_fused_additive_score_and_its_gradients_equal_the_formula(A, locations, 
 def test_gradient_of_shared_projections_is_the_sum_over_steps(dtype, device):
     P, v = inputs(70, dtype, device)[0], torch.randn(70, device=device)
     steps = [(torch.randn(B, R, 70, device=device), torch.randn(B, R, L, device=device)) for _ in range(4)]
-    shared, plain = deferred(P), P.detach().float().requires_grad_()
+    shared, plain = defer_gradient(P), P.detach().float().requires_grad_()
     sum((additive_logits(shared, q, v) * g).sum() for q, g in steps).backward()
     sum((plain_additive_logits(plain, q, v) * g).sum() for q, g in steps).backward()
     torch.testing.assert_close(P.grad.float(), plain.grad, **tolerance(dtype))
@@ -93,7 +93,7 @@ def test_memory_does_not_grow_with_steps_times_locations_times_units():
     P, q, v = inputs(512, torch.bfloat16, "cuda", 196)
     additive_logits(P, q, v).sum().backward()  # compiles
     torch.cuda.reset_peak_memory_stats()
-    before, shared = torch.cuda.memory_allocated(), deferred(P)
+    before, shared = torch.cuda.memory_allocated(), defer_gradient(P)
     sum(additive_logits(shared, q, v).sum() for _ in range(20)).backward()
     hidden = B * R * 196 * 512 * 4
     assert torch.cuda.max_memory_allocated() - before < 2 * hidden

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from captioning.kernels.attention import image_product
-from captioning.kernels.deferred import deferred, deferred_uses
+from captioning.kernels.deferred import defer_gradient, deferred_uses
 from captioning.kernels.recurrence import deferring_weight_gradients
 from captioning.linear import Linear, linear
 
@@ -34,12 +34,12 @@ def test_a_deferred_tensor_gets_the_gradient_of_all_steps(product, start, factor
         return x.sum()
 
     plain = torch.autograd.grad(last(*inputs), inputs)
-    torch.testing.assert_close(torch.autograd.grad(last(inputs[0], deferred(inputs[1])), inputs), plain)
+    torch.testing.assert_close(torch.autograd.grad(last(inputs[0], defer_gradient(inputs[1])), inputs), plain)
 
 
 def test_ordinary_uses_of_a_deferred_tensor_count_too():
     weight, x = torch.randn(OUT, IN, requires_grad=True), torch.randn(N, IN)
-    both = deferred(weight)
+    both = defer_gradient(weight)
     (linear(x, both).sum() + (both**2).sum()).backward()
     torch.testing.assert_close(weight.grad, x.sum(0).expand(OUT, IN) + 2 * weight.detach())
 
@@ -47,8 +47,8 @@ def test_ordinary_uses_of_a_deferred_tensor_count_too():
 def test_nothing_is_deferred_where_no_gradient_is_needed():
     weight = torch.randn(OUT, IN, requires_grad=True)
     with torch.no_grad():
-        assert deferred_uses(deferred(weight)) is None
-    assert deferred_uses(deferred(weight.detach())) is None
+        assert deferred_uses(defer_gradient(weight)) is None
+    assert deferred_uses(defer_gradient(weight.detach())) is None
 
 
 def test_a_layer_is_a_linear_layer_within_and_without_a_recurrence():

@@ -1,7 +1,7 @@
 """The additive score and its gradients in C (``native/additive.c``). Letters as in ``kernels.attention``.
 
 The kernels are compiled once per machine with its C compiler (``CC``, or ``cc``) into the user's cache. Options in
-``CC`` win, such as ``CC="cc -march=x86-64-v3"`` for a processor with AVX2 at most.
+``CC`` come last and win, such as ``CC="cc -march=x86-64-v3"`` for a processor with AVX2 at most.
 """
 
 import ctypes
@@ -28,9 +28,9 @@ _TYPES = (torch.float32, torch.bfloat16)
 _log = logging.getLogger(__name__)
 
 
-def usable(projected: Tensor) -> bool:
+def supports(projected: Tensor) -> bool:
     """Return whether the kernels support this tensor's device and type."""
-    return projected.device.type == "cpu" and projected.dtype in _TYPES and library() is not None
+    return projected.device.type == "cpu" and projected.dtype in _TYPES and load_library() is not None
 
 
 def forward(projected: Tensor, query: Tensor, weight: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def forward(projected: Tensor, query: Tensor, weight: Tensor) -> Tensor:
 def backward(projected: Tensor, query: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of q and v, given the gradient of e at one step."""
     (B, L, A), R = projected.shape, query.shape[1]
-    dq, dv = torch.empty(B, R, A, dtype=torch.float32), torch.zeros(_threads(), A, dtype=torch.float32)
+    dq, dv = torch.empty(B, R, A, dtype=torch.float32), torch.zeros(_thread_count(), A, dtype=torch.float32)
     arguments = (query.float(), weight, gradient, dq, dv)
     _call("additive_backward", 1, R, projected, arguments, (B, R, L, A))
     return dq.to(query.dtype), dv.sum(dim=0)
@@ -53,7 +53,7 @@ def backward(projected: Tensor, query: Tensor, weight: Tensor, gradient: Tensor)
 def backward_projected(
     projected: Tensor, queries: tuple[Tensor, ...], weight: Tensor, gradients: tuple[Tensor, ...]
 ) -> Tensor:
-    """Return the gradient of P from q and the gradient of e at all steps; a step may lack the last images."""
+    """Return the gradient of P, given q and the gradient of e at all steps. A step may lack the last images."""
     (B, L, A), R, T = projected.shape, queries[0].shape[1], len(queries)
     queries, dP = tuple(query.float() for query in queries), torch.empty_like(projected)
     image_counts = torch.tensor([len(query) for query in queries], dtype=torch.int64)
@@ -75,22 +75,22 @@ def _call(
     sizes: tuple[int, ...],
 ) -> None:
     """Call a kernel with contiguous tensors and arrays of pointers, working memory for all threads, and sizes."""
-    row = -(-projected.shape[2] // 64) * 64
-    scratch = torch.empty(_threads(), (5 + (T + 2) * R) * row, dtype=torch.float32)  # as ``Scratch`` in additive.c
-    plain = [
+    size = (5 + (T + 2) * R) * -(-projected.shape[2] // 64) * 64  # as ``Scratch`` in additive.c
+    scratch = torch.empty(_thread_count(), size, dtype=torch.float32)
+    pointers = [
         ctypes.c_void_p(argument.data_ptr()) if isinstance(argument, Tensor) else argument
         for argument in (projected, *arguments, scratch)
     ]
-    pool = _Pool(*(_openmp() or (None, None, None)), _threads())
-    numbers = map(ctypes.c_long, (scratch.shape[1], *sizes))
-    getattr(library(), function)(ctypes.byref(pool), int(projected.dtype is torch.bfloat16), *plain, *numbers)
+    pool = _Pool(*(_openmp() or (None, None, None)), _thread_count())
+    longs = map(ctypes.c_long, (scratch.shape[1], *sizes))
+    getattr(load_library(), function)(ctypes.byref(pool), int(projected.dtype is torch.bfloat16), *pointers, *longs)
 
 
 def _pointers(tensors: tuple[Tensor, ...]) -> ctypes.Array:
     return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
 
 
-def _threads() -> int:
+def _thread_count() -> int:
     """Return the largest number of threads that a kernel uses; the runtime may provide fewer."""
     return 1 if _openmp() is None else torch.get_num_threads()
 
@@ -107,17 +107,17 @@ def _openmp() -> tuple[int | None, ...] | None:
 
 
 @functools.cache
-def library() -> ctypes.CDLL | None:
+def load_library() -> ctypes.CDLL | None:
     """Return the compiled kernels; None if they cannot be compiled, with a warning that says why."""
     compiler, *options = shlex.split(os.environ.get("CC") or "cc")
-    wide = ["-mprefer-vector-width=512"] if platform.machine() in ("x86_64", "AMD64") else []
-    command = [compiler, *_FLAGS, *wide, *options]
+    width = ["-mprefer-vector-width=512"] if platform.machine() in ("x86_64", "AMD64") else []
+    command = [compiler, *_FLAGS, *width, *options]
     # The name depends on the processor, because of -march=native and home folders that several machines share.
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else [platform.processor()]
     instructions = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
-    texts = [path.read_text() for path in sorted(_FOLDER.glob("*.[ch]"))]
-    build = hashlib.sha256("\n".join([*command, *instructions, *texts]).encode()).hexdigest()[:16]
-    path = platformdirs.user_cache_path("captioning", appauthor=False) / f"kernels-{build}.so"
+    sources = [path.read_text() for path in sorted(_FOLDER.glob("*.[ch]"))]
+    digest = hashlib.sha256("\n".join([*command, *instructions, *sources]).encode()).hexdigest()[:16]
+    path = platformdirs.user_cache_path("captioning", appauthor=False) / f"kernels-{digest}.so"
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -61,9 +61,9 @@ def _backward(P, q, v, g, dq, dv, R, L, A: tl.constexpr, LOCATIONS: tl.constexpr
         position = (image * L + i)[:, None] * A + a[None, :]
         x = tl.load(P + position, mask=(i < L)[:, None] & (a < A)[None, :], other=0.0).to(tl.float32)
         gradient = tl.load(g + row * L + i, mask=i < L, other=0.0)[:, None]
-        h = _tanh(x + y)
-        dv_terms += gradient * h
-        dq_terms += gradient * (1.0 - h * h)
+        hidden = _tanh(x + y)
+        dv_terms += gradient * hidden
+        dq_terms += gradient * (1.0 - hidden * hidden)
     weight = tl.load(v + a, mask=a < A, other=0.0)
     tl.store(dq + row * A + a, weight * tl.sum(dq_terms, axis=0), mask=a < A)
     tl.store(dv + row * A + a, tl.sum(dv_terms, axis=0), mask=a < A)
@@ -86,19 +86,19 @@ def _backward_projected(P, q, v, g, dP, T, B, R, L, A: tl.constexpr, LOCATIONS: 
             row = (t * B + image) * R + r
             y = tl.load(q + row * A + a, mask=a < A, other=0.0).to(tl.float32)[None, :]
             gradient = tl.load(g + row * L + i, mask=i < L, other=0.0)[:, None]
-            h = _tanh(x + y)
-            total += gradient * (1.0 - h * h)
+            hidden = _tanh(x + y)
+            total += gradient * (1.0 - hidden * hidden)
     weight = tl.load(v + a, mask=a < A, other=0.0)[None, :]
     tl.store(dP + position, weight * total, mask=exists)
 
 
-def usable(projected: Tensor) -> bool:
+def supports(projected: Tensor) -> bool:
     """Return whether the kernels support this tensor's device and type."""
-    return projected.is_cuda and projected.dtype in _TYPES and _works(projected.device)
+    return projected.is_cuda and projected.dtype in _TYPES and _compiles(projected.device)
 
 
 @functools.cache
-def _works(device: torch.device) -> bool:
+def _compiles(device: torch.device) -> bool:
     """Return whether Triton compiles for the device; if not, log why."""
     try:
         ones = torch.ones(1, 1, 1, device=device)
@@ -144,5 +144,5 @@ def backward_projected(
 
 
 def _launch(kernel: Any, programs: int, projected: Tensor, *arguments: Tensor | int) -> None:
-    with torch.cuda.device_of(projected):  # Triton launches on the current device, and 3.9 warns of fusion by default
+    with torch.cuda.device_of(projected):  # Triton launches on the current device; 3.9 warns if nobody chooses fusion
         kernel[(programs,)](projected, *arguments, enable_fp_fusion=True)

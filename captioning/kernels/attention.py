@@ -1,11 +1,11 @@
-"""Products of queries and alphas with their images' memory. Its gradients are computed once for all steps.
+"""Products of queries and alphas with a batch's memory. The memory's gradients are computed once for all steps.
 
-The additive score is v . tanh(P + q): the plain formula, and a fused one that never stores the hidden layer. The fused
-form computes tanh again in the backward pass, so that memory does not grow with steps x locations x A. The kernels are
+The additive score v . tanh(P + q) has a plain formula, and a fused one that never stores the hidden layer. The fused
+one computes tanh again in the backward pass, so that memory does not grow with steps x locations x A. The kernels are
 in ``additive_cpu`` and ``additive_cuda``, which have the same four functions.
 
 Letters: P (B, L, A) are the projected annotations, q (B, R, A) the projected queries of R rows per image, v (A,) the
-weights of the hidden layer, e (B, R, L) the logits.
+output weights, e (B, R, L) the logits.
 """
 
 import functools
@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from captioning.kernels import additive_cpu
-from captioning.kernels.deferred import Use, deferred_product, deferred_uses, padded
+from captioning.kernels.deferred import Use, deferred_product, deferred_uses, pad_rows
 
 
 def image_product(x: Tensor, matrices: Tensor) -> Tensor:
-    """Return the products (B, R, N) of x (B, R, K) and matrices (B, K, N), image by image."""
+    """Return the products (B, R, out) of x (B, R, in) and matrices (B, in, out), image by image."""
     if deferred_uses(matrices) is None:
         return torch.bmm(x, matrices)
     return deferred_product(x, matrices, torch.bmm, lambda gradient, m: torch.bmm(gradient, m.mT), _matrices_gradient)
@@ -30,7 +30,7 @@ def image_product(x: Tensor, matrices: Tensor) -> Tensor:
 
 def _matrices_gradient(matrices: Tensor, uses: list[Use]) -> Tensor:
     inputs, gradients = (
-        torch.cat([padded(factor, len(matrices)) for factor in factors], dim=1) for factors in zip(*uses, strict=True)
+        torch.cat([pad_rows(factor, len(matrices)) for factor in factors], dim=1) for factors in zip(*uses, strict=True)
     )
     return torch.bmm(inputs.mT, gradients)
 
@@ -51,7 +51,7 @@ def additive_logits(projected: Tensor, query: Tensor, weight: Tensor) -> Tensor:
 
 def _kernels(projected: Tensor) -> ModuleType | None:
     kernels = _cuda_kernels() if projected.is_cuda else additive_cpu
-    return kernels if kernels is not None and kernels.usable(projected) else None
+    return kernels if kernels is not None and kernels.supports(projected) else None
 
 
 @functools.cache
@@ -86,7 +86,7 @@ class _AdditiveLogits(torch.autograd.Function):
 
 
 def _projected_gradient(projected: Tensor, uses: list[Use]) -> Tensor:
-    """Return the gradient of P over all steps, from their q, v and gradients of e."""
+    """Return the gradient of P over all steps, given each step's q, v and gradient of e."""
     kernels = _kernels(projected)
     assert kernels is not None
     queries, weights, gradients = zip(*uses, strict=True)

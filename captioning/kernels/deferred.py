@@ -3,11 +3,11 @@
 The gradient of a weight that T steps use is a sum of T small products. Autograd computes and adds them one by one.
 Here the steps store their factors, and one large product at the end gives the same sum:
 
-    weight = deferred(weight)
+    weight = defer_gradient(weight)
     for x in steps:
         y = linear(x, weight)
 
-A tensor that was not passed to ``deferred``, or that needs no gradient, takes the ordinary path of autograd.
+A tensor that was not passed to ``defer_gradient``, or that needs no gradient, takes the ordinary path of autograd.
 """
 
 from collections import defaultdict
@@ -44,13 +44,13 @@ class _Defer(torch.autograd.Function):
         return gradient
 
 
-def deferred(tensor: Tensor) -> Tensor:
-    """Return ``tensor`` with a list in which steps store the factors of its gradient."""
+def defer_gradient(tensor: Tensor) -> Tensor:
+    """Return ``tensor`` with lists in which steps store the factors of its gradient."""
     return _Defer.apply(tensor) if tensor.requires_grad and torch.is_grad_enabled() else tensor
 
 
 def deferred_uses(tensor: Tensor) -> dict[DeferredGradient, list[Use]] | None:
-    """Return the stored factors by the function that turns them into a gradient; None if ``tensor`` is not deferred.
+    """Return the stored factors by the function that makes a gradient of them; None if ``tensor`` is not deferred.
 
     A step that appends factors must return no gradient for ``tensor`` itself.
     """
@@ -67,15 +67,15 @@ class _Leading(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, None]:
-        return None if gradient is None else padded(gradient, ctx.count), None
+        return None if gradient is None else pad_rows(gradient, ctx.count), None
 
 
-def leading(tensor: Tensor, count: int) -> Tensor:
-    """Return the first ``count`` entries of ``tensor``; steps that use them store their factors with ``tensor``."""
+def take_first(tensor: Tensor, count: int) -> Tensor:
+    """Return the first ``count`` entries of ``tensor``. Steps that use these store their factors with ``tensor``."""
     return tensor[:count] if deferred_uses(tensor) is None else _Leading.apply(tensor, count)
 
 
-def padded(x: Tensor, count: int) -> Tensor:
+def pad_rows(x: Tensor, count: int) -> Tensor:
     """Return x (n, ..) as (count, ..), with zeros behind its entries."""
     return x if len(x) == count else torch.nn.functional.pad(x, (0, 0) * (x.dim() - 1) + (0, count - len(x)))
 

@@ -1,4 +1,4 @@
-"""All steps of a recurrence behind one call. Weight gradients are deferred, and captions have different lengths.
+"""All steps of a recurrence behind one call, with deferred weight gradients, for captions of different lengths.
 
 At existing steps, the result equals ``for x in inputs: state, out = step(x, state, memory)``.
 """
@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from captioning.kernels.deferred import deferred, leading, padded
+from captioning.kernels.deferred import defer_gradient, pad_rows, take_first
 from captioning.precision import to_autocast
 from captioning.trace import State
 
-FEW_ENOUGH = 0.9  # images leave only if less than this fraction of all steps remains; otherwise copies cost more
+FEW_ENOUGH = 0.9  # images leave if less than this fraction of all steps remains; else copies cost more than steps
 
 Out = TypeVar("Out", bound=tuple)
 
@@ -43,48 +43,48 @@ def run_recurrence(
         image_count: Number of images.
         lengths: (N,) int64, the steps of each row, T at most.
     """
-    R, rows, steps = len(inputs) // image_count, None, inputs.unbind(1)  # T of (N, ..)
-    if inputs.is_cpu and (leaving := _leaving(lengths, image_count, len(steps))) is not None:
-        order, present = leaving
-        rows, memory = torch.arange(len(inputs)).view(-1, R)[order].flatten(), memory.select_images(order)  # (N,)
-        state = tuple(tensor[rows] for tensor in state)
-        steps = tuple(x[: count * R] for x, count in zip(inputs[rows].unbind(1), present, strict=True))
+    R, row_order, steps = len(inputs) // image_count, None, inputs.unbind(1)  # T of (N, ..)
+    if inputs.is_cpu and (leaving := _leaving_order(lengths, image_count, len(steps))) is not None:
+        order, image_counts = leaving
+        row_order, memory = torch.arange(len(inputs)).view(-1, R)[order].flatten(), memory.select_images(order)  # (N,)
+        state = tuple(tensor[row_order] for tensor in state)
+        steps = tuple(x[: count * R] for x, count in zip(inputs[row_order].unbind(1), image_counts, strict=True))
     outputs: list[Any] = []
     with deferring_weight_gradients(module):
-        remaining = memory = memory.map(deferred)
+        step_memory = memory = memory.map(defer_gradient)
         for x in steps:
             if len(x) < len(state[0]):
-                state, left = tuple(tensor[: len(x)] for tensor in state), len(x) // R
-                remaining = memory.map(lambda field, left=left: leading(field, len(field) // image_count * left))
-            state, out = step(x, state, remaining)
+                state, B = tuple(tensor[: len(x)] for tensor in state), len(x) // R
+                step_memory = memory.map(lambda field, B=B: take_first(field, len(field) // image_count * B))
+            state, out = step(x, state, step_memory)
             outputs.append(out)
-    stacked = [_stacked(tensors) for tensors in zip(*outputs, strict=True)]  # (N, T, ..) or None each
-    if rows is not None:
-        in_order = rows.argsort()
-        stacked = [None if x is None else x[in_order] for x in stacked]
-    return type(outputs[0])(*stacked)
+    fields = [_stack(tensors) for tensors in zip(*outputs, strict=True)]  # (N, T, ..) or None each
+    if row_order is not None:
+        original_order = row_order.argsort()
+        fields = [None if x is None else x[original_order] for x in fields]
+    return type(outputs[0])(*fields)
 
 
 @contextmanager
 def deferring_weight_gradients(module: nn.Module) -> Iterator[None]:
-    """Compute the weight gradient of every ``Linear`` in ``module`` once for all steps within the context."""
+    """Compute the weight gradient of every ``Linear`` in ``module`` once for all steps within a ``with`` block."""
     layers: list[Any] = [layer for layer in module.modules() if hasattr(layer, "step_weight")]
     try:
         for layer in layers:
-            layer.step_weight = functools.cache(lambda layer=layer: deferred(to_autocast(layer.weight)))
+            layer.step_weight = functools.cache(lambda layer=layer: defer_gradient(to_autocast(layer.weight)))
         yield
     finally:
         for layer in layers:
             layer.step_weight = None
 
 
-def _leaving(lengths: Tensor, B: int, T: int) -> tuple[Tensor, list[int]] | None:
-    """Return the order of the images, the last to leave first, and their number at each step; None if few leave."""
+def _leaving_order(lengths: Tensor, B: int, T: int) -> tuple[Tensor, list[int]] | None:
+    """Return the images, the last to leave first, and the number of images at each step; None if few leave."""
     ends = lengths.view(B, -1).amax(dim=1)
-    present = (ends > torch.arange(T).unsqueeze(1)).sum(dim=1).clamp(min=1).tolist()
-    return (ends.argsort(descending=True, stable=True), present) if sum(present) < FEW_ENOUGH * B * T else None
+    counts = (ends > torch.arange(T).unsqueeze(1)).sum(dim=1).clamp(min=1).tolist()
+    return (ends.argsort(descending=True, stable=True), counts) if sum(counts) < FEW_ENOUGH * B * T else None
 
 
-def _stacked(tensors: Sequence[Tensor | None]) -> Tensor | None:
+def _stack(tensors: Sequence[Tensor | None]) -> Tensor | None:
     existing = [x for x in tensors if x is not None]  # all steps have it, or none
-    return torch.stack([padded(x, len(existing[0])) for x in existing], 1) if existing else None
+    return torch.stack([pad_rows(x, len(existing[0])) for x in existing], 1) if existing else None

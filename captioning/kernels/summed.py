@@ -9,7 +9,7 @@ w_t0 = 1 - beta_t and w_ti = beta_t alpha_ti,
     P = exp(Q) * ((w / Z) exp(G))                      (T, V), one product over L
 
 Both exponentials are divided by their sums over the words, which does not change P. Callers pass the factors of
-G = C W^T: C (B, L, r), what each location adds to the output's hidden layer, and W (V, r). G and its gradient are
+G = C W^T: C (B, L, E), what each location adds to the output's hidden layer, and W (V, E). G and its gradient are
 computed for a few images at a time, which fit in the cache; only exp(G) is kept for the backward pass.
 
 Letters: B images; M steps, of the images ``image_index`` (M,); L locations, and L + 1 weights.
@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from captioning.precision import at_least_float32, to_autocast
 
-SMALLEST = 1e-15  # lower bound of a total, so that numbers stay finite; the plain formula computes the steps below
+SMALLEST = 1e-15  # lower bound of a sum, so that numbers stay finite; steps with a smaller sum take the plain formula
 
 CPU_CHUNK_BYTES, GPU_CHUNK_BYTES = 8 << 20, 256 << 20  # of G; a CPU's cache keeps this much between operations
 
@@ -49,23 +49,23 @@ def summed_log_probs(Q: Tensor, C: Tensor, W: Tensor, log_w: Tensor, image_index
 
     Args:
         Q: (M, V).
-        C: (B, L, r), float32 or bfloat16; the exponents of float16 are too narrow.
-        W: (V, r).
+        C: (B, L, E), float32 or bfloat16; the exponents of float16 are too narrow.
+        W: (V, E).
         log_w: (M, L + 1), log of the weights, component 0 first; -inf leaves a component out.
         image_index: (M,) int64, ascending: an image's steps are adjacent.
     """
-    padded, flat = _by_image(image_index, len(C))
-    Q, log_w = padded(Q), padded(log_w)
-    C, W = _as_autocast(C, W)
+    pad, flatten = _make_padding(image_index, len(C))
+    Q, log_w = pad(Q), pad(log_w)
+    C, W = _cast_factors(C, W)
     with torch.autocast(C.device.type, enabled=False):
         log_p, unreliable = _Summed.apply(Q, C, W, log_w)
-        return flat(_in_logarithms(log_p, unreliable, Q, C, W, log_w))
+        return flatten(_replace_unreliable(log_p, unreliable, Q, C, W, log_w))
 
 
 def summed_posterior(
     Q: Tensor, C: Tensor, W: Tensor, log_w: Tensor, image_index: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return ``summed_log_probs``, and p(z_t = i | y_t) = w_ti p(y_t | i) / p(y_t), (M, L + 1), component 0 first.
+    """Return ``summed_log_probs``, and p(i | y_t) = w_ti p(y_t | i) / p(y_t), (M, L + 1), component 0 first.
 
     The words y_t are targets (M,) int64. The posterior is the derivative of log p(y_t) with respect to log w_ti.
     """
@@ -79,7 +79,7 @@ def summed_posterior(
 @torch.no_grad()
 def location_exponentials(C: Tensor, W: Tensor) -> Tensor:
     """Return exp(G) divided by its sum over the words, (B, L, V), which all steps of a search share."""
-    C, W = _as_autocast(C, W)
+    C, W = _cast_factors(C, W)
     with torch.autocast(C.device.type, enabled=False):
         return torch.cat([torch.softmax(C[chunk] @ W.t(), -1) for chunk in _chunks(C, W)])
 
@@ -96,22 +96,22 @@ def summed_step(Q: Tensor, C: Tensor, W: Tensor, log_w: Tensor, exp_G: Tensor) -
     C, (Q, log_w) = C.to(exp_G.dtype), (x.unflatten(0, (len(C), -1)) for x in (Q, log_w))  # (B, R, ..)
     with torch.autocast(C.device.type, enabled=False):
         log_p, unreliable, _ = _sum_locations(Q, C, W, log_w, exp_G)
-        return _in_logarithms(log_p, unreliable, Q, C, W, log_w).flatten(0, 1)
+        return _replace_unreliable(log_p, unreliable, Q, C, W, log_w).flatten(0, 1)
 
 
-def _by_image(image_index: Tensor, B: int) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    """Return functions that pad M steps to (B, T, ..), with T the most steps of an image, and flatten them again."""
+def _make_padding(image_index: Tensor, B: int) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """Return functions that pad M steps to (B, T, ..), T the most steps of an image, and flatten them again."""
     counts = image_index.bincount(minlength=B)
     T, before = int(counts.max()), counts.cumsum(0) - counts
-    slots = image_index * T + torch.arange(len(image_index), device=image_index.device) - before[image_index]
+    positions = image_index * T + torch.arange(len(image_index), device=image_index.device) - before[image_index]
 
-    def padded(x: Tensor) -> Tensor:
-        return x.new_zeros(B * T, *x.shape[1:]).index_copy(0, slots, x).unflatten(0, (B, T))
+    def pad(x: Tensor) -> Tensor:
+        return x.new_zeros(B * T, *x.shape[1:]).index_copy(0, positions, x).unflatten(0, (B, T))
 
-    return padded, lambda x: x.flatten(0, 1).index_select(0, slots)
+    return pad, lambda x: x.flatten(0, 1).index_select(0, positions)
 
 
-def _as_autocast(C: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
+def _cast_factors(C: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
     C = to_autocast(C)
     C = C.float() if C.dtype == torch.float16 else C  # the exponent range of float16 is too narrow
     return C, W.to(C.dtype)
@@ -119,8 +119,8 @@ def _as_autocast(C: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
 
 def _chunks(C: Tensor, W: Tensor) -> list[slice]:
     """Return slices of a few images at a time."""
-    room = CPU_CHUNK_BYTES if C.is_cpu else GPU_CHUNK_BYTES
-    count = max(1, room // (C.shape[1] * len(W) * C.element_size()))
+    chunk_bytes = CPU_CHUNK_BYTES if C.is_cpu else GPU_CHUNK_BYTES
+    count = max(1, chunk_bytes // (C.shape[1] * len(W) * C.element_size()))
     return [slice(start, start + count) for start in range(0, len(C), count)]
 
 
@@ -130,7 +130,7 @@ def _sum_locations(
     """Sum over locations at steps Q (B, T, V), with exp(G) (B, L, V), by default of C and W.
 
     Returns:
-        log p (B, T, V); where a summand may be lost to underflow, (B, T) bool; and, for each chunk of b images,
+        log p (B, T, V); (B, T) bool, True where underflow may lose a summand; and, for each chunk of b images,
         five factors of the gradient: exp(Q), exp(G), Z and w / Z (b, T, L + 1), sum_i (w / Z)_i exp(G_i) (b, T, V).
     """
     log_p = torch.empty(Q.shape, dtype=at_least_float32(Q).dtype, device=Q.device)
@@ -141,16 +141,16 @@ def _sum_locations(
         exp_Q = log_Q.exp().to(G.dtype)  # (b, T, V)
         Z = torch.nn.functional.pad(torch.bmm(exp_Q, G.mT).to(log_p.dtype), (1, 0), value=1.0)  # component 0 has Z = 1
         w_per_Z = (log_w[chunk] - Z.clamp(min=SMALLEST).log()).exp()
-        lost = ((Z < SMALLEST) & (w_per_Z > 0)).any(-1)  # (b, T)
+        is_lost = ((Z < SMALLEST) & (w_per_Z > 0)).any(-1)  # (b, T)
         location_sum = torch.bmm(w_per_Z[..., 1:].to(G.dtype), G)  # (b, T, V)
         total = location_sum.to(log_p.dtype) + w_per_Z[..., :1]
-        unreliable[chunk] = (total.amin(-1) < SMALLEST) | lost
+        unreliable[chunk] = (total.amin(-1) < SMALLEST) | is_lost
         torch.add(log_Q, total.clamp_(min=SMALLEST).log_(), out=log_p[chunk])
         factors += (exp_Q, G, Z.clamp_(min=SMALLEST), w_per_Z, location_sum)  # finite also where they are not used
     return log_p, unreliable, factors
 
 
-def _in_logarithms(log_p: Tensor, unreliable: Tensor, Q: Tensor, C: Tensor, W: Tensor, log_w: Tensor) -> Tensor:
+def _replace_unreliable(log_p: Tensor, unreliable: Tensor, Q: Tensor, C: Tensor, W: Tensor, log_w: Tensor) -> Tensor:
     """Return ``log_p`` (B, T, V), its unreliable steps replaced by the plain formula, one by one."""
     positions = unreliable.nonzero()
     plain = [plain_summed_log_probs(Q[b, t], C[b] @ W.t().to(C.dtype), log_w[b, t]) for b, t in positions.tolist()]
@@ -193,5 +193,5 @@ class _Summed(torch.autograd.Function):
             dG = torch.bmm(left.mT, right).mul_(G).flatten(0, 1)
             dC.append((dG @ W).unflatten(0, G.shape[:2]))
             dW += dG.t() @ C[chunk].flatten(0, 1)
-        others = (torch.cat(dQ), torch.cat(dC), dW.to(W.dtype)) if dQ else (None, None, None)
-        return *others, torch.cat(dlog_w)
+        gradients = (torch.cat(dQ), torch.cat(dC), dW.to(W.dtype)) if dQ else (None, None, None)
+        return *gradients, torch.cat(dlog_w)

@@ -3,7 +3,7 @@
    P (B, L, A) are the projected annotations, q (B, R, A) the projected queries of R rows per image, e and its gradient g
    (B, R, L). P is float or bfloat16, everything else float.
 
-   tanh(P + q) = 1 - 2 r with r = 1 / (1 + e^2P e^2q), and its derivative is 4 r (1 - r). e^2P is computed once for all
+   tanh(P + q) = 1 - 2 h with h = 1 / (1 + e^2P e^2q), and its derivative is 4 h (1 - h). e^2P is computed once for all
    rows of an image, and for all steps in the gradient of P; e^2q once for all locations. Each row and location then
    takes a product, a sum and a reciprocal. A float's range ends at e^87, where e^2P saturates. That is right while
    |q| <= 34, because tanh is then 1 or -1. An image with a larger q takes e^2(P + q) for each row and location. */
@@ -33,7 +33,7 @@ typedef struct {
 typedef struct {
     float *v, *q;   /* v, padded with 0; e^2q (T, R) of an image, or 1 where it has a large q */
     float *tile;    /* e^2P of TILE locations, or e^2(P + q) of them and a row */
-    float *s1, *s2; /* (R): sums over locations of g r and of g r^2 */
+    float *s1, *s2; /* (R): sums over locations of g h and of g h^2 */
 } Scratch;
 
 static Scratch begin(const Work *w, long thread) {
@@ -213,7 +213,7 @@ void additive_backward(const Pool *pool, int bfloat16, const void *P, const floa
     run(pool, bfloat16 ? backward_bfloat16 : backward_float, &w);
 }
 
-/* The gradient of P (B, L, A) over T steps at once: r is computed again, so that no step keeps (L, A) values. Step t has
+/* The gradient of P (B, L, A) over T steps at once: h is computed again, so that no step keeps (L, A) values. Step t has
    the first images[t] images. */
 void additive_backward_projected(const Pool *pool, int bfloat16, const void *P, const float *const *q, const float *v,
                                  const float *const *g, const int64_t *images, void *dP, float *scratch, long size,

@@ -11,19 +11,19 @@ from captioning.checkpoint.format import read_checkpoint, without_arguments
 from captioning.checkpoint.load import SavedModel, read_model
 from captioning.errors import InputError
 
-_KEPT = ("captioning", "state_dict", "pytorch-lightning_version", "epoch", "global_step")  # no state of training
+_ENTRIES = ("captioning", "state_dict", "pytorch-lightning_version", "epoch", "global_step")  # no state of training
 
 
 @torch.no_grad()
 def average_checkpoints(paths: Sequence[Path], fractions: Sequence[float] | None = None) -> dict[str, Any]:
-    """Return a checkpoint without training state, whose parameters are means over the checkpoints' parameters.
+    """Return a checkpoint whose parameters are the means of the checkpoints' parameters, without training state.
 
     Runs that started from the same weights mostly lie in one basin, where the mean cancels the noise of single runs
     (Izmailov et al. 2018; Wortsman et al. 2022). Runs with different random weights have no useful mean. Buffers with
     statistics must be equal. Everything else is the last checkpoint's.
 
     Args:
-        fractions: The weight of each checkpoint in the mean, divided by the sum; equal by default.
+        fractions: The fraction of each checkpoint in the mean, to be divided by their sum; equal by default.
 
     Raises:
         InputError: A checkpoint cannot be read; models, words or statistics differ (dropout may); or a fraction is
@@ -31,21 +31,21 @@ def average_checkpoints(paths: Sequence[Path], fractions: Sequence[float] | None
     """
     fractions = [1.0] * len(paths) if fractions is None else fractions
     if len(fractions) != len(paths) or not (min(fractions) >= 0 and 0 < sum(fractions) < math.inf):
-        wanted = f"{len(paths)} numbers of at least 0, not all 0"
-        raise InputError(f"fractions must be {wanted}, got {', '.join(map(str, fractions))}")
+        expected = f"{len(paths)} numbers of at least 0, not all 0"
+        raise InputError(f"fractions must be {expected}, got {', '.join(map(str, fractions))}")
     fractions = [fraction / math.fsum(fractions) for fraction in fractions]
     models, checkpoint = [read_model(path) for path in paths], read_checkpoint(paths[-1])
     last = models[-1]
-    shared = _identity(last)
+    identity = _identity(last)
     for model in models:
-        if differing := [name for name, value in _identity(model).items() if value != shared.get(name)]:
+        if differing := [name for name, value in _identity(model).items() if value != identity.get(name)]:
             raise InputError(f"{model.path}: its {differing[0]} is not that of {last.path}; they have no mean")
     states = [model.captioner.state_dict() for model in models]
     for name, parameter in last.captioner.named_parameters():
         if not all(torch.equal(state[name], parameter) for state in states):  # a sum would make 0.0 of -0.0
-            parameter.copy_(sum(part * state[name].double() for part, state in zip(fractions, states, strict=True)))
+            parameter.copy_(sum(f * state[name].double() for f, state in zip(fractions, states, strict=True)))
     averaged = [{"checkpoint": str(path), "fraction": value} for path, value in zip(paths, fractions, strict=True)]
-    result = {name: checkpoint[name] for name in _KEPT if name in checkpoint}
+    result = {name: checkpoint[name] for name in _ENTRIES if name in checkpoint}
     result["state_dict"] |= {f"captioner.{name}": tensor for name, tensor in states[-1].items()}
     result["captioning"] |= {"settings": last.settings | {"averaged": averaged}}
     return result

@@ -39,12 +39,11 @@ def write_export(
 ) -> None:
     """Write a folder that ``read_export`` reads.
 
-    An absolute path in the settings, which are the full training configuration, is reduced to the file's name.
-
     Args:
+        settings: The full training configuration. Of an absolute path in it, the folder has only the file's name.
         card: The model card, in Markdown.
-        dtype: Type that the large parameters are stored in. The model still computes in float32. The smallest
-            parameters, 2 % of all numbers, and the buffers keep their types, because they need the digits.
+        dtype: Type in which the large parameters are stored. The model still computes in float32. The buffers and the
+            smallest parameters, 2 % of all numbers, keep their types, because they need the digits.
 
     Raises:
         InputError: The folder cannot be written or has other files, or a weight is out of the type's range.
@@ -58,18 +57,18 @@ def write_export(
             raise InputError(f"--output {folder}: has another program's {name}; choose an empty folder")
     weights = _stored_weights(captioner, dtype)
     with replacing(folder / WEIGHTS, "--output") as temporary:
-        temporary.write_bytes(save(weights, metadata={"format": "pt"}))  # save_file's is private to its owner
+        temporary.write_bytes(save(weights, metadata={"format": "pt"}))  # only its owner can read a file of save_file
     vocabulary.save(folder / VOCABULARY)
-    _ = captioner.encoder.cells  # measured here, which takes a second, so that ``checkpoint_entry`` knows them
+    _ = captioner.encoder.cells  # measures the cells, in a second; ``checkpoint_entry`` has only measured ones
     config = checkpoint_entry(captioner, vocabulary, settings)
     del config["vocabulary"]
-    without_folder = map_strings(lambda text: os.path.basename(text) if os.path.isabs(text) else text, config)
-    write_json(folder / CONFIG, without_folder)
+    config = map_strings(lambda text: os.path.basename(text) if os.path.isabs(text) else text, config)
+    write_json(folder / CONFIG, config)
     write_text(folder / CARD, card)
 
 
 def read_export(folder: Path) -> dict[str, Any]:
-    """Return the content and the weights of a folder, arranged as in a checkpoint.
+    """Return the content and the weights of a folder as a checkpoint has them.
 
     Raises InputError if a file is missing or is no JSON, and any other exception if the content is damaged.
     """
@@ -89,13 +88,13 @@ def _stored_weights(captioner: Captioner, dtype: StoredType) -> dict[str, Tensor
     """
     sizes = {name: parameter.numel() for name, parameter in captioner.named_parameters(remove_duplicate=False)}
     by_size = sorted(sizes, key=sizes.__getitem__)
-    cumulated = np.cumsum([sizes[name] for name in by_size])
-    large = set(by_size[np.searchsorted(cumulated, 0.02 * cumulated[-1], side="right") :])
-    stored = {}
+    cumulative_sizes = np.cumsum([sizes[name] for name in by_size])
+    large = set(by_size[np.searchsorted(cumulative_sizes, 0.02 * cumulative_sizes[-1], side="right") :])
+    weights = {}
     for name, tensor in captioner.state_dict().items():
         # Tied embeddings are one tensor with two names, and safetensors stores no tensor twice: each name gets a copy.
-        kept = tensor.detach().cpu().contiguous().clone()
-        stored[name] = kept.to(getattr(torch, dtype)) if name in large else kept
-        if kept.isfinite().all() and not stored[name].isfinite().all():
+        copy = tensor.detach().cpu().contiguous().clone()
+        weights[name] = copy.to(getattr(torch, dtype)) if name in large else copy
+        if copy.isfinite().all() and not weights[name].isfinite().all():
             raise InputError(f"--dtype {dtype}: {name} is beyond its range; take bfloat16 or float32")
-    return stored
+    return weights

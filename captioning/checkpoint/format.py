@@ -1,4 +1,4 @@
-"""Checkpoint files, and what they say of their model: plain data that rebuild encoder, decoder and vocabulary.
+"""Checkpoint files, and their description of the model: plain data that rebuild encoder, decoder and vocabulary.
 
 Reading a file runs none of its code.
 """
@@ -46,7 +46,7 @@ def checkpoint_entry(captioner: Captioner, vocabulary: Vocabulary, settings: Map
 def rebuild(checkpoint: Mapping[str, Any], device: torch.device) -> tuple[Captioner, Vocabulary]:
     """Return the captioner and the vocabulary of a checkpoint from ``read_checkpoint`` or ``read_export``.
 
-    Only known classes are constructed, and no file that the description names is read or written. Raises InputError if
+    Constructs known classes only, and neither reads nor writes a file that the description names. Raises InputError if
     the format is a newer version's, a class is unknown, or the weights are not finite, and any other exception if the
     content is damaged.
     """
@@ -65,7 +65,7 @@ def rebuild(checkpoint: Mapping[str, Any], device: torch.device) -> tuple[Captio
     if not all(bool(tensor.isfinite().all()) for tensor in weights.values()):
         raise InputError("its weights are not finite: training had diverged; use an earlier checkpoint")
     captioner.to(device)
-    if cells := content.get("cells"):  # after the move: cells belong to weights at one address
+    if cells := content.get("cells"):  # after the move: an encoder takes moved weights for changed ones
         captioner.encoder.cells = CellGrid(**{name: tuple(pair) for name, pair in cells.items()})
     return captioner, vocabulary
 
@@ -78,7 +78,7 @@ def without_arguments(config: Any, drop: Callable[[str, Any], bool]) -> Any:
 
 
 def write_checkpoint(checkpoint: Mapping[str, Any], path: Path, option: str = "") -> None:
-    """Write a checkpoint whole or not at all. Raises InputError, which names ``option``, if it cannot."""
+    """Write a checkpoint whole or not at all. Raises InputError, which names ``option``, if that fails."""
     content = io.BytesIO()  # torch.save's own message about a full disk does not mention the disk
     torch.save(checkpoint, content)
     with replacing(path, option) as temporary:
@@ -86,7 +86,7 @@ def write_checkpoint(checkpoint: Mapping[str, Any], path: Path, option: str = ""
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Return what `captioning fit` saved, on the CPU, without running code in the file.
+    """Return what `captioning fit` saved, with tensors on the CPU, without running code in the file.
 
     Tensors are read on first use, so that the optimizer's state, two thirds of the file, stays on the disk. Raises
     InputError if the file is missing, damaged, or another project's.

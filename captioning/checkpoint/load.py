@@ -28,20 +28,20 @@ class SavedModel(NamedTuple):
     settings: dict[str, Any]  # the full training configuration; {} if it was not saved
 
     def load_into(self, captioner: Captioner, vocabulary: Vocabulary) -> None:
-        """Copy these weights into a captioner to train.
+        """Copy these weights into a captioner that is to be trained.
 
-        ``vocabulary`` starts with this model's words. Further words start with the weights of <unk>. Raises InputError
-        if the vocabulary or the model does not fit.
+        ``vocabulary`` is the captioner's. It begins with this model's words; the weights of further words begin as
+        those of <unk>. Raises InputError if the vocabulary or the model does not fit.
         """
         if vocabulary.words[: len(self.vocabulary.words)] != self.vocabulary.words:
             check_vocabulary(f"{self.path}: its", self.vocabulary.words, vocabulary, ", or data.vocabulary.extend")
         weights = dict(self.captioner.state_dict())
-        further = len(vocabulary) - len(self.vocabulary)
+        new_words = len(vocabulary) - len(self.vocabulary)
         for name, parameter in captioner.named_parameters(remove_duplicate=False):  # tied weights have two names
-            sizes = (len(weights[name]), len(parameter)) if further and name in weights else None
+            sizes = (len(weights[name]), len(parameter)) if new_words and name in weights else None
             if sizes == (len(self.vocabulary), len(vocabulary)):
                 unknown = weights[name][UNK]
-                weights[name] = torch.cat([weights[name], unknown.expand(further, *unknown.shape)])
+                weights[name] = torch.cat([weights[name], unknown.expand(new_words, *unknown.shape)])
         try:
             captioner.load_state_dict(weights)
         except RuntimeError as error:
@@ -61,12 +61,12 @@ def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.de
         InputError: The file is missing, damaged, of another project or of a newer version of this one; the device does
             not exist; or the hub has no such captioner or cannot be reached.
     """
-    target, path = check_device(device), os.path.expanduser(path)
+    device, path = check_device(device), os.path.expanduser(path)
     source = PRETRAINED_FOLDER if path == PRETRAINED else _download(path) if path.startswith("hf:") else Path(path)
     checkpoint = {} if is_export(source) else read_checkpoint(source)
     try:
         checkpoint = checkpoint or read_export(source)
-        captioner, vocabulary = rebuild(checkpoint, target)
+        captioner, vocabulary = rebuild(checkpoint, device)
         settings = dict(checkpoint["captioning"]["settings"] or {})
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
@@ -93,7 +93,7 @@ def _download(name: str) -> Path:
 
 
 def check_device(name: str | torch.device) -> torch.device:
-    """Return the device. Raises InputError unless it is this machine's CPU or CUDA GPU (sampling needs float64)."""
+    """Return the CPU or a CUDA GPU of this machine; Apple's MPS has no float64 to sample. Raises InputError."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
@@ -103,11 +103,11 @@ def check_device(name: str | torch.device) -> torch.device:
     return torch.device(name)
 
 
-def check_tokenizer(checkpoint: Tokenizer, data: Tokenizer) -> None:
+def check_tokenizer(checkpoint_tokenizer: Tokenizer, data_tokenizer: Tokenizer) -> None:
     """Raise InputError if the data's tokenizer differs from the checkpoint's."""
-    if checkpoint != data:
-        name = type(checkpoint).__name__
-        problem = f"{type(data).__name__}, the checkpoint's words are those of {name}; set {name}"
+    if checkpoint_tokenizer != data_tokenizer:
+        name = type(checkpoint_tokenizer).__name__
+        problem = f"{type(data_tokenizer).__name__}, the checkpoint's words are those of {name}; set {name}"
         raise InputError(f"data.vocabulary.tokenizer: {problem}")
 
 

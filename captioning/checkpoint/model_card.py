@@ -31,10 +31,10 @@ def model_card(
 
     Args:
         settings: The full training configuration.
-        checkpoint: The model's file; the card takes tests of its weights from its run's folder.
+        checkpoint: The model's file; the card has the metrics of the tests of these weights in the file's run folder.
         license: License of the weights.
-        notes: Further text in Markdown. A section ``## TITLE`` replaces the card's section of that title, or is
-            appended. Text before the first section replaces the card's beginning.
+        notes: Further Markdown. A section ``## TITLE`` replaces the card's section with that title, or is appended if
+            the card has none. Text before the first section replaces the card's beginning.
     """
     encoder, decoder = captioner.encoder, captioner.decoder
     template = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
@@ -58,8 +58,8 @@ def model_card(
 
 def _sections(markdown: str) -> dict[str, str]:
     """Return the sections of a text by title; the text before the first section has the title ""."""
-    start, *parts = re.split(r"^## +(.*)$", markdown, flags=re.MULTILINE)
-    sections = {title.strip(): f"## {title}{text}" for title, text in zip(parts[::2], parts[1::2], strict=True)}
+    start, *pieces = re.split(r"^## +(.*)$", markdown, flags=re.MULTILINE)
+    sections = {title.strip(): f"## {title}{text}" for title, text in zip(pieces[::2], pieces[1::2], strict=True)}
     return {title: text.strip() for title, text in ({"": start} | sections).items() if text.strip()}
 
 
@@ -70,13 +70,12 @@ def _metrics(checkpoint: Path | None) -> str:
     tables = []
     for path in (run.path / "test_metrics.json", run.path / "val_metrics.json"):
         content = read_json(path) if path.is_file() else {}
-        search = earlier_names.conditions(content.pop("search", {}))
-        is_current_test = is_current(search.pop("weights", ""), checkpoint)
-        if content and search.pop("checkpoint", checkpoint.name) == checkpoint.name and is_current_test:
-            split = search.pop("split", path.name.partition("_")[0])
-            how = ", ".join(f"{name} {value}" for name, value in search.items())
-            rows = [
-                f"| {n.partition('/')[2]} | {value:.2f} |" for n, value in content.items() if isinstance(value, float)
-            ]
-            tables.append("\n".join([f"Split {split}; {how}.\n", "| metric | value |", "| --- | --- |", *rows]))
+        conditions = earlier_names.conditions(content.pop("search", {}))
+        is_current_test = is_current(conditions.pop("weights", ""), checkpoint)
+        if content and conditions.pop("checkpoint", checkpoint.name) == checkpoint.name and is_current_test:
+            split = conditions.pop("split", path.name.partition("_")[0])
+            text = ", ".join(f"{name} {value}" for name, value in conditions.items())
+            metrics = {key.partition("/")[2]: value for key, value in content.items() if isinstance(value, float)}
+            rows = [f"| {name} | {value:.2f} |" for name, value in metrics.items()]
+            tables.append("\n".join([f"Split {split}; {text}.\n", "| metric | value |", "| --- | --- |", *rows]))
     return "\n\n".join(tables) or UNTESTED

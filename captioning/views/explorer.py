@@ -30,7 +30,7 @@ ExplorerData = dict[str, Any]
 
 def explorer_page(images: Sequence[ExplorerData], title: str = "Attention explorer") -> str:
     """Return a complete HTML document of ``explorer_image`` entries that needs no network, 130 KB per photo."""
-    return render("views/explorer_page.html", title=title, content=_content(images))
+    return render("views/explorer_page.html", title=title, content=_page_data(images))
 
 
 def explorer_fragment(images: Sequence[ExplorerData]) -> str:
@@ -38,22 +38,22 @@ def explorer_fragment(images: Sequence[ExplorerData]) -> str:
 
     A click on an element of the other page with ``data-explore="NAME"`` shows the image NAME.
     """
-    return render("views/explorer.html", content=_content(images))
+    return render("views/explorer.html", content=_page_data(images))
 
 
 def explorer_image(
-    name: str, seen: Image.Image, runs: Sequence[ExplorerData], *, references: Sequence[str] = ()
+    name: str, view: Image.Image, runs: Sequence[ExplorerData], *, references: Sequence[str] = ()
 ) -> ExplorerData:
     """Return an image with the ``explorer_run`` entries of runs with different names.
 
-    ``seen`` is the part of the image that the models saw, such as ``Caption.seen``; the page's search finds ``name``.
+    ``view`` is what the models saw of the image, such as ``Caption.seen``; the page's search finds ``name``.
     """
-    seen = seen.convert("RGB")
-    seen.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE), Image.Resampling.LANCZOS)
-    kind, file = "png" if max(seen.size) <= _LOSSLESS_SIDE else "jpeg", io.BytesIO()
-    seen.save(file, kind, quality=_JPEG_QUALITY)
-    view = {"width": seen.width, "height": seen.height, "view": f"data:image/{kind};base64,{_base64(file.getvalue())}"}
-    return {"name": name, **view, "references": list(references), "runs": list(runs)}
+    view = view.convert("RGB")
+    view.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE), Image.Resampling.LANCZOS)
+    kind, file = "png" if max(view.size) <= _LOSSLESS_SIDE else "jpeg", io.BytesIO()
+    view.save(file, kind, quality=_JPEG_QUALITY)
+    data = {"width": view.width, "height": view.height, "view": f"data:image/{kind};base64,{_base64(file.getvalue())}"}
+    return {"name": name, **data, "references": list(references), "runs": list(runs)}
 
 
 def explorer_run(
@@ -74,39 +74,39 @@ def explorer_run(
         "run": run,
         "rows": cells.grid_size[0],
         "columns": cells.grid_size[1],
-        "offset": [cells.offset[0] / height, cells.offset[1] / width],  # of the view's sides
+        "offset": [cells.offset[0] / height, cells.offset[1] / width],  # in fractions of the view's sides
         "stride": [cells.stride[0] / height, cells.stride[1] / width],
-        "numbers": {name: x if isinstance(x, str) else _number(x) for name, x in (numbers or {}).items()},
-        "captions": [_caption(shown) for shown in (caption, *caption.alternatives)],
+        "numbers": {name: x if isinstance(x, str) else _rounded_number(x) for name, x in (numbers or {}).items()},
+        "captions": [_caption_data(each) for each in (caption, *caption.alternatives)],
         "start": first_word,
     }
 
 
-def _caption(caption: Any) -> ExplorerData:
+def _caption_data(caption: Any) -> ExplorerData:
     trace = map_fields(caption.trace, np.asarray)
-    by_name = {"alphas": trace.alphas}
+    attention = {"alphas": trace.alphas}
     if trace.evidence is not None:
-        by_name["evidence"] = trace.evidence
+        attention["evidence"] = trace.evidence
     if trace.head_alphas is not None:
-        by_name |= {f"head {n + 1}": trace.head_alphas[:, n] for n in range(trace.head_alphas.shape[1])}
+        attention |= {f"head {n + 1}": trace.head_alphas[:, n] for n in range(trace.head_alphas.shape[1])}
     return {
         "words": list(caption.words),
-        "logProb": _number(caption.log_prob),
-        "logProbs": [_number(value) for value in caption.log_probs[: len(caption.words)]],
-        "betas": None if trace.betas is None else [_number(value) for value in trace.betas],
-        "attention": {name: _attention(array) for name, array in by_name.items()},
+        "logProb": _rounded_number(caption.log_prob),
+        "logProbs": [_rounded_number(value) for value in caption.log_probs[: len(caption.words)]],
+        "betas": None if trace.betas is None else [_rounded_number(value) for value in trace.betas],
+        "attention": {name: _attention_data(array) for name, array in attention.items()},
         "chosen": trace.chosen(),
     }
 
 
-def _attention(attention: NDArray[np.float32]) -> ExplorerData:
-    """Return attention (T, L) as one byte per location, relative to the word's peak."""
+def _attention_data(attention: NDArray[np.float32]) -> ExplorerData:
+    """Return attention (T, L) as one byte per location, in 255ths of the word's peak."""
     peaks = attention.max(axis=1, initial=0)
     levels = np.rint(attention / np.where(peaks > 0, peaks, 1)[:, None] * 255).astype(np.uint8)
-    return {"peaks": [_number(value) for value in peaks], "levels": _base64(levels.tobytes())}
+    return {"peaks": [_rounded_number(value) for value in peaks], "levels": _base64(levels.tobytes())}
 
 
-def _content(images: Sequence[ExplorerData]) -> ExplorerData:
+def _page_data(images: Sequence[ExplorerData]) -> ExplorerData:
     runs = [run for image in images for run in image["runs"]]
     colors = (maps.map_colors() * 255).round().astype(np.uint8)
     return {
@@ -131,7 +131,7 @@ def _labels(names: set[str]) -> dict[str, str]:
     return {"alphas": "All heads" if heads else "Where it looked", **evidence, **heads}
 
 
-def _number(value: float) -> float | None:
+def _rounded_number(value: float) -> float | None:
     """Return the value in four digits, or None (null in JSON) if it is not finite."""
     return float(f"{value:.4g}") if math.isfinite(value) else None
 

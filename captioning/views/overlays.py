@@ -23,15 +23,15 @@ _COLUMNS = 7
 _PIXELS = 448  # the most pixels of a panel's longer side
 _GRAY = "0.35"
 # Lengths in inches:
-_PANEL = 1.75  # a panel's longer side
-_WORD, _WORD_WITH_DETAILS = 0.75, 1.3  # least width for a word, whose panel may be narrower
-_FIGURE = 6.2  # least width of the figure
-_SCALE = 1.2  # width of the scale without its text
+_PANEL_SIDE = 1.75  # a panel's longer side
+_WORD_WIDTH, _WORD_WIDTH_WITH_DETAILS = 0.75, 1.3  # least width for a word, whose panel may be narrower
+_FIGURE_WIDTH = 6.2  # least width of the figure
+_SCALE_WIDTH = 1.2  # without the text of the scale
 _GAP = 0.09  # between panels
-_ABOVE = 0.27  # above a panel, for the word
-_NOTE = 0.13  # height of a line below a panel
+_WORD_HEIGHT = 0.27  # above a panel
+_NOTE_HEIGHT = 0.13  # of a line below a panel
 _MARGIN = 0.3  # around the figure
-_LINE, _LETTER = 0.2, 0.13  # height and width of the caption's letters
+_TEXT_LINE, _LETTER_WIDTH = 0.2, 0.13  # height of the caption's lines, width of its letters
 
 Box = tuple[float, float, float, float]
 """(left, top, right, bottom) on a picture, where y grows downward"""
@@ -58,36 +58,37 @@ def attention_figure(
 ) -> Figure:
     """Return the image and its caption, followed by a panel per word with the attention over the model's view.
 
-    All maps of attention have one scale, which ends at the greatest attention of all words; maps of evidence have
-    another. The scales are drawn at the bottom. If hard attention chose a cell, only this cell is painted and outlined.
-    A map that prefers no location is labeled "nearly even". pyplot ignores the figure.
+    If hard attention chose a cell, only this cell is painted and outlined. All other maps of attention have one scale,
+    up to the greatest attention among them; maps of evidence have another. The scales are drawn at the bottom. A map
+    that prefers no location is labeled "nearly even". pyplot does not know the figure.
 
     Args:
         photo: The whole image, on which the first model's view is outlined.
         words: T words.
-        attention_by_model: By label, the attention of models at these words; a row of panels for each.
-        text: The caption as written.
+        attention_by_model: The attention of models at these words, by the labels of their rows of panels.
+        text: The caption as people write it.
         style, details: As in ``Caption.figure``.
     """
     check_choice(Style, style=style)
     photo, first = photo.convert("RGB"), next(iter(attention_by_model.values()))
-    strips = [x for item in attention_by_model.items() for x in _strips(*item, photo, details)]
-    ends: dict[str, float] = {}  # upper ends of the scales of attention and evidence
+    strips = [strip for item in attention_by_model.items() for strip in _strips(*item, photo, details)]
+    scale_maxima: dict[str, float] = {}  # of attention and evidence
     for strip in strips:
-        spread = [weights.max() for weights, cell in zip(strip.weights, strip.chosen, strict=True) if cell is None]
-        ends[strip.kind] = float(max([ends.get(strip.kind, 0.0), *spread]))
-    figure, photo_axes, panels = _empty_figure(text, words, strips, _WORD_WITH_DETAILS if details else _WORD)
+        maxima = [weights.max() for weights, cell in zip(strip.weights, strip.chosen, strict=True) if cell is None]
+        scale_maxima[strip.kind] = float(max([scale_maxima.get(strip.kind, 0.0), *maxima]))
+    word_width = _WORD_WIDTH_WITH_DETAILS if details else _WORD_WIDTH
+    figure, photo_axes, panels = _empty_figure(text, words, strips, word_width)
     _draw_photo(photo_axes, photo, first.view_box)
     for step, column in enumerate(panels):
         starts_line = step == 0 or column[0].get_position().y0 < panels[step - 1][0].get_position().y0
         for strip, axes in zip(strips, column, strict=True):
-            axes.imshow(strip.painted(step, ends[strip.kind] or 1.0, style), aspect="auto")
+            axes.imshow(strip.paint_step(step, scale_maxima[strip.kind] or 1.0, style), aspect="auto")
             axes.set_xlabel(strip.notes[step], fontsize=8, color=_GRAY, labelpad=2)
             if len(strips) > 1 and starts_line:
                 axes.set_ylabel(strip.label, fontsize=8, color=_GRAY)
             if (location := strip.chosen[step]) is not None:
                 _outline(axes, strip.cells.square(location))
-    _draw_scale(figure, ends, style)
+    _draw_scale(figure, scale_maxima, style)
     return figure
 
 
@@ -96,25 +97,25 @@ def _empty_figure(
 ) -> tuple[Figure, Axes, list[list[Axes]]]:
     """Return a figure with a caption, the axes of the photo, and for each word a column of axes with the word above.
 
-    The photo takes the space of two by two panels, unless all words fit beside it. A word has at least ``word_width``
-    inches, also above a panel that is narrower.
+    The photo is two columns wide, unless all words fit beside it in one line. A word has ``word_width`` inches or more,
+    also above a narrower panel.
     """
     from matplotlib.figure import Figure
 
-    beside = len(strips) == 1 and len(words) < _COLUMNS
-    photo_columns, photo_lines = 1 if beside else 2, 1 if beside or len(strips) > 1 else 2
+    is_one_line = len(strips) == 1 and len(words) < _COLUMNS
+    photo_columns, photo_lines = 1 if is_one_line else 2, 1 if is_one_line or len(strips) > 1 else 2
     lines = max(photo_lines, -(-(len(words) + photo_columns * photo_lines) // _COLUMNS))
     columns = max(photo_columns, -(-(len(words) + photo_columns * photo_lines) // lines))
     aspect = strips[0].cells.size[1] / strips[0].cells.size[0]
-    panel = _PANEL * min(1.0, aspect), _PANEL / max(1.0, aspect)  # width, height
-    notes = max((len(note.splitlines()) for strip in strips for note in strip.notes), default=0)
-    word_width, below = max(panel[0], word_width), _GAP + _NOTE * notes
-    column, row_height = word_width + _GAP, panel[1] + below
-    line = _ABOVE + len(strips) * row_height
-    width = max(_FIGURE, 2 * _MARGIN + columns * column)
-    caption = textwrap.fill(text, width=int((width - 2 * _MARGIN) / _LETTER))
-    left, top = (width - columns * column + _GAP) / 2, _MARGIN + _ABOVE + _LINE * caption.count("\n")
-    height = _MARGIN - _ABOVE + top + lines * line
+    panel_width, panel_height = _PANEL_SIDE * min(1.0, aspect), _PANEL_SIDE / max(1.0, aspect)
+    note_lines = max((len(note.splitlines()) for strip in strips for note in strip.notes), default=0)
+    word_width, note_height = max(panel_width, word_width), _GAP + _NOTE_HEIGHT * note_lines
+    column_width, row_height = word_width + _GAP, panel_height + note_height
+    line_height = _WORD_HEIGHT + len(strips) * row_height
+    width = max(_FIGURE_WIDTH, 2 * _MARGIN + columns * column_width)
+    caption = textwrap.fill(text, width=int((width - 2 * _MARGIN) / _LETTER_WIDTH))
+    left, top = (width - columns * column_width + _GAP) / 2, _MARGIN + _WORD_HEIGHT + _TEXT_LINE * caption.count("\n")
+    height = _MARGIN - _WORD_HEIGHT + top + lines * line_height
     figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
     figure.suptitle(caption, y=1 - 0.1 / height, fontsize=12, weight="bold", va="top", parse_math=False)
 
@@ -123,15 +124,16 @@ def _empty_figure(
         box = (left + x) / width, 1 - (top + y + axes_height) / height, axes_width / width, axes_height / height
         return figure.add_axes(box, xticks=[], yticks=[], frame_on=False)
 
-    photo = add_axes(0, 0, photo_columns * column - (_GAP if beside else _MARGIN), photo_lines * line - _ABOVE - below)
-    places = [(y, x) for y in range(lines) for x in range(columns) if y >= photo_lines or x >= photo_columns]
+    photo_width = photo_columns * column_width - (_GAP if is_one_line else _MARGIN)
+    photo_axes = add_axes(0, 0, photo_width, photo_lines * line_height - _WORD_HEIGHT - note_height)
+    positions = [(y, x) for y in range(lines) for x in range(columns) if y >= photo_lines or x >= photo_columns]
     panels = []
-    for word, (y, x) in zip(words, places, strict=False):
-        corner = x * column + (word_width - panel[0]) / 2, y * line
-        panels.append([add_axes(corner[0], corner[1] + row * row_height, *panel) for row in range(len(strips))])
+    for word, (line, column) in zip(words, positions, strict=False):
+        x, y = column * column_width + (word_width - panel_width) / 2, line * line_height
+        panels.append([add_axes(x, y + row * row_height, panel_width, panel_height) for row in range(len(strips))])
         size = 11 * min(1.0, 10 * word_width / max(1, len(word)))  # 10 letters fit in an inch
         panels[-1][0].set_title(word, fontsize=max(5.0, size), pad=4, parse_math=False)
-    return figure, photo, panels
+    return figure, photo_axes, panels
 
 
 class _Strip(NamedTuple):
@@ -145,11 +147,11 @@ class _Strip(NamedTuple):
     chosen: list[int | None]  # the cell that is painted alone
     notes: list[str]  # beneath the panels
 
-    def painted(self, step: int, end: float, style: Style) -> NDArray[np.uint8]:
+    def paint_step(self, step: int, maximum: float, style: Style) -> NDArray[np.uint8]:
         weights, cell = self.weights[step], self.chosen[step]
         if cell is not None:
-            weights, end = np.arange(weights.size) == cell, 1.0
-        return paint(self.background, smooth_alphas(weights, self.cells), end, style)
+            weights, maximum = np.arange(weights.size) == cell, 1.0
+        return paint(self.background, smooth_alphas(weights, self.cells), maximum, style)
 
 
 def _strips(name: str, attention: ModelAttention, photo: Image.Image, details: bool) -> list[_Strip]:
@@ -174,10 +176,10 @@ def _notes(weights: NDArray[np.float32], chosen: list[int | None], betas: Any, d
     notes = []
     for step, cell in enumerate(chosen):
         alpha = weights[step]
-        most = f"at most {alpha.max():#.2g}" if cell is None else f"{alpha[cell]:#.2g} there"
+        strongest = f"at most {alpha.max():#.2g}" if cell is None else f"{alpha[cell]:#.2g} there"
         beta = "" if betas is None else f"\N{GREEK SMALL LETTER BETA} {betas[step]:.2f} · "
         is_even = cell is None and alpha.max() * alpha.size < NEARLY_EVEN
-        notes.append("\n".join(filter(None, (beta + most if details else "", "nearly even" if is_even else ""))))
+        notes.append("\n".join(filter(None, (beta + strongest if details else "", "nearly even" if is_even else ""))))
     return notes
 
 
@@ -204,15 +206,15 @@ def _draw_photo(axes: Axes, photo: Image.Image, view_box: Box) -> None:
     axes.set_anchor("N")
 
 
-def _draw_scale(figure: Figure, ends: Mapping[str, float], style: Style) -> None:
-    """Draw the scale of all maps at the bottom."""
+def _draw_scale(figure: Figure, maxima: Mapping[str, float], style: Style) -> None:
+    """Draw the scale of all maps at the bottom; its text has the maximum of each kind of map."""
     width, height = figure.get_size_inches()
-    axes = figure.add_axes((_MARGIN / width, 0.15 / height, _SCALE / width, 0.1 / height))
+    axes = figure.add_axes((_MARGIN / width, 0.15 / height, _SCALE_WIDTH / width, 0.1 / height))
     white, ramp = np.ones((1, 256, 3), dtype=np.float32), np.linspace(0, 1, 256, dtype=np.float32)[None]
     axes.imshow(paint(white, ramp, 1.0, style), aspect="auto")
     axes.set_axis_off()
-    text = "; ".join(f"{kind} per location, from 0 to {end or 1:#.2g}" for kind, end in ends.items())
-    figure.text((_SCALE + 1.5 * _MARGIN) / width, 0.2 / height, text, size=8, color=_GRAY, va="center")
+    text = "; ".join(f"{kind} per location, from 0 to {maximum or 1:#.2g}" for kind, maximum in maxima.items())
+    figure.text((_SCALE_WIDTH + 1.5 * _MARGIN) / width, 0.2 / height, text, size=8, color=_GRAY, va="center")
 
 
 def _outline(axes: Axes, box: Box) -> None:

@@ -182,7 +182,7 @@ def test_where_it_looked_and_where_the_word_came_from_are_switched_by_a_key(visi
     word(page, "summed", "dogs").hover()
     pressed = page.locator('.attention[aria-pressed="true"]')
     assert pressed.inner_text() == "Where it looked"
-    assert "Where the word came from: the places whose content speaks for it." in page.locator(".note").inner_text()
+    assert "Where the word came from: the locations whose content speaks for it." in page.locator(".note").inner_text()
     assert (brightest(page, "summed"), brightest(page, "soft")) == (SOFT_CELLS[2], SOFT_CELLS[2])
     page.keyboard.press("a")
     assert pressed.inner_text() == "Where the word came from"
@@ -293,7 +293,7 @@ def test_keys_and_buttons_switch_runs_and_keep_the_word(visit):
 def test_a_caption_of_the_beam_shows_its_own_words_and_attention(visit):
     page = visit()
     hypothesis = panel(page, "soft").locator(".hypothesis")
-    assert hypothesis.locator(".score").all_inner_texts() == ["\u22124.25", "\u22129.50"]
+    assert hypothesis.locator(".log-prob").all_inner_texts() == ["\u22124.25", "\u22129.50"]
     hypothesis.nth(1).click()
     assert panel(page, "soft").locator(".word .text").all_inner_texts() == ["a", "dog"]
     assert brightest(page, "soft") == OTHER_CELLS[1]
@@ -328,7 +328,7 @@ def test_a_map_that_prefers_no_location_is_named_and_the_scale_ends_at_the_stron
     assert "strongest in row 2, column 2" in details.inner_text()
     page.keyboard.press("ArrowLeft")
     assert "nearly even" in details.inner_text() and np.ptp(pixels(page, "soft")[:, :, 0].astype(int)) <= 1
-    assert panel(page, "soft").locator(".end").inner_text() == f"{alphas.max():.2f}"
+    assert panel(page, "soft").locator(".maximum").inner_text() == f"{alphas.max():.2f}"
 
 
 def test_images_go_by_keys_buttons_and_list(visit):

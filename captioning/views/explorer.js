@@ -1,7 +1,7 @@
 // The explorer: a list of images, and for the image shown a panel per run.
 
 const PLAY_INTERVAL = 800; // ms per word
-const SHORTEST_SIDE = 336; // pixels of a drawn map at least, so that cells of the usual grids (7, 8, 14) have sharp edges
+const SHORTEST_SIDE = 336; // least pixels of a map's shorter side: cells of the usual grids (7, 8, 14) have sharp edges
 const WIDE = "(min-width: 900px)"; // where runs stand side by side from the start
 
 class Explorer {
@@ -14,7 +14,7 @@ class Explorer {
     this.attention = this.kinds[0];
     this.opacity = 0.9;
     this.matrixOpen = false;
-    this.selected = data.runs.length > 1 && matchMedia(WIDE).matches ? null : 0; // null: all, side by side
+    this.selected = data.runs.length > 1 && matchMedia(WIDE).matches ? null : 0; // null: all runs, side by side
     this.current = -1;
     this.active = null;
     this.panels = [];
@@ -31,7 +31,7 @@ class Explorer {
     else this.panelBox.append(element("p", {}, "There are no images to explore."));
   }
 
-  /** Caption, word and pins of a run's panel, which survive while another image or run is shown. */
+  /** Caption, word and pins of a run's panel. They are kept while another image or run is shown. */
   stateOf(run) {
     if (!this.states.has(run)) this.states.set(run, { caption: 0, word: run.start, pins: [] });
     return this.states.get(run);
@@ -170,17 +170,17 @@ class Explorer {
         element(
           "p",
           { class: "note" },
-          "The bar under a word is its probability: a full bar is certain, and a dotted word has a probability below " +
-            `${UNSURE_BELOW}. The bar under a picture is the scale of the caption's maps, attention per location; the ` +
-            "tick is even attention.",
+          "The bar under a word is its probability: a full bar is certain, and a word with a dotted line has a " +
+            `probability below ${UNSURE_BELOW}. The bar under a picture is the scale of the caption's maps, attention per ` +
+            "location; its tick is even attention.",
           "evidence" in this.data.attentions
-            ? " Where it looked: the attention before the word. Where the word came from: the places whose content speaks for it."
+            ? " Where it looked: the attention before the word. Where the word came from: the locations whose content speaks for it."
             : "",
         ),
         element(
           "p",
           { class: "keys" },
-          ...keys.map(([key, what]) => element("span", {}, element("kbd", {}, key), ` ${what}`)),
+          ...keys.map(([key, action]) => element("span", {}, element("kbd", {}, key), ` ${action}`)),
         ),
         this.status,
       ),
@@ -201,23 +201,23 @@ class Explorer {
       item.tabIndex = k === index ? 0 : -1;
     });
     this.#scrollTo(this.items[index], this.list);
-    this.#count();
+    this.#updateCount();
     this.references.replaceChildren(...image.references.map((text) => element("li", {}, text)));
     this.referenceBox.hidden = image.references.length === 0;
     this.#showPanels();
     if (image.pixels) return;
-    image.pixels = await this.#pixels(image);
+    image.pixels = await this.#readPixels(image);
     this.panels.forEach((panel) => panel.draw());
   }
 
   /** Scroll an item's container alone: scrollIntoView would move the page too. */
-  #scrollTo(item, around) {
-    const [box, outer] = [item.getBoundingClientRect(), around.getBoundingClientRect()];
-    around.scrollTop += Math.min(0, box.top - outer.top) + Math.max(0, box.bottom - outer.bottom);
-    around.scrollLeft += Math.min(0, box.left - outer.left) + Math.max(0, box.right - outer.right);
+  #scrollTo(item, container) {
+    const [box, outer] = [item.getBoundingClientRect(), container.getBoundingClientRect()];
+    container.scrollTop += Math.min(0, box.top - outer.top) + Math.max(0, box.bottom - outer.bottom);
+    container.scrollLeft += Math.min(0, box.left - outer.left) + Math.max(0, box.right - outer.right);
   }
 
-  async #pixels(image) {
+  async #readPixels(image) {
     const picture = new Image();
     picture.src = image.view;
     await picture.decode();
@@ -241,10 +241,10 @@ class Explorer {
   #showPanels() {
     const image = this.data.images[this.current];
     const focused = this.panelBox.contains(document.activeElement);
-    const wanted = image.runs.filter((run) => this.selected === null || run.run === this.data.runs[this.selected]);
-    this.panels = wanted.map((run) => new Panel(this, image, run));
+    const runs = image.runs.filter((run) => this.selected === null || run.run === this.data.runs[this.selected]);
+    this.panels = runs.map((run) => new Panel(this, image, run));
     this.panelBox.replaceChildren(...this.panels.map((panel) => panel.root));
-    if (!wanted.length) {
+    if (!runs.length) {
       this.panelBox.append(element("p", {}, `${this.data.runs[this.selected] ?? "No run"} has no caption of this image.`));
     }
     this.panelBox.style.setProperty("--panels", Math.max(1, this.panels.length));
@@ -258,7 +258,7 @@ class Explorer {
     if (focused) this.active?.focusWord();
   }
 
-  /** Show one run, or all side by side (null), at the word shown before. */
+  /** Show one run, or all runs side by side (null), at the word that was shown before. */
   showRun(run) {
     if (run === this.selected || run >= this.data.runs.length) return;
     const before = this.active;
@@ -288,17 +288,17 @@ class Explorer {
     const occurrence = words.slice(0, panel.state.word).filter((other) => other === word).length;
     for (const other of this.panels) {
       if (other.run === panel.run) continue;
-      const found = [...other.caption.words.keys()].filter((step) => other.caption.words[step] === word);
-      const step = found[Math.min(occurrence, found.length - 1)];
+      const steps = [...other.caption.words.keys()].filter((step) => other.caption.words[step] === word);
+      const step = steps[Math.min(occurrence, steps.length - 1)];
       if (step !== undefined) other.show(step, { lead: false });
     }
   }
 
-  /** Mark a location in every panel with the same grid; null ends that. */
+  /** Mark a location in every panel with the same grid; null removes the marks. */
   markLocation(panel, location) {
     for (const other of this.panels) {
-      const same = other.run.rows === panel.run.rows && other.run.columns === panel.run.columns;
-      other.mark(same ? location : null);
+      const isSameGrid = other.run.rows === panel.run.rows && other.run.columns === panel.run.columns;
+      other.mark(isSameGrid ? location : null);
     }
   }
 
@@ -308,18 +308,18 @@ class Explorer {
     this.panels.forEach((panel) => panel.draw());
   }
 
-  /** Show one kind of attention, where captions have it; the others show their alphas. */
+  /** Show one kind of attention. Captions without it show their alphas. */
   setAttention(kind) {
     this.attention = kind;
     this.attentionButtons.forEach((item) => item.setAttribute("aria-pressed", String(item.dataset.attention === kind)));
     this.panels.forEach((panel) => panel.redraw());
   }
 
-  /** Go through the words of the active panel, from the first one if the last is shown. */
-  play(on = this.player === null) {
+  /** Go through the words of the active panel, from the first one if the last is shown; false stops. */
+  play(starts = this.player === null) {
     clearInterval(this.player);
     this.player = null;
-    if (on && this.active?.caption.words.length) {
+    if (starts && this.active?.caption.words.length) {
       const step = () => {
         const { state, caption } = this.active;
         if (state.word >= caption.words.length - 1) this.play(false);
@@ -338,30 +338,30 @@ class Explorer {
     this.status.textContent = text;
   }
 
-  /** Keep the images whose names, captions or references have all words of the search. */
+  /** List the images whose names, captions and references have all words of the search. */
   filter(text) {
-    const wanted = text.toLowerCase().split(/\s+/).filter(Boolean);
+    const searchWords = text.toLowerCase().split(/\s+/).filter(Boolean);
     this.matching = this.data.images.flatMap((image, index) => {
       image.text ??= [
         image.name,
         ...image.references,
         ...image.runs.flatMap((run) => run.captions.map((caption) => caption.words.join(" "))),
       ].join("\n").toLowerCase();
-      const matches = wanted.every((word) => image.text.includes(word));
+      const matches = searchWords.every((word) => image.text.includes(word));
       this.items[index].hidden = !matches;
       return matches ? [index] : [];
     });
-    this.#count();
+    this.#updateCount();
     if (this.matching.length && this.current >= 0 && !this.matching.includes(this.current)) this.open(this.matching[0]);
   }
 
-  #count() {
+  #updateCount() {
     const { images } = this.data;
-    const all = this.matching.length === images.length;
-    const plural = images.length === 1 ? "image" : "images";
-    this.count.textContent = all ? `${images.length} ${plural}` : `${this.matching.length} of ${images.length}`;
-    const place = this.matching.indexOf(this.current);
-    this.position.textContent = `${place < 0 ? "–" : place + 1} / ${this.matching.length}`;
+    const allMatch = this.matching.length === images.length;
+    const noun = images.length === 1 ? "image" : "images";
+    this.count.textContent = allMatch ? `${images.length} ${noun}` : `${this.matching.length} of ${images.length}`;
+    const index = this.matching.indexOf(this.current);
+    this.position.textContent = `${index < 0 ? "–" : index + 1} / ${this.matching.length}`;
   }
 
   /** Open the next or previous image that matches the search. */
@@ -399,8 +399,8 @@ class Explorer {
     if (this.#act(key.toLowerCase(), target.matches("button, summary, a"))) event.preventDefault();
   }
 
-  /** Do what a key stands for; returns whether it stands for anything. */
-  #act(key, onButton) {
+  /** Do what a key stands for. Returns whether the key stands for anything. */
+  #act(key, isOnButton) {
     const panel = this.active;
     if (/^[1-9]$/.test(key)) this.showRun(Number(key) - 1);
     else if (key === "0" && this.data.runs.length > 1) this.showRun(null);
@@ -409,13 +409,13 @@ class Explorer {
     else if (key === "p") this.step(-1);
     else if (key === "s") this.setStyle(this.style === "smooth" ? "cells" : "smooth");
     else if (key === "a") this.setAttention(this.kinds[(this.kinds.indexOf(this.attention) + 1) % this.kinds.length]);
-    else if (key === " " && !onButton) this.play();
+    else if (key === " " && !isOnButton) this.play();
     else if (!panel) return false;
     else if (key === "arrowright") panel.move(1);
     else if (key === "arrowleft") panel.move(-1);
     else if (key === "home") panel.move(-Infinity);
     else if (key === "end") panel.move(Infinity);
-    else if (key === "enter" && !onButton) panel.pin();
+    else if (key === "enter" && !isOnButton) panel.pin();
     else if (key === "escape") panel.unpin();
     else if (key === "b") panel.showCaption((panel.state.caption + 1) % panel.run.captions.length);
     else return false;

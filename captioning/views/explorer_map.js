@@ -7,16 +7,16 @@ function bytes(text) {
 }
 
 /**
- * The cell nearest to a place along one axis.
- * @param place, offset and stride in one unit; offset is the first cell's center.
+ * The cell nearest to a position along one axis.
+ * @param position, offset, stride in one unit; offset is the first cell's center.
  */
-function nearestCell(place, offset, stride, cells) {
-  return Math.max(0, Math.min(cells - 1, Math.floor((place - offset) / stride + 0.5)));
+function nearestCell(position, offset, stride, cells) {
+  return Math.max(0, Math.min(cells - 1, Math.floor((position - offset) / stride + 0.5)));
 }
 
-/** How strongly a value is drawn, 0 to 1: the square root of its fraction of the scale's end. */
-function strengthOf(value, end) {
-  return Math.sqrt(Math.max(0, Math.min(value / end, 1)));
+/** How strongly a value is drawn, 0 to 1: the square root of its fraction of the scale's maximum. */
+function strengthOf(value, maximum) {
+  return Math.sqrt(Math.max(0, Math.min(value / maximum, 1)));
 }
 
 /** The least and the greatest of some values. */
@@ -37,19 +37,19 @@ function erf(x) {
 }
 
 /**
- * The weights of cells at each pixel of an axis, (pixels x cells), row by row: a Gaussian's integral over each cell.
- * The view is mirrored at a border that a cell reaches: rows sum to 1, and to less near another border.
+ * The weights of the cells at each pixel of an axis, (pixels x cells), row by row: a Gaussian's integral over each cell.
+ * The view is mirrored at a border that a cell reaches, so that rows sum to 1. Near any other border they sum to less.
  * @param offset, stride in pixels.
  */
 function gaussianWeights(cells, offset, stride, pixels, sigma) {
   const edge = (cell) => Math.max(0, Math.min(pixels, offset + (cell - 0.5) * stride));
   const weights = new Float32Array(pixels * cells);
-  const [before, after] = [edge(0) < 1e-6, edge(cells) > pixels - 1e-6];
+  const [mirrorsFirst, mirrorsLast] = [edge(0) < 1e-6, edge(cells) > pixels - 1e-6];
   for (let pixel = 0; pixel < pixels; pixel++) {
-    const at = pixel + 0.5;
-    for (const place of [at, ...(before ? [-at] : []), ...(after ? [2 * pixels - at] : [])]) {
-      const below = (cell) => erf((edge(cell) - place) / (sigma * Math.SQRT2)) / 2;
-      for (let cell = 0; cell < cells; cell++) weights[pixel * cells + cell] += below(cell + 1) - below(cell);
+    const center = pixel + 0.5;
+    for (const mean of [center, ...(mirrorsFirst ? [-center] : []), ...(mirrorsLast ? [2 * pixels - center] : [])]) {
+      const integral = (cell) => erf((edge(cell) - mean) / (sigma * Math.SQRT2)) / 2;
+      for (let cell = 0; cell < cells; cell++) weights[pixel * cells + cell] += integral(cell + 1) - integral(cell);
     }
   }
   return weights;
@@ -60,25 +60,25 @@ class AttentionMap {
   constructor(constants) {
     this.constants = constants;
     this.colors = bytes(constants.colors); // (256 x 3)
-    this.matrices = new Map();
+    this.cachedWeights = new Map();
   }
 
-  #matrix(cells, offset, stride, pixels, longest) {
-    const sigma = Math.min(longest, this.constants.sigmaOfCell * stride);
+  #weights(cells, offset, stride, pixels, maximumSigma) {
+    const sigma = Math.min(maximumSigma, this.constants.sigmaOfCell * stride);
     const key = `${cells} ${offset} ${stride} ${pixels} ${sigma}`;
-    if (!this.matrices.has(key)) this.matrices.set(key, gaussianWeights(cells, offset, stride, pixels, sigma));
-    return this.matrices.get(key);
+    if (!this.cachedWeights.has(key)) this.cachedWeights.set(key, gaussianWeights(cells, offset, stride, pixels, sigma));
+    return this.cachedWeights.get(key);
   }
 
   /**
-   * (height x width) from the least to the greatest of alpha (rows x columns); the least is drawn where no cell is.
-   * @param grid rows and columns of the cells, and their offset and stride in the view's sides.
+   * The smooth map (height x width) of alpha (rows x columns), stretched to alpha's range; its least where no cell is.
+   * @param grid rows and columns of the cells, and their offset and stride in fractions of the view's sides.
    */
   smooth(alpha, grid, height, width) {
     const { rows, columns, offset, stride } = grid;
     const sigma = this.constants.sigmaOfSide * Math.min(height, width);
-    const vertical = this.#matrix(rows, offset[0] * height, stride[0] * height, height, sigma);
-    const horizontal = this.#matrix(columns, offset[1] * width, stride[1] * width, width, sigma);
+    const vertical = this.#weights(rows, offset[0] * height, stride[0] * height, height, sigma);
+    const horizontal = this.#weights(columns, offset[1] * width, stride[1] * width, width, sigma);
     const [least] = extremes(alpha);
     const wide = new Float32Array(rows * width);
     for (let row = 0; row < rows; row++) {
@@ -93,9 +93,9 @@ class AttentionMap {
     const smooth = new Float32Array(height * width);
     for (let y = 0; y < height; y++) {
       for (let row = 0; row < rows; row++) {
-        const share = vertical[y * rows + row];
-        if (share === 0) continue;
-        for (let x = 0; x < width; x++) smooth[y * width + x] += share * wide[row * width + x];
+        const weight = vertical[y * rows + row];
+        if (weight === 0) continue;
+        for (let x = 0; x < width; x++) smooth[y * width + x] += weight * wide[row * width + x];
       }
     }
     const [low, high] = extremes(smooth);
@@ -103,53 +103,53 @@ class AttentionMap {
     return smooth.map((value) => least + (value - low) * stretch);
   }
 
-  /** (height x width) with every pixel the value of its cell, and the least value where no cell is. */
+  /** The map (height x width) in which every pixel has the value of its cell; the least value where no cell is. */
   cells(alpha, grid, height, width) {
     const { rows, columns, offset, stride } = grid;
     const [least] = extremes(alpha);
-    const flat = new Float32Array(height * width).fill(least);
-    const cellAt = (place, axis) => Math.floor((place - offset[axis]) / stride[axis] + 0.5);
+    const values = new Float32Array(height * width).fill(least);
+    const cellAt = (position, axis) => Math.floor((position - offset[axis]) / stride[axis] + 0.5);
     for (let y = 0; y < height; y++) {
       const row = cellAt((y + 0.5) / height, 0);
       if (row < 0 || row >= rows) continue;
       for (let x = 0; x < width; x++) {
         const column = cellAt((x + 0.5) / width, 1);
-        if (column >= 0 && column < columns) flat[y * width + x] = alpha[row * columns + column];
+        if (column >= 0 && column < columns) values[y * width + x] = alpha[row * columns + column];
       }
     }
-    return flat;
+    return values;
   }
 
   /**
-   * Pixels of the view (RGBA) with a map on them.
-   * @param end the value that is drawn brightest.
-   * @param opacity 0 leaves the view as it is, 1 gives the published figure.
+   * The pixels of the view (RGBA) with a map on them.
+   * @param maximum the value that is drawn brightest.
+   * @param opacity 0 leaves the view as it is, 1 gives the colors of Caption.figure.
    */
-  painted(view, values, end, opacity) {
+  paint(view, values, maximum, opacity) {
     const { colors } = this;
     const { style } = this.constants;
-    const painted = new Uint8ClampedArray(view.length);
+    const pixels = new Uint8ClampedArray(view.length);
     for (let pixel = 0, at = 0; at < view.length; pixel++, at += 4) {
-      const strength = strengthOf(values[pixel], end);
+      const strength = strengthOf(values[pixel], maximum);
       const light = style.dim + (1 - style.dim) * strength;
-      const share = style.opacity * strength;
+      const mapOpacity = style.opacity * strength;
       const color = 3 * (128 + Math.floor(strength * 127)); // the bright half: opacity makes weak ones faint
       for (let channel = 0; channel < 3; channel++) {
-        const figure = light * view[at + channel] * (1 - share) + colors[color + channel] * share;
-        painted[at + channel] = view[at + channel] * (1 - opacity) + figure * opacity;
+        const painted = light * view[at + channel] * (1 - mapOpacity) + colors[color + channel] * mapOpacity;
+        pixels[at + channel] = view[at + channel] * (1 - opacity) + painted * opacity;
       }
-      painted[at + 3] = 255;
+      pixels[at + 3] = 255;
     }
-    return painted;
+    return pixels;
   }
 
   /** RGBA pixels of values, in the map's colors alone. */
-  colored(values, end) {
-    const colored = new Uint8ClampedArray(4 * values.length);
+  color(values, maximum) {
+    const pixels = new Uint8ClampedArray(4 * values.length);
     values.forEach((value, pixel) => {
-      const color = 3 * Math.floor(strengthOf(value, end) * 255);
-      colored.set([this.colors[color], this.colors[color + 1], this.colors[color + 2], 255], 4 * pixel);
+      const color = 3 * Math.floor(strengthOf(value, maximum) * 255);
+      pixels.set([this.colors[color], this.colors[color + 1], this.colors[color + 2], 255], 4 * pixel);
     });
-    return colored;
+    return pixels;
   }
 }

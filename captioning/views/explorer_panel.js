@@ -4,20 +4,20 @@ const UNSURE_BELOW = 0.15; // probability of a word
 
 /** An element with attributes ("onclick" and the like are listeners; null and false are left out) and children. */
 function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
+  const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (value !== null && value !== false) made.setAttribute(name, value === true ? "" : value);
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== false) node.setAttribute(name, value === true ? "" : value);
   }
-  made.append(...children.filter((child) => child !== null));
-  return made;
+  node.append(...children.filter((child) => child !== null));
+  return node;
 }
 
 function button(attributes, ...children) {
   return element("button", { type: "button", ...attributes }, ...children);
 }
 
-/** A number with so many digits after the point; a dash where there is none. */
+/** A number with this many digits after the point; a dash for null. */
 function fixed(value, digits = 2) {
   return value === null ? "–" : Number(value).toFixed(digits).replace("-", "−");
 }
@@ -27,12 +27,12 @@ function significant(value) {
   return Number(value).toFixed(Math.max(2, 1 - Math.floor(Math.log10(value))));
 }
 
-/** The index in 0..count-1 of a pointer along one side of an element. */
+/** The index in 0 .. count - 1 of a pointer along a side of an element that count equal cells divide. */
 function indexAt(position, start, length, count) {
   return Math.max(0, Math.min(count - 1, Math.floor(((position - start) / length) * count)));
 }
 
-/** Whether a word's probability is so low that the word is shown as unsure; null is an unknown probability. */
+/** Whether a word is shown as unsure, because its probability is low; null is an unknown probability. */
 function isUnsure(probability) {
   return probability !== null && probability < UNSURE_BELOW;
 }
@@ -44,9 +44,9 @@ class Panel {
     this.image = image;
     this.run = run;
     this.locations = run.rows * run.columns;
-    this.location = null; // that is marked
+    this.location = null; // the marked one
     this.state = explorer.stateOf(run);
-    this.stages = [new Stage(this), new Stage(this)]; // the first is in use while two words are pinned
+    this.stages = [new Stage(this), new Stage(this)]; // the first is shown only while two words are pinned
     this.stageBox = element("div", { class: "stages" }, this.stages[1].root);
     this.words = element("div", {
       class: "words",
@@ -165,15 +165,15 @@ class Panel {
     return logProb === null ? null : Math.exp(logProb);
   }
 
-  /** The end of the scale of all maps of the caption: the greatest attention of all words. */
-  get scaleEnd() {
+  /** The maximum of the scale of all maps of the caption: the greatest attention at any word. */
+  get scaleMaximum() {
     return Math.max(...this.shown.peaks) || 1;
   }
 
   #fillBeam() {
-    const alone = this.run.captions.length === 1;
-    this.beam.hidden = alone;
-    this.beam.previousSibling.hidden = alone;
+    const isOnlyCaption = this.run.captions.length === 1;
+    this.beam.hidden = isOnlyCaption;
+    this.beam.previousSibling.hidden = isOnlyCaption;
     this.beam.replaceChildren(
       ...this.run.captions.map((caption, rank) =>
         element(
@@ -182,7 +182,7 @@ class Panel {
           button(
             { class: "hypothesis", "data-rank": rank, onclick: () => this.showCaption(rank) },
             element("span", {}, caption.words.join(" ") || "(no words)"),
-            element("span", { class: "score" }, caption.logProb === null ? "" : fixed(caption.logProb)),
+            element("span", { class: "log-prob" }, caption.logProb === null ? "" : fixed(caption.logProb)),
           ),
         ),
       ),
@@ -191,7 +191,7 @@ class Panel {
 
   /**
    * Show another caption of the beam.
-   * @param word, pins where to begin, by default as the page does, without pins.
+   * @param word, pins the word to show and the pinned words; by default the word that the run starts at, and no pins.
    * @param lead whether the other runs follow to the same word.
    */
   showCaption(rank, { word = this.run.start, pins = [], lead = true } = {}) {
@@ -287,16 +287,16 @@ class Panel {
   draw() {
     const pictured = this.#pictured;
     const [first, second] = this.stages;
-    const pair = pictured[0] !== null;
-    if (pair !== this.stageBox.contains(first.root)) {
-      // Two pictures are smaller than one; where there is a pointer, the words stay under it.
-      const keep = pair && matchMedia("(hover: hover)").matches;
-      this.stageBox.style.minHeight = keep ? `${this.stageBox.getBoundingClientRect().height}px` : "";
-      if (pair) second.root.before(first.root);
+    const isPair = pictured[0] !== null;
+    if (isPair !== this.stageBox.contains(first.root)) {
+      // Two pictures are lower than one. The box keeps its height, so that the words stay under a mouse pointer.
+      const keepsHeight = isPair && matchMedia("(hover: hover)").matches;
+      this.stageBox.style.minHeight = keepsHeight ? `${this.stageBox.getBoundingClientRect().height}px` : "";
+      if (isPair) second.root.before(first.root);
       else first.root.remove();
-      this.stageBox.classList.toggle("pair", pair);
+      this.stageBox.classList.toggle("pair", isPair);
     }
-    if (pair) first.draw(pictured[0]);
+    if (isPair) first.draw(pictured[0]);
     second.draw(pictured[1]);
     this.rowMarks.forEach((mark, k) => {
       mark.hidden = pictured[k] === null;
@@ -304,7 +304,7 @@ class Panel {
     });
   }
 
-  /** Draw again after the attention to be shown has changed. */
+  /** Draw again after another kind of attention was chosen. */
   redraw() {
     this.draw();
     this.#drawMatrix();
@@ -323,14 +323,13 @@ class Panel {
     const context = this.matrix.getContext("2d");
     for (let step = 0; step < steps; step++) {
       const chosen = this.caption.chosen[step];
-      const values = this.distribution(step);
-      const colored = map.colored(values, this.scaleEnd);
-      if (chosen !== null) colored.fill(255, 4 * chosen, 4 * chosen + 4);
-      context.putImageData(new ImageData(colored, this.locations, 1), 0, step);
+      const pixels = map.color(this.distribution(step), this.scaleMaximum);
+      if (chosen !== null) pixels.fill(255, 4 * chosen, 4 * chosen + 4);
+      context.putImageData(new ImageData(pixels, this.locations, 1), 0, step);
     }
   }
 
-  /** Mark a location in pictures and matrix, and shade the words by their attention to it; null ends that. */
+  /** Mark a location in pictures and matrix, and shade the words by their attention to it; null removes the mark. */
   mark(location) {
     this.location = location;
     this.stages.forEach((stage) => stage.mark(location));
@@ -355,25 +354,25 @@ class Panel {
       return;
     }
     const { columns } = this.run;
-    const where = (cell) => `row ${Math.floor(cell / columns) + 1}, column ${(cell % columns) + 1}`;
+    const cellName = (cell) => `row ${Math.floor(cell / columns) + 1}, column ${(cell % columns) + 1}`;
     const attention = this.distribution(step);
     const symbol = this.kind === "alphas" ? "α" : this.kind;
-    const total = attention.reduce((sum, value) => sum + value, 0) || 1;
-    const shares = attention.map((value) => value / total);
-    const entropy = shares.reduce((sum, share) => (share > 0 ? sum - share * Math.log(share) : sum), 0);
+    const sum = attention.reduce((partialSum, value) => partialSum + value, 0) || 1;
+    const fractions = attention.map((value) => value / sum);
+    const entropy = fractions.reduce((nats, p) => (p > 0 ? nats - p * Math.log(p) : nats), 0);
     const strongest = attention.indexOf(attention.reduce((most, value) => Math.max(most, value), 0));
-    const parts = [`“${words[step]}”, word ${step + 1} of ${words.length}`];
-    if (this.state.pins.includes(step)) parts.push("pinned");
+    const facts = [`“${words[step]}”, word ${step + 1} of ${words.length}`];
+    if (this.state.pins.includes(step)) facts.push("pinned");
     const probability = this.#probability(step);
-    if (probability !== null) parts.push(`probability ${fixed(probability)}`);
-    if (betas !== null) parts.push(`weight of the image (β) ${fixed(betas[step])}`);
-    if (location !== null) parts.push(`${symbol} ${fixed(attention[location], 4)} in ${where(location)}`);
-    else if (chosen[step] !== null) parts.push(`chose ${where(chosen[step])}, α ${fixed(attention[chosen[step]], 3)}`);
-    else if (attention[strongest] * this.locations < this.explorer.map.constants.nearlyEven) parts.push("nearly even");
-    else parts.push(`strongest in ${where(strongest)}`);
-    parts.push(`spread over ${Math.round(Math.exp(entropy))} of ${this.locations} cells`);
-    if (![this.kind, this.explorer.kinds[0]].includes(this.explorer.attention)) parts.push(`has no ${this.explorer.attention}`);
-    this.details.textContent = parts.join(" · ");
+    if (probability !== null) facts.push(`probability ${fixed(probability)}`);
+    if (betas !== null) facts.push(`weight of the image (β) ${fixed(betas[step])}`);
+    if (location !== null) facts.push(`${symbol} ${fixed(attention[location], 4)} in ${cellName(location)}`);
+    else if (chosen[step] !== null) facts.push(`chose ${cellName(chosen[step])}, α ${fixed(attention[chosen[step]], 3)}`);
+    else if (attention[strongest] * this.locations < this.explorer.map.constants.nearlyEven) facts.push("nearly even");
+    else facts.push(`strongest in ${cellName(strongest)}`);
+    facts.push(`spread over ${Math.round(Math.exp(entropy))} of ${this.locations} cells`);
+    if (![this.kind, this.explorer.kinds[0]].includes(this.explorer.attention)) facts.push(`has no ${this.explorer.attention}`);
+    this.details.textContent = facts.join(" · ");
     if (this.explorer.active === this) this.explorer.announce(`${this.run.run}: ${this.details.textContent}`);
   }
 

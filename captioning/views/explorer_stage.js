@@ -23,13 +23,13 @@ class Stage {
     this.title = element("figcaption", {});
     this.colors = element("canvas", { class: "colors", width: 256, height: 1, "aria-hidden": "true" });
     this.even = element("i", { class: "even", title: "even attention" });
-    this.end = element("span", { class: "end" });
+    this.maximum = element("span", { class: "maximum" });
     this.scale = element(
       "div",
-      { class: "scale", title: "Value scale of this caption's maps: attention per location" },
+      { class: "scale", title: "Scale of this caption's maps: attention per location" },
       element("span", {}, "0"),
       element("div", { class: "bar" }, this.colors, this.even),
-      this.end,
+      this.maximum,
     );
     this.root = element("figure", { class: "word-view" }, this.title, this.picture, this.scale);
   }
@@ -43,20 +43,20 @@ class Stage {
     const word = step === null ? undefined : panel.caption.words[step];
     this.title.textContent = word === undefined ? "" : `“${word}”`;
     this.scale.hidden = word === undefined;
-    if (!image.pixels) return; // the picture is still being decoded, and is drawn when it is there
+    if (!image.pixels) return; // the picture is still being decoded; Explorer.open draws it then
     const { width, height, pixels } = image;
     this.canvas.width = width;
     this.canvas.height = height;
     this.root.style.setProperty("--aspect", width / height);
-    const context = this.canvas.getContext("2d", { willReadFrequently: true }); // made of pixels: no work for a GPU
+    const context = this.canvas.getContext("2d", { willReadFrequently: true }); // draws pixels alone, which needs no GPU
     const chosen = word === undefined ? null : panel.caption.chosen[step];
     if (word === undefined) {
       context.putImageData(pixels, 0, 0);
     } else {
       const values = map[style](panel.distribution(step), run, height, width);
-      const end = panel.scaleEnd;
-      context.putImageData(new ImageData(map.painted(pixels.data, values, end, opacity), width, height), 0, 0);
-      this.#drawScale(end);
+      const maximum = panel.scaleMaximum;
+      context.putImageData(new ImageData(map.paint(pixels.data, values, maximum, opacity), width, height), 0, 0);
+      this.#drawScale(maximum);
     }
     this.#frame(this.chosenFrame, chosen);
     this.canvas.setAttribute(
@@ -65,31 +65,31 @@ class Stage {
     );
   }
 
-  /** Frame a location; null ends that. */
+  /** Frame a location; null removes the frame. */
   mark(location) {
     this.#frame(this.markedFrame, location);
   }
 
-  #drawScale(end) {
+  #drawScale(maximum) {
     const { map } = this.panel.explorer;
     const ramp = Float32Array.from({ length: 256 }, (_, level) => level / 255);
     const white = new Uint8ClampedArray(4 * 256).fill(255);
-    this.colors.getContext("2d").putImageData(new ImageData(map.painted(white, ramp, 1, 1), 256, 1), 0, 0);
-    this.even.style.left = `${100 / this.panel.locations / end}%`;
-    this.end.textContent = significant(end);
+    this.colors.getContext("2d").putImageData(new ImageData(map.paint(white, ramp, 1, 1), 256, 1), 0, 0);
+    this.even.style.left = `${100 / this.panel.locations / maximum}%`;
+    this.maximum.textContent = significant(maximum);
   }
 
   #frame(frame, location) {
     frame.hidden = location === null;
     if (location === null) return;
     const { columns, offset, stride } = this.panel.run;
-    const side = (cell, axis) => {
+    const edgesOf = (cell, axis) => {
       const center = offset[axis] + cell * stride[axis];
-      const [start, end] = [center - stride[axis] / 2, center + stride[axis] / 2];
-      return [start, end].map((edge) => 100 * Math.max(0, Math.min(1, edge))); // inside the view
+      const edges = [center - stride[axis] / 2, center + stride[axis] / 2];
+      return edges.map((edge) => 100 * Math.max(0, Math.min(1, edge))); // percent of the view, inside it
     };
-    const [top, bottom] = side(Math.floor(location / columns), 0);
-    const [left, right] = side(location % columns, 1);
+    const [top, bottom] = edgesOf(Math.floor(location / columns), 0);
+    const [left, right] = edgesOf(location % columns, 1);
     frame.style.left = `${left}%`;
     frame.style.top = `${top}%`;
     frame.style.width = `${right - left}%`;

@@ -1,7 +1,7 @@
 """Image -> annotations a (B, L, D). An encoder owns its freezing, its input size and its normalization.
 
-``TorchvisionEncoder`` and ``TimmEncoder`` take published networks. ``EfficientNetLite2`` is the pretrained captioner's
-and needs neither library. ``ConvEncoder`` is small and trained from scratch.
+``TorchvisionEncoder`` and ``TimmEncoder`` take published networks. ``EfficientNetLite2``, the pretrained captioner's
+encoder, needs neither library. ``ConvEncoder`` is small and trained from scratch.
 """
 
 from captioning.encoders.base import Encoder

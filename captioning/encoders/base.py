@@ -25,7 +25,7 @@ _IMAGES_IN_CACHE = 4  # the maps of more images exceed a CPU's cache and are rea
 
 _PROBES, _PROBES_OF_FROZEN = 64, 32  # probes that measure cells; frozen networks are large, so they get fewer
 _PROBES_AT_A_TIME = 8
-_NEARLY_EVEN = 1 / 16  # strides; a measured offset this close to the even one counts as even
+_OFFSET_TOLERANCE = 1 / 16  # in strides: a measured offset this close to half a stride counts as half a stride
 
 WEIGHTS_OPTION = "model.encoder.init_args.weights"
 
@@ -34,31 +34,31 @@ Weights = str | Path | Callable[[], dict[str, Tensor]]
 
 
 class Encoder(Component):
-    """Images (B, 3, H, W) to annotations (B, L, D) at the L locations of a grid, row by row.
+    """Images (B, 3, height, width) to annotations (B, L, D) at the L locations of a grid, row by row.
 
     A frozen encoder stays in eval mode whatever ``train()`` says, runs under ``no_grad`` and has no parameter that
-    requires a gradient. With ``trainable_from`` the network is fine-tuned from that stage to its end, and the part
-    before stays frozen. **Batch-norm statistics keep the published values** also where the affine weights train:
+    requires a gradient. With ``trainable_from`` the network is fine-tuned from that stage to its end, and the stages
+    before stay frozen. **Batch-norm statistics keep the published values** even where the affine weights are trained:
     batches of captions are too small and too similar to estimate them.
 
     Args:
         network: The network. Its parameters must be registered in the order in which they are applied.
         preprocessing: The input size and normalization that the network expects.
         weights: Weights for ``load_published_weights``: a function that returns a state dict, or a file that holds one
-            (.safetensors, .pth, .pt, .bin), perhaps under the key ``state_dict`` or ``model``. It may be of the whole
-            network or of the part that is used.
+            (.safetensors, .pth, .pt, .bin), perhaps under the key ``state_dict`` or ``model``. The state dict may be
+            that of the whole published network.
         trainable_from: Name of the first stage that is fine-tuned; None freezes everything.
-        learning_rate: Learning rate of the fine-tuned part; None uses the decoder's.
+        learning_rate: Learning rate of the fine-tuned stages; None uses the decoder's.
 
     Attributes:
         grid_size: (height, width) of the grid; their product is L.
         annotation_dim: D.
-        frozen: Whether no part of the encoder trains at the moment.
+        frozen: Whether the whole encoder is frozen at the moment.
     """
 
     freeze_batch_norm_statistics = True
     not_in_identity = frozenset({"weights", "trainable_from", "learning_rate", "image_size", "crop"})
-    """Arguments that do not change the computation, or are compared as preprocessing; a subclass adds its own."""
+    """Arguments that do not change the computation or that ``preprocessing`` contains; a subclass adds its own."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Encoder(Component):
         self.grid_size: GridSize = (grid[0], grid[1])
         self.annotation_dim: int = D
         self._cells: tuple[Any, CellGrid] | None = None
-        self._weights, self._unloaded = weights, weights is not None
+        self._weights, self._needs_weights = weights, weights is not None
         self.register_load_state_dict_post_hook(_mark_loaded)
         self.set_trainable(trainable_from is not None)
 
@@ -93,7 +93,7 @@ class Encoder(Component):
         """
         if self._weights is not None:
             _load_weights(self.network, self._weights)
-        self._unloaded = False
+        self._needs_weights = False
         return self
 
     def maps(self, images: Tensor) -> Tensor:
@@ -101,17 +101,17 @@ class Encoder(Component):
         return self.network(images)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return annotations (B, L, D) float32 of images (B, 3, H, W), as ``preprocessing`` makes them."""
+        """Return annotations (B, L, D) float32 of images (B, 3, height, width) that ``preprocessing`` has made."""
         if images.shape[1:] != (shape := (3, *self.preprocessing.size)):
             raise ValueError(f"images must be (B, {', '.join(map(str, shape))}), got {tuple(images.shape)}")
-        if self._unloaded:
+        if self._needs_weights:
             raise InputError(f"{type(self).__name__}: its weights are undefined; call load_published_weights() first")
         images = images.contiguous(memory_format=torch.channels_last)
         with torch.no_grad() if self.frozen else contextlib.nullcontext():
             # In training, the network may need statistics of the whole batch.
             if not images.is_cpu or (not self.frozen and (self.training or torch.is_grad_enabled())):
                 return self._annotations(images)
-            return torch.cat([self._annotations(part) for part in images.split(_IMAGES_IN_CACHE)])
+            return torch.cat([self._annotations(chunk) for chunk in images.split(_IMAGES_IN_CACHE)])
 
     def _annotations(self, images: Tensor) -> Tensor:
         images = images.to(next(self.network.parameters()).dtype)
@@ -124,10 +124,10 @@ class Encoder(Component):
             channels_last = maps.shape[1] == maps.shape[2] != maps.shape[3]
             return maps if channels_last else maps.permute(0, 2, 3, 1)
         if maps.ndim == 3:
-            for first in (0, 1):  # 1 leaves out a class token
-                side = math.isqrt(maps.shape[1] - first)
-                if side * side == maps.shape[1] - first > 0:
-                    return maps[:, first:].unflatten(1, (side, side))
+            for class_tokens in (0, 1):
+                side = math.isqrt(maps.shape[1] - class_tokens)
+                if side * side == maps.shape[1] - class_tokens > 0:
+                    return maps[:, class_tokens:].unflatten(1, (side, side))
         reason = f"the output {tuple(maps.shape)} is no grid of vectors; choose an earlier layer"
         raise InputError(f"{type(self).__name__}: {reason}")
 
@@ -142,7 +142,7 @@ class Encoder(Component):
             self.network.eval()
             device = next(self.network.parameters()).device
             with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
-                cells = self.cells = self._measured_cells(device)
+                cells = self.cells = self._measure_cells(device)
             self.train(self.training)
         return cells
 
@@ -153,41 +153,41 @@ class Encoder(Component):
 
     @property
     def known_cells(self) -> CellGrid | None:
-        """The cells that were measured or set with the present weights, if any."""
+        """The cells that were measured or set for the present weights, if any."""
         return self._cells[1] if self._cells is not None and self._cells[0] == self._weights_version() else None
 
-    def _measured_cells(self, device: torch.device) -> CellGrid:
-        """Return the even cells of the view, shifted by the mean offset that probes measure.
+    def _measure_cells(self, device: torch.device) -> CellGrid:
+        """Return regular cells, at the mean offset that probes measure.
 
         A probe is the gradient of a random sum over one cell's channels with respect to an image of noise. The center
         of mass of the squared gradient is where the cell looks. Cells come in mirrored pairs from the middle half of
-        the grid, so that the part of a gradient that is spread over the whole view cancels. The offset does not follow
-        from the architecture: training may favor one side of every window, in one network by 10 pixels of 16. The
-        standard error of 64 probes is about 2 % of a stride. A probe without a gradient is left out.
+        the grid, so that gradients that are spread over the whole view cancel. The offset does not follow from the
+        architecture: training may favor one side of every window, in one network by 10 pixels of 16. The standard
+        error of 64 probes is about 2 % of a stride. A probe without a gradient is left out.
         """
         regular = CellGrid.regular(self.grid_size, self.preprocessing.size)
-        random, centers, batch = torch.Generator().manual_seed(0), [], _PROBES_AT_A_TIME
+        random, offsets, batch = torch.Generator().manual_seed(0), [], _PROBES_AT_A_TIME
         stride = torch.tensor(regular.stride, dtype=torch.float64)
         y, x = (torch.arange(side, dtype=torch.float64) + 0.5 for side in regular.size)
         for _ in range(0, _PROBES_OF_FROZEN if self.frozen else _PROBES, batch):
             half = [torch.randint(n // 4, n - n // 4, (batch // 2,), generator=random) for n in self.grid_size]
-            rows, columns = (torch.cat([cell, n - 1 - cell]) for cell, n in zip(half, self.grid_size, strict=True))
+            rows, columns = (torch.cat([i, n - 1 - i]) for i, n in zip(half, self.grid_size, strict=True))
             images = torch.randn(batch, 3, *regular.size, generator=random).to(device).requires_grad_()
-            probed = self._annotations(images)[torch.arange(batch), rows * self.grid_size[1] + columns]  # (batch, D)
-            channels = torch.randn(probed.shape, generator=random).to(probed)
-            (gradient,) = torch.autograd.grad((probed * channels).sum(), images)
+            a = self._annotations(images)[torch.arange(batch), rows * self.grid_size[1] + columns]  # (batch, D)
+            weights = torch.randn(a.shape, generator=random).to(a)
+            (gradient,) = torch.autograd.grad((a * weights).sum(), images)
             mass = gradient.cpu().double().square().sum(dim=1)  # (batch, height, width)
             mass /= mass.sum(dim=(1, 2), keepdim=True)
             center = torch.stack([mass.sum(dim=2) @ y, mass.sum(dim=1) @ x], dim=1)
-            centers.append(center - torch.stack([rows, columns], dim=1) * stride)
-        offset, even = torch.cat(centers).nanmean(dim=0), stride / 2  # a cell whose units are all off has no gradient
-        down, across = torch.where((offset - even).abs() > _NEARLY_EVEN * stride, offset, even).tolist()
+            offsets.append(center - torch.stack([rows, columns], dim=1) * stride)
+        offset, middle = torch.cat(offsets).nanmean(dim=0), stride / 2  # NaN: all units of the cell are off
+        down, across = torch.where((offset - middle).abs() > _OFFSET_TOLERANCE * stride, offset, middle).tolist()
         return dataclasses.replace(regular, offset=(down, across))
 
     # Freezing
 
     def set_trainable(self, trainable: bool) -> None:
-        """Freeze everything, or thaw the part that ``trainable_from`` names. Raises InputError if it names none."""
+        """Freeze everything, or thaw the stages from ``trainable_from`` on. Raises InputError if that is no stage."""
         self.frozen = not trainable
         self.requires_grad_(False)
         for parameter in self._from_stage(self.network.named_parameters()) if trainable else ():
@@ -195,7 +195,7 @@ class Encoder(Component):
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Encoder:
-        """Set the mode of the fine-tuned part. The frozen part stays in eval mode."""
+        """Set the mode of the fine-tuned stages. The frozen ones stay in eval mode."""
         super().train(False)
         self.training = mode
         if mode and not self.frozen:
@@ -205,25 +205,25 @@ class Encoder(Component):
         return self
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return the optimizer's group of the part that ``trainable_from`` names, [] if ``trainable_from`` is None.
+        """Return the optimizer's group of the stages from ``trainable_from`` on, [] if ``trainable_from`` is None.
 
-        The group has "lr" if the encoder has a learning rate. The group exists while the part is frozen, too, so that
-        the part can be thawed later in the same optimizer.
+        The group has "lr" if the encoder has a learning rate. The group exists even while the stages are frozen, so
+        that they can be thawed later in the same optimizer.
         """
         if self.trainable_from is None:
             return []
         rate = {} if self.learning_rate is None else {"lr": self.learning_rate}
         return [{"params": self._from_stage(self.network.named_parameters()), **rate}]
 
-    def _from_stage(self, named: Iterable[tuple[str, Any]]) -> list[Any]:
-        """Return the parameters or modules from the stage ``trainable_from`` to the end."""
+    def _from_stage(self, items: Iterable[tuple[str, Any]]) -> list[Any]:
+        """Return the parameters or modules from the stage ``trainable_from`` to the end, from ``items`` by name."""
         stage = f"{self.trainable_from}."
-        from_stage = itertools.dropwhile(lambda item: not f"{item[0]}.".startswith(stage), named)
-        if tuned := [value for _, value in from_stage]:
-            return tuned
-        coarse = (name for name, part in self.network.named_modules() if name.count(".") < 2 and [*part.parameters()])
+        from_stage = itertools.dropwhile(lambda item: not f"{item[0]}.".startswith(stage), items)
+        if values := [value for _, value in from_stage]:
+            return values
+        stages = (name for name, layer in self.network.named_modules() if name.count(".") < 2 and [*layer.parameters()])
         problem = f"trainable_from={self.trainable_from!r} is no stage with weights"
-        raise InputError(f"{type(self).__name__}: {problem}; stages: {', '.join(filter(None, coarse))}")
+        raise InputError(f"{type(self).__name__}: {problem}; stages: {', '.join(filter(None, stages))}")
 
     # Identity
 
@@ -241,7 +241,7 @@ class Encoder(Component):
     def identity(self) -> dict[str, Any]:
         """Return plain data that identifies the encoder's computation: equal identities mean equal annotations."""
         config, digest = self.to_config(), hashlib.sha256()
-        # num_batches_tracked does not take part in the computation, and many weight files lack it.
+        # num_batches_tracked does not affect the computation, and many weight files lack it.
         for name, tensor in sorted(self.state_dict().items()):
             if not name.endswith("num_batches_tracked"):
                 digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -267,16 +267,16 @@ def timm_name(name: str) -> str:
 
 
 def _mark_loaded(encoder: Encoder, _: object) -> None:
-    encoder._unloaded = False
+    encoder._needs_weights = False
 
 
 def _load_weights(network: nn.Module, weights: Weights) -> None:
-    """Copy tensors into a network. They must include each of the network's tensors in its exact shape."""
+    """Copy weights into a network. They must include each tensor of the network in its exact shape."""
     source, tensors = ("weights", weights()) if callable(weights) else (weights, _read(Path(weights).expanduser()))
     names = {name: name if name in tensors else timm_name(name) for name in network.state_dict()}
-    used = {name: tensors[whole] for name, whole in names.items() if whole in tensors}
+    state_dict = {name: tensors[file_name] for name, file_name in names.items() if file_name in tensors}
     try:
-        network.load_state_dict(used)
+        network.load_state_dict(state_dict)
     except RuntimeError as error:
         raise InputError(f"{source}: the file of another network ({one_line(error)})") from error
 

@@ -20,10 +20,10 @@ class ConvEncoder(Encoder):
 
     Args:
         channels: Number of channels of each stage; the last is D.
-        strides: Stride of each stage's first convolution. The input's side is the grid's side times their product.
+        strides: Stride of each stage's first convolution. Their product times the grid's side is the input's side.
         image_size: Side of the square input in pixels; the whole image is squashed into it.
-        positions: Add to every annotation a learned vector of its position, initialized with sinusoids. Without it the
-            decoder must guess "left of" from traces of the padding.
+        positions: Whether to add to every annotation a learned vector of its position, initialized with sinusoids.
+            Without it, the decoder must guess "left of" from traces of the padding.
     """
 
     freeze_batch_norm_statistics = False  # there are no published statistics
@@ -38,23 +38,23 @@ class ConvEncoder(Encoder):
     ) -> None:
         check_whole(1, image_size=image_size, strides=min(strides, default=0), channels=min(channels, default=0))
         if len(channels) != len(strides) or image_size % math.prod(strides):
-            layers = f"channels {list(channels)} and strides {list(strides)} must be equally many"
-            raise InputError(f"ConvEncoder: {layers}, and the strides' product must divide image_size {image_size}")
+            problem = f"channels {list(channels)} and strides {list(strides)} must be equally many"
+            raise InputError(f"ConvEncoder: {problem}, and the strides' product must divide image_size {image_size}")
         stages: OrderedDict[str, nn.Module] = OrderedDict()
-        for i, (before, after, stride) in enumerate(zip((3, *channels), channels, strides, strict=False)):
-            # The first kernel is larger than its stride, and holds a texture's period of a few pixels.
-            kernel = 7 if i == 0 else 3
-            stages[f"stage{i + 1}"] = nn.Sequential(*_block(before, after, kernel, stride), *_block(after, after, 3, 1))
+        for i, (inputs, outputs, stride) in enumerate(zip((3, *channels), channels, strides, strict=False)):
+            # The first kernel is larger than its stride and as wide as a texture's period, a few pixels.
+            first = _block(inputs, outputs, 7 if i == 0 else 3, stride)
+            stages[f"stage{i + 1}"] = nn.Sequential(*first, *_block(outputs, outputs, 3, 1))
         if positions:
             stages["positions"] = _Positions(channels[-1], image_size // math.prod(strides))
         preprocessing = Preprocessing(image_size, None, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
         super().__init__(nn.Sequential(stages), preprocessing, trainable_from="stage1")
 
 
-def _block(before: int, after: int, kernel: int, stride: int) -> list[nn.Module]:
-    convolution = nn.Conv2d(before, after, kernel, stride, padding=kernel // 2, bias=False)
+def _block(inputs: int, outputs: int, kernel_size: int, stride: int) -> list[nn.Module]:
+    convolution = nn.Conv2d(inputs, outputs, kernel_size, stride, padding=kernel_size // 2, bias=False)
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
-    return [convolution, nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
+    return [convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
 
 
 class _Positions(nn.Module):
@@ -71,7 +71,7 @@ class _Positions(nn.Module):
 
 
 def _octaves(length: int, dim: int) -> Tensor:
-    """Return (dim, length): sines and cosines in turn, at first half a period over the length, then doubling."""
+    """Return sines and cosines (dim, length) in turn; over the length they have 1/2 period, then 1, 2, 4 .. periods."""
     position = (torch.arange(length) + 0.5) / length  # (length,)
     octave = torch.arange(dim) // 2 % max(1, math.ceil(math.log2(length)))
     phase = torch.arange(dim) % 2 * (math.pi / 2)

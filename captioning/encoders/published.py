@@ -25,13 +25,13 @@ class TorchvisionEncoder(Encoder):
         name: The network's name in torchvision: vgg19, resnet101, mobilenet_v3_large, ...
         node: A node of ``torchvision.models.feature_extraction.get_graph_node_names``, such as ``layer4``.
         weights: A member of the network's weights enum, such as "DEFAULT", which is downloaded once and verified; the
-            path of a ``.pth`` or ``.safetensors`` file with the state dict of the whole network or of the used part; or
+            path of a ``.pth`` or ``.safetensors`` file with the state dict of the whole network or of those layers; or
             None for random weights. A path contains a dot or a slash. With a file, images are prepared as for the
             published weights of the same file name, or else as for the default weights.
-        image_size: Side of the square input in pixels; None takes the published one.
+        image_size: Side of the square input in pixels; None takes the published side.
         crop: True crops the published fraction of the image; False squashes the whole image into the square.
         trainable_from: First stage that is fine-tuned, such as ``layer3`` or ``features.28``; None freezes everything.
-        learning_rate: Learning rate of the fine-tuned part; None uses the decoder's.
+        learning_rate: Learning rate of the fine-tuned stages; None uses the decoder's.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class TorchvisionEncoder(Encoder):
         from torchvision.models.feature_extraction import create_feature_extractor
 
         check_whole(1, image_size=image_size)
-        if name not in (known := torchvision.models.list_models(module=torchvision.models)):
-            raise InputError(f"TorchvisionEncoder: torchvision has no {name!r}{did_you_mean(name, known)}")
+        if name not in (names := torchvision.models.list_models(module=torchvision.models)):
+            raise InputError(f"TorchvisionEncoder: torchvision has no {name!r}{did_you_mean(name, names)}")
         file = Path(weights) if weights is not None and ("." in weights or "/" in weights) else None
         members = torchvision.models.get_model_weights(name).__members__
         if file is None and weights not in (None, *members):
@@ -60,22 +60,22 @@ class TorchvisionEncoder(Encoder):
         transform = member.transforms()
         side = image_size or transform.crop_size[0]
         args: dict[str, Any] = {"image_size": side} if name.startswith("vit_") else {}
-        if name in ("googlenet", "inception_v3"):  # published weights of TensorFlow, which need another scale inside
+        if name in ("googlenet", "inception_v3"):  # TensorFlow's weights need inputs on another scale
             args = {"transform_input": True, "init_weights": False}
         try:
-            with torch.device("meta") if weights is not None else nullcontext():  # filling VGG-19 takes seconds
-                whole = torchvision.models.get_model(name, weights=None, **args)
+            with torch.device("meta") if weights is not None else nullcontext():  # initializing VGG-19 takes seconds
+                full_network = torchvision.models.get_model(name, weights=None, **args)
             # Only the eval graph is run, so its differences from the training graph do not matter.
-            network = create_feature_extractor(whole, {node: _NODE}, suppress_diff_warning=True)
+            network = create_feature_extractor(full_network, {node: _NODE}, suppress_diff_warning=True)
         except (TypeError, ValueError) as error:
             raise InputError(f"TorchvisionEncoder: {name}, {node}: {one_line(error, 500)}") from error
         if weights is not None:
             network.to_empty(device="cpu")
-            for buffer in network.buffers():  # some are indices, which must be valid until they are loaded
+            for buffer in network.buffers():  # some are indices and must be valid before they are loaded
                 buffer.zero_()
         scaled = round(transform.resize_size[0] * side / transform.crop_size[0])  # the published fraction of the image
-        resize, cut = (scaled, side) if crop else (side, None)
-        preprocessing = Preprocessing(resize, cut, transform.mean, transform.std, transform.interpolation.value)
+        resize, crop_size = (scaled, side) if crop else (side, None)
+        preprocessing = Preprocessing(resize, crop_size, transform.mean, transform.std, transform.interpolation.value)
         source = None if weights is None else file or functools.partial(_download, member)
         super().__init__(network, preprocessing, source, trainable_from=trainable_from, learning_rate=learning_rate)
 
@@ -89,7 +89,7 @@ def _download(member: Any) -> dict[str, Tensor]:
         return member.get_state_dict(check_hash=True, weights_only=True)
     except (OSError, RuntimeError) as error:  # URLError is an OSError, a wrong checksum a RuntimeError
         reason = f"could not download {member.url} ({one_line(error)})"
-        raise InputError(f"{reason}; fetch it by hand, {_BY_HAND}") from error
+        raise InputError(f"{reason}; download it by hand, and {_BY_HAND}") from error
 
 
 class TimmEncoder(Encoder):
@@ -121,19 +121,19 @@ class TimmEncoder(Encoder):
     ) -> None:
         check_whole(1, image_size=image_size)
         args = model_args or {}
-        if named := sorted({"pretrained", "checkpoint_path"} & args.keys()):  # only a run may open those
+        if refused := sorted({"pretrained", "checkpoint_path"} & args.keys()):  # a model file must open no other
             remedy = f"give the weights as --{WEIGHTS_OPTION}"
-            raise InputError(f"TimmEncoder: model_args: {named[0]} is not allowed; {remedy}")
-        network = _up_to(name, out_index, args, image_size)
+            raise InputError(f"TimmEncoder: model_args: {refused[0]} is not allowed; {remedy}")
+        network = _create_up_to(name, out_index, args, image_size)
         config = network.pretrained_cfg
         side = image_size or config["input_size"][-1]
-        resize, cut = (max(side, int(side / config["crop_pct"])), side) if crop else (side, None)
-        preprocessing = Preprocessing(resize, cut, config["mean"], config["std"], config["interpolation"])
+        resize, crop_size = (max(side, int(side / config["crop_pct"])), side) if crop else (side, None)
+        preprocessing = Preprocessing(resize, crop_size, config["mean"], config["std"], config["interpolation"])
 
-        def published() -> dict[str, Tensor]:
-            return _up_to(name, out_index, {**args, "pretrained": True}, image_size).state_dict()
+        def published_weights() -> dict[str, Tensor]:
+            return _create_up_to(name, out_index, {**args, "pretrained": True}, image_size).state_dict()
 
-        source: Weights | None = published if weights == "DEFAULT" else weights
+        source: Weights | None = published_weights if weights == "DEFAULT" else weights
         super().__init__(network, preprocessing, source, trainable_from=trainable_from, learning_rate=learning_rate)
 
     def maps(self, images: Tensor) -> Tensor:
@@ -141,18 +141,18 @@ class TimmEncoder(Encoder):
         return maps if isinstance(maps, Tensor) else maps[0]
 
 
-def _up_to(name: str, out_index: int | str, args: dict[str, Any], image_size: int | None) -> Any:
-    """Return the network up to a feature map, or to its head."""
+def _create_up_to(name: str, out_index: int | str, args: dict[str, Any], image_size: int | None) -> Any:
+    """Return a timm network up to a feature map, or to its head."""
     if out_index == "head":
         return _create(name, {**args, "num_classes": 0, "global_pool": ""}, image_size)
     network = _create(name, {**args, "features_only": True, "out_indices": (out_index,)}, image_size)
     paths = {timm_name(f"{path}.")[:-1]: path for path, _ in network.named_modules()}
     parent, _, child = paths.get(network.feature_info.module_name()[-1], "").rpartition(".")
-    while child:  # some networks compute all of their stages
+    while child:  # drop the layers after it, which some networks compute
         sequence = network.get_submodule(parent)
         children = [name for name, _ in sequence.named_children()]
-        for later in children[children.index(child) + 1 :] if isinstance(sequence, nn.Sequential) else ():
-            delattr(sequence, later)
+        for name_after in children[children.index(child) + 1 :] if isinstance(sequence, nn.Sequential) else ():
+            delattr(sequence, name_after)
         parent, _, child = parent.rpartition(".")
     return network
 
@@ -170,5 +170,5 @@ def _create(name: str, args: dict[str, Any], image_size: int | None) -> Any:
             args = {**args, "img_size": image_size}
         return timm.create_model(name, **args)
     except Exception as error:  # wrong arguments and failed downloads raise errors of many types
-        by_hand = f"; {_BY_HAND}" if args.get("pretrained") else ""
-        raise InputError(f"TimmEncoder: {name}: {one_line(error)}{by_hand}") from error
+        remedy = f"; {_BY_HAND}" if args.get("pretrained") else ""
+        raise InputError(f"TimmEncoder: {name}: {one_line(error)}{remedy}") from error

@@ -26,14 +26,14 @@ class CaptionBatch(NamedTuple):
     region_steps: Tensor | None = None  # (P, 2) int64, caption and step of the word: captions[caption, step + 1]
 
     def to(self, device: torch.device | str) -> CaptionBatch:
-        """Return the batch on a device; the copy from page-locked memory to a GPU overlaps with computation."""
+        """Return the batch on a device. A copy from page-locked memory to a GPU overlaps with computation."""
         overlaps = torch.device(device).type == "cuda"
         return map_fields(self, lambda tensor: tensor.to(device, non_blocking=overlaps))
 
 
-def pad_captions(encoded: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """Return (captions (N, T+1), lengths (N,)) of word ids without special tokens."""
-    width = max(map(len, encoded), default=-1) + 2
-    rows = [[START, *ids, END, *[PAD] * (width - len(ids) - 2)] for ids in encoded]
-    lengths = torch.tensor([len(ids) + 1 for ids in encoded], dtype=torch.int64)
-    return torch.tensor(rows, dtype=torch.int64).view(len(rows), width), lengths
+def pad_captions(word_ids: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Return (captions (N, T+1), lengths (N,)) of N captions' word ids without special tokens."""
+    T = max(map(len, word_ids), default=-1) + 1
+    rows = [[START, *ids, END, *[PAD] * (T - 1 - len(ids))] for ids in word_ids]
+    lengths = torch.tensor([len(ids) + 1 for ids in word_ids], dtype=torch.int64)
+    return torch.tensor(rows, dtype=torch.int64).view(len(rows), T + 1), lengths

@@ -30,7 +30,7 @@ class CocoSource(CaptionSource):
     Args:
         root: The folder with ``annotations`` and the image folders.
         year: Year of the split, 2014 or 2017 for COCO itself.
-        test_captions: A captions file for the test split, relative to ``root``, or one of images without captions. The
+        test_captions: The file of the test split, relative to ``root``: captions, or images without captions. The
             images are in ``test{year}``.
     """
 
@@ -69,24 +69,24 @@ class CocoSource(CaptionSource):
     def objects(self, split: str) -> ObjectLookup | None:
         """Return a lookup in ``annotations/instances_*.json``; None if that file is missing.
 
-        The noun is the category's name in lower case. Crowds count; objects without an outline are left out.
+        The noun is the category's name in lower case. Crowds are objects, too. Objects without an outline are left out.
         """
         captions, _ = self.files(split)
         path = captions.with_name(captions.name.replace("captions", "instances", 1))
         if path == captions or not path.is_file():
             return None
-        return instances([path], self.remedy(), self.synonyms)
+        return instance_lookup([path], self.remedy(), self.synonyms)
 
 
-def instances(paths: Sequence[Path], remedy: str, synonyms: Callable[[str], frozenset[str]]) -> ObjectLookup:
-    """Return a lookup in COCO's ``instances_*.json`` files by the names of image files; masks are of the upright image.
+def instance_lookup(paths: Sequence[Path], remedy: str, synonyms: Callable[[str], frozenset[str]]) -> ObjectLookup:
+    """Return a lookup in COCO's ``instances_*.json`` by image file name. Masks are of the upright image.
 
     ``remedy`` says what to do if a file is missing. ``synonyms`` returns the other names of an object or an attribute.
     """
-    annotated: dict[str, tuple[_Image, list[tuple[str, _Annotation]]]] = {}
+    by_file: dict[str, tuple[_Image, list[tuple[str, _Annotation]]]] = {}
     for path in paths:
         content = read_annotations(path, _File, "COCO annotation file", remedy)
-        images = {image.id: annotated.setdefault(image.file_name, (image, [])) for image in content.images}
+        images = {image.id: by_file.setdefault(image.file_name, (image, [])) for image in content.images}
         nouns = {category.id: category.name.lower() for category in content.categories}
         for annotation in content.annotations:
             if annotation.segmentation and annotation.image_id in images:
@@ -95,13 +95,13 @@ def instances(paths: Sequence[Path], remedy: str, synonyms: Callable[[str], froz
     def objects(path: Path) -> list[GroundedObject]:
         from pycocotools.coco import COCO
 
-        if path.name not in annotated:
+        if path.name not in by_file:
             return []
-        image, annotations = annotated[path.name]
+        image, annotations = by_file[path.name]
         coco = COCO()
         coco.imgs = {image.id: {"height": image.height, "width": image.width}}
-        parts = [{"image_id": image.id, "segmentation": annotation.segmentation} for _, annotation in annotations]
-        masks = [coco.annToMask(part).astype(bool) for part in parts]
+        outlines = [{"image_id": image.id, "segmentation": annotation.segmentation} for _, annotation in annotations]
+        masks = [coco.annToMask(outline).astype(bool) for outline in outlines]
         objects = []
         for (noun, annotation), mask in zip(annotations, upright_masks(masks, path), strict=True):
             adjectives = frozenset(annotation.attributes)

@@ -35,8 +35,8 @@ _IRREGULAR = {"person": ["persons"], "bus": ["busses"], "mouse": ["mouses"], "sc
 
 # "A baby elephant" names an elephant and no human baby, "a bus driver" a person and no bus.
 _ANIMALS = ("bird", "cat", "dog", "horse", "sheep", "cow", "elephant", "bear", "zebra", "giraffe")
-_OF_ANIMALS = ("baby", "adult", "mother", "father", "parent")
-_RIDDEN = ("bicycle", "car", "motorcycle", "bus", "train", "truck", "boat", "horse", "skateboard")
+_ANIMAL_ROLES = ("baby", "adult", "mother", "father", "parent")
+_VEHICLES = ("bicycle", "car", "motorcycle", "bus", "train", "truck", "boat", "horse", "skateboard")
 _RIDERS = "driver drivers rider riders racer racers owner owners passenger passengers".split()
 
 
@@ -51,9 +51,9 @@ def synonyms(category: str) -> frozenset[str]:
     singular = {category, *CATEGORIES.get(category, [])}
     names = singular | {plural(name) for name in singular} | {*_IRREGULAR.get(category, [])}
     if category in _ANIMALS:
-        names |= {f"{word} {name}" for word in _OF_ANIMALS for name in names}
+        names |= {f"{word} {name}" for word in _ANIMAL_ROLES for name in names}
     if category == "person":
-        vehicles = [name for ridden in _RIDDEN for name in (ridden, *CATEGORIES[ridden])]
+        vehicles = [name for vehicle in _VEHICLES for name in (vehicle, *CATEGORIES[vehicle])]
         names |= {f"{vehicle} {rider}" for vehicle in vehicles for rider in _RIDERS}
     return frozenset(names - {category})
 

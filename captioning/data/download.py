@@ -31,11 +31,11 @@ def fetch(url: str, path: Path, *, md5: str | None = None) -> None:
     if path.is_file():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
+    part_file = path.with_name(path.name + ".part")
     for attempt in range(ATTEMPTS):
         time.sleep(PAUSE * attempt**2)
         try:
-            _receive(url, part)
+            _receive(url, part_file)
             break
         except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as error:
             reason = one_line(error)
@@ -45,24 +45,25 @@ def fetch(url: str, path: Path, *, md5: str | None = None) -> None:
     else:
         raise InputError(f"{url}: {reason}; run the same command again to resume, or download the file to {path}")
     digest = hashlib.md5(usedforsecurity=False)
-    with part.open("rb") as file:
+    with part_file.open("rb") as file:
         for chunk in iter(lambda: file.read(CHUNK), b""):
             digest.update(chunk)
     if md5 not in (None, digest.hexdigest()):
-        part.unlink()  # the wrong bytes are unknown, so the download cannot be resumed
+        part_file.unlink()  # the wrong bytes are unknown, so the download cannot be resumed
         raise InputError(f"{url}: its MD5 is not the published {md5}; download it again")
-    part.rename(path)
+    part_file.rename(path)
 
 
-def _receive(url: str, part: Path) -> None:
-    """Send one request and append its answer to ``part``."""
-    received = part.stat().st_size if part.exists() else 0
+def _receive(url: str, part_file: Path) -> None:
+    """Send one request and append its answer to ``part_file``."""
+    received = part_file.stat().st_size if part_file.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={received}-"} if received else {})
     with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
         received = received if response.status == 206 else 0  # otherwise the server cannot resume
         length = response.headers.get("Content-Length")
         total = None if length is None else received + int(length)
-        with part.open("ab" if received else "wb") as file, Progress(part.stem, total, received, unit="B") as progress:
+        progress = Progress(part_file.stem, total, received, unit="B")
+        with progress, part_file.open("ab" if received else "wb") as file:
             while chunk := response.read(CHUNK):
                 file.write(chunk)
                 received += len(chunk)
@@ -71,11 +72,10 @@ def _receive(url: str, part: Path) -> None:
         raise ConnectionError("the connection broke")
 
 
-def unpack(path: Path, root: Path, wanted: str, *, flat: bool = False) -> None:
-    """Write the wanted files of a zip or tar archive below ``root``.
+def unpack(path: Path, root: Path, pattern: str, *, flat: bool = False) -> None:
+    """Write the files of a zip or tar archive below ``root`` if their names match ``pattern``.
 
-    Complete files are skipped. ``wanted`` is a pattern of their names. ``flat`` drops folders from the names and makes
-    them lower case. Raises InputError if the archive is damaged.
+    Skips complete files. ``flat`` drops folders and capitals from names. Raises InputError for a damaged archive.
     """
     try:
         members: list[tuple[str, int, Any]]
@@ -86,7 +86,7 @@ def unpack(path: Path, root: Path, wanted: str, *, flat: bool = False) -> None:
             else:
                 read = archive.extractfile
                 members = [(info.name, info.size, info) for info in archive if info.isfile()]
-            files = [member for member in members if re.search(wanted, member[0])]
+            files = [member for member in members if re.search(pattern, member[0])]
             for name, size, info in Progress(f"{path.name}: unpacking", len(files), items=files, unit=" files"):
                 target = root / (PurePosixPath(name).name.lower() if flat else name)
                 if not (target.is_file() and target.stat().st_size == size):

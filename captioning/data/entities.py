@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 from PIL import Image
 
-from captioning.data.images import formats, turned
+from captioning.data.images import formats, turn_upright
 from captioning.data.records import Phrase
 from captioning.errors import InputError
 
@@ -46,26 +46,26 @@ class Entities:
 
 
 def _masks(file: Path, image_path: Path) -> dict[str, np.ndarray]:
-    """Return the mask of each entity that has boxes in the upright image, by the entity's number."""
+    """Return masks (height, width) bool of the upright image by entity number; an entity without boxes has none."""
     root = ElementTree.parse(file).getroot()
     width, height = (int(root.findtext(f"size/{side}", "")) for side in ("width", "height"))
-    stored = width, height
+    size = width, height
     with suppress(OSError), Image.open(image_path, formats=formats()) as image:
-        stored = turned(Image.new("1", image.size), image).size  # the image may be stored smaller, or squashed
+        size = turn_upright(Image.new("1", image.size), image).size  # the file may have another size or aspect
     masks: dict[str, np.ndarray] = {}
     for item in root.iter("object"):
         if (box := item.find("bndbox")) is None:
             continue
         left, top, right, bottom = (float(box.findtext(side, "")) for side in ("xmin", "ymin", "xmax", "ymax"))
-        columns = slice(*(round(x * stored[0] / width) for x in (left - 1, right)))  # pixels count from 1
-        rows = slice(*(round(y * stored[1] / height) for y in (top - 1, bottom)))
+        columns = slice(*(round(x * size[0] / width) for x in (left - 1, right)))  # pixels count from 1
+        rows = slice(*(round(y * size[1] / height) for y in (top - 1, bottom)))
         for name in item.findall("name"):
-            masks.setdefault(str(name.text), np.zeros(stored[::-1], dtype=bool))[rows, columns] = True
+            masks.setdefault(str(name.text), np.zeros(size[::-1], dtype=bool))[rows, columns] = True
     return masks
 
 
 def _phrases(sentence: str, words: Sequence[str], masks: dict[str, np.ndarray]) -> list[Phrase]:
-    """Return a sentence's phrases as positions in the caption's words, which may be split in another way."""
+    """Return a sentence's phrases by position in the caption, which may split the text into other words."""
     ends = np.cumsum([len(_letters(word)) for word in words])  # letters up to the end of each word
     phrases, letters, position = [], 0, 0
     for match in _PHRASE.finditer(sentence):

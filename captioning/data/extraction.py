@@ -22,12 +22,12 @@ from captioning.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from captioning.encoders import Encoder
 
-_BATCHES_BETWEEN_NOTES = 32
+_BATCHES_BETWEEN_SAVES = 32
 
 
 def extract_features(
     encoder: Encoder,
-    indices: Mapping[str, CaptionIndex],
+    index_by_split: Mapping[str, CaptionIndex],
     output: Path,
     *,
     device: torch.device,
@@ -35,19 +35,19 @@ def extract_features(
     num_workers: int,
     flipped: bool = False,
 ) -> None:
-    """Write the features of every image; resumes where an earlier call stopped, and prints its progress.
+    """Write the features of every image, from where an earlier call stopped, and print the progress.
 
     The encoder is frozen, in evaluation mode and on the device. With ``flipped``, the training images are also written
     mirrored. Raises InputError if an image cannot be read, the disk is too small, a value does not fit into fp16, or
     the folder holds other features.
     """
-    for split, mirrored in [*((split, False) for split in indices), *([("train", True)] if flipped else [])]:
-        index = indices[split]
+    for split, mirrored in [*((split, False) for split in index_by_split), *([("train", True)] if flipped else [])]:
+        index = index_by_split[split]
         name, identity = features_key(split, encoder.frozen_identity(), mirrored=mirrored)
-        json_path, rows, content = _open_or_create(encoder, index, output / name, identity)
-        total, done = len(rows), content["done"]
-        print(f"{name}: {total:,} images, {rows.nbytes / 1e9:.2f} GB; {done:,} images done already", flush=True)
-        missing, free = rows.nbytes * (total - done) / total, shutil.disk_usage(output).free
+        json_path, features, content = _open_or_create(encoder, index, output / name, identity)
+        total, done = len(features), content["done"]
+        print(f"{name}: {total:,} images, {features.nbytes / 1e9:.2f} GB; {done:,} images done already", flush=True)
+        missing, free = features.nbytes * (total - done) / total, shutil.disk_usage(output).free
         if missing > free:  # a memory map on a full disk would end the process by SIGBUS
             raise InputError(f"--output {output}: needs {missing / 1e9:.2f} GB, {free / 1e9:.2f} GB are free")
         batches = [list(range(first, min(first + batch_size, total))) for first in range(done, total, batch_size)]
@@ -61,20 +61,20 @@ def extract_features(
                     if not annotations.isfinite().all():
                         where = f"in images {done} to {done + len(annotations) - 1} of {name}"
                         raise InputError(f"values beyond fp16's 65504 {where}; train from the images instead")
-                    rows[done : done + len(annotations)] = annotations.numpy()
+                    features[done : done + len(annotations)] = annotations.numpy()
                     done += len(annotations)
                     progress.update(len(annotations))
-                    if number % _BATCHES_BETWEEN_NOTES == 0:
+                    if number % _BATCHES_BETWEEN_SAVES == 0:
                         write_json(json_path, content | {"done": done}, indent=None)
             finally:
-                rows.flush()
+                features.flush()
                 write_json(json_path, content | {"done": done}, indent=None)
 
 
 def _open_or_create(
     encoder: Encoder, index: CaptionIndex, path: Path, identity: dict[str, Any]
 ) -> tuple[Path, np.memmap[Any, Any], dict[str, Any]]:
-    """Open or create a split's two files; return the path of the JSON, the rows (N, L, D), and the JSON's content."""
+    """Open or create a split's two files. Return the JSON's path, the features (N, L, D), and the JSON's content."""
     json_path, file = path.with_name(f"{path.name}.json"), path.with_name(f"{path.name}.npy")
     if json_path.exists() and file.exists():
         content = read_features_json(json_path, identity)

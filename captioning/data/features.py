@@ -42,23 +42,23 @@ class Features:
         row_of = {path: row for row, path in enumerate(content["paths"])}
         if missing := [path for path in paths if path not in row_of]:
             raise InputError(f"{json_path}: has no features of image {missing[0]}, it is of other data; extract again")
-        self._rows = np.array([row_of[path] for path in paths], dtype=np.int64)
+        self._file_rows = np.array([row_of[path] for path in paths], dtype=np.int64)
         self._annotations = np.asarray(np.load(file, mmap_mode="r"))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._arguments  # a spawned worker maps the file itself
 
-    def gather(self, images: np.ndarray) -> Tensor:
-        """Return a copy of the annotations (B, L, D) float16 of images, given by their rows (B,)."""
-        return torch.from_numpy(self._annotations[self._rows[images]])
+    def gather(self, rows: np.ndarray) -> Tensor:
+        """Return a copy of the annotations (B, L, D) float16 of the images at ``rows`` (B,) of ``paths``."""
+        return torch.from_numpy(self._annotations[self._file_rows[rows]])
 
 
 def read_features_json(json_path: Path, identity: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON beside features. Raises InputError if another encoder made them."""
     content: dict[str, Any] = read_json(json_path, "delete the folder and extract again")
-    stored, present = content.get("fingerprint", {}), json.loads(json.dumps(identity))  # tuples become lists
-    differ = [name for name in sorted({*stored, *present}) if stored.get(name) != present.get(name)]
-    if differ or "done" not in content:
-        named = "; ".join(f"{name} {stored.get(name)!r} there, {present.get(name)!r} here" for name in differ)
-        raise InputError(f"{json_path}: features of another encoder ({named}); extract again, into another folder")
+    old, new = content.get("fingerprint", {}), json.loads(json.dumps(identity))  # tuples become lists
+    names = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
+    if names or "done" not in content:
+        values = "; ".join(f"{name} {old.get(name)!r} there, {new.get(name)!r} here" for name in names)
+        raise InputError(f"{json_path}: features of another encoder ({values}); extract again, into another folder")
     return content

@@ -17,13 +17,13 @@ from captioning.errors import InputError, one_line
 from captioning.files import read_text
 
 _NAMES = {"file_name": "image", "filename": "image", "text": "caption"}
-"""Names of columns in other data sets, and ours."""
+"""Names of columns in other data sets, each with ours."""
 
 _CAPTION_FILES = ("captions.jsonl", "captions.csv", "captions.txt", "metadata.jsonl", "metadata.csv")
 """Files that are read without the option ``captions``."""
 
 _SPLIT_OF = {split: split for split in SPLITS} | {"valid": "val", "validation": "val", "dev": "val"}
-"""Splits by name of a folder, or in the column."""
+"""Splits by the name of a folder or the value in the column."""
 
 
 class FolderSource(CaptionSource):
@@ -34,9 +34,9 @@ class FolderSource(CaptionSource):
     and ``split`` (train, val or test), which may be empty or missing; others are ignored. Images are numbered in the
     order of first appearance.
 
-    Without a ``split`` column, an image in a folder ``train``, ``validation`` (or ``val``) or ``test`` belongs to that
-    split. A hash of the image's name draws the splits without a folder: one image in ten for validation, one for the
-    test. New images do not move the others. Of a few images, some split may get none.
+    Without a ``split`` column, an image in a folder ``validation`` (or ``val``) or ``test`` belongs to that split. If
+    one of these folders is missing, a hash of the path draws one in ten of the other images into its split. The rest is
+    for training. New images do not move the others. Of a few images, a split may get none.
 
     Also read: Hugging Face's ``metadata.jsonl`` or ``.csv`` with ``file_name`` and ``text``.
 
@@ -74,8 +74,8 @@ class FolderSource(CaptionSource):
         by_folder = {image: _SPLIT_OF[folder] for image, folder in folders.items() if folder in _SPLIT_OF}
         split_of = {image: name for image, name in by_folder.items() if name != "train"} | split_of
         for image in entries.keys() - split_of:
-            by_hash = hashed_split(image)
-            split_of[image] = "train" if by_hash in by_folder.values() else by_hash
+            drawn_split = hashed_split(image)
+            split_of[image] = "train" if drawn_split in by_folder.values() else drawn_split
         split_entries = [entry for image, entry in entries.items() if split_of[image] == split]
         if not split_entries:
             count = f"none of {len(entries)} images is in the {split} split"
@@ -84,7 +84,7 @@ class FolderSource(CaptionSource):
 
 
 def hashed_split(image: str) -> str:
-    """Return the split of an image without a split column, from its name alone."""
+    """Return the split of an image without a split column, from its path alone."""
     return {0: "val", 1: "test"}.get(zlib.crc32(Path(image).as_posix().encode()) % 10, "train")
 
 
@@ -103,7 +103,7 @@ def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
         if is_json:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield number, _converted(msgspec.json.decode(line, type=dict[str, Any]))
+                    yield number, _convert_row(msgspec.json.decode(line, type=dict[str, Any]))
             return
         table = csv.DictReader(lines, delimiter=separator, skipinitialspace=True, strict=True)
         table.fieldnames = columns = [name.lower() for name in table.fieldnames or ()]
@@ -112,18 +112,18 @@ def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
                 raise ValueError(f"one column must be called {name!r}, got {columns}")
         number = table.line_num + 1
         for row in table:
-            if others := row.pop(None, ()):
-                raise ValueError(f"has {len(columns) + len(others)} columns, not {len(columns)}")
-            yield number, _converted(row)
+            if extra_values := row.pop(None, ()):
+                raise ValueError(f"has {len(columns) + len(extra_values)} columns, not {len(columns)}")
+            yield number, _convert_row(row)
             number = table.line_num + 1
     except (csv.Error, ValueError, msgspec.MsgspecError) as error:
         quote = "a quote that opens here is not closed: " if isinstance(error, csv.Error) else ""
         in_quotes = "" if is_json else f", a caption with {separator!r} in quotes"
-        line_of = f"a line has image, caption and perhaps split (train, val or test){in_quotes}"
-        raise InputError(f"{path}: line {number}: {quote}{one_line(error)}; {line_of}") from error
+        form = f"a line has image, caption and perhaps split (train, val or test){in_quotes}"
+        raise InputError(f"{path}: line {number}: {quote}{one_line(error)}; {form}") from error
 
 
-def _converted(row: dict[str, Any]) -> _Row:
+def _convert_row(row: dict[str, Any]) -> _Row:
     """Return a row with our names of columns and splits, such as val for ``dev``. Raises MsgspecError."""
     row = {name: value for name, value in row.items() if value is not None}  # a line may end early
     row = {ours: row[other] for other, ours in _NAMES.items() if other in row} | row

@@ -34,7 +34,7 @@ def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Im
 
     An animation gives its first frame. With ``minimum_side``, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size as long
     as its short side keeps this many pixels: several times quicker on large photos. The pixels differ slightly
-    from a full decode, so everything that feeds a model passes ``Preprocessing.resize``.
+    from a full decode, so whatever loads images for a model passes ``Preprocessing.resize``.
 
     Raises InputError if the file is missing, damaged, no image, or larger than Pillow opens.
     """
@@ -70,13 +70,13 @@ def rgb(image: Image.Image) -> Image.Image:
         converted.paste(rgba, mask=rgba.getchannel("A"))
     else:
         converted = image.convert("RGB")
-    return turned(converted, image)
+    return turn_upright(converted, image)
 
 
-def turned(image: Image.Image, marked: Image.Image) -> Image.Image:
-    """Turn an image upright by the EXIF mark of another image. A damaged mark is ignored."""
+def turn_upright(image: Image.Image, source: Image.Image) -> Image.Image:
+    """Turn an image upright by the EXIF mark of ``source``, and return it. A damaged mark is ignored."""
     with suppress(Exception):
-        image.getexif()[ExifTags.Base.Orientation] = int(marked.getexif().get(ExifTags.Base.Orientation, 1))
+        image.getexif()[ExifTags.Base.Orientation] = int(source.getexif().get(ExifTags.Base.Orientation, 1))
         ImageOps.exif_transpose(image, in_place=True)
     return image
 
@@ -87,6 +87,6 @@ def upright_masks(masks: Sequence[np.ndarray], path: Path) -> list[np.ndarray]:
     A mask of another shape is upright already and stays unchanged, as does every mask without the file.
     """
     with suppress(OSError), Image.open(path, formats=formats()) as image:
-        stored = image.size[::-1]
-        return [np.asarray(turned(Image.fromarray(mask), image)) if mask.shape == stored else mask for mask in masks]
+        shape = image.size[::-1]
+        return [np.asarray(turn_upright(Image.fromarray(m), image)) if m.shape == shape else m for m in masks]
     return list(masks)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from captioning.data.coco import instances
+from captioning.data.coco import instance_lookup
 from captioning.data.coco_nouns import synonyms
 from captioning.data.entities import Entities
 from captioning.data.records import (
@@ -27,14 +27,14 @@ class KarpathySource(CaptionSource):
 
     Captions are the file's tokens, in lower case and without punctuation. A tokenizer other than the default gets the
     ``raw`` sentences instead. ``restval``, COCO's validation images outside his validation and test splits, belongs to
-    the training split. An image's number is its ``cocoid``, or else its ``imgid``. Its file is ``filename``, below
+    the training split. An image's id is its ``cocoid``, or else its ``imgid``. Its file is ``filename``, below
     ``filepath`` if given (COCO: train2014 or val2014).
 
     Args:
         json_path: The split file.
         image_dir: The folder of the images; for COCO the folder that holds ``train2014`` and ``val2014``.
         entities: The folder of Flickr30k Entities, for the regions of phrases of Flickr8k's and Flickr30k's captions.
-        instances: COCO's files of object masks, ``instances_train2014.json`` and so on, for images of the same names.
+        instances: COCO's files of object masks, such as ``instances_train2014.json``, for images of the same names.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class KarpathySource(CaptionSource):
         return CaptionIndex.build(self.image_dir, entries, self.tokenizer, origin=self.json_path)
 
     def objects(self, split: str) -> ObjectLookup | None:
-        return instances(self.instances, self.remedy(), synonyms) if self.instances else None
+        return instance_lookup(self.instances, self.remedy(), synonyms) if self.instances else None
 
     def phrases(self, split: str) -> PhraseLookup | None:
         if self.entities is None:
@@ -71,8 +71,8 @@ class KarpathySource(CaptionSource):
         return entities.phrases
 
     def _entry(self, image: _Image) -> ImageEntry:
-        tokenized = isinstance(self.tokenizer, PennTreebank)
-        captions = [" ".join(sentence.tokens) if tokenized else sentence.raw for sentence in image.sentences]
+        takes_tokens = isinstance(self.tokenizer, PennTreebank)
+        captions = [" ".join(sentence.tokens) if takes_tokens else sentence.raw for sentence in image.sentences]
         image_id = image.imgid if image.cocoid is None else image.cocoid
         return ImageEntry(image_id, str(Path(image.filepath, image.filename)), captions)
 

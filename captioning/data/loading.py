@@ -49,7 +49,7 @@ def _end_with_the_main_process() -> None:
 
 
 class BatchLoader(DataLoader[Any]):
-    """A ``DataLoader`` whose error says that a worker died also if the worker died while it sent a batch."""
+    """A ``DataLoader`` that reports a dead worker even if the worker died while it sent a batch."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         try:
@@ -72,7 +72,7 @@ def batch_loader(
 
 @dataclass(eq=False)
 class CaptionDataset(Dataset[CaptionBatch]):
-    """Turns a list of numbers from a sampler into one batch.
+    """Turns a list of numbers, captions or images, from a sampler into one batch.
 
     Args:
         seed: Seed of the augmentation. An image's augmentation is a function of seed, epoch, batch and image, so
@@ -107,22 +107,22 @@ class CaptionDataset(Dataset[CaptionBatch]):
         ids, lengths = pad_captions([self.vocabulary.encode(index.captions[n].split()) for n in captions])
         images = annotations = None
         if self.features is None:
-            loaded = [self._image(row, epoch_and_batch) for row in rows.tolist()]
-            images, get_views = torch.stack([image for image, _ in loaded]), [get_view for _, get_view in loaded]
+            pairs = [self._load_image(row, epoch_and_batch) for row in rows.tolist()]
+            images, get_views = torch.stack([image for image, _ in pairs]), [get_view for _, get_view in pairs]
         else:
             annotations, preprocessing = self.features.gather(rows), self.preprocessing
-            mirrored = np.zeros(len(rows), dtype=bool)
+            is_mirrored = np.zeros(len(rows), dtype=bool)
             if self.mirrored_features is not None:
                 # The sampler seeds its order with (seed, epoch); the 1 keeps the two streams apart.
                 uniform = np.random.default_rng((self.seed, epoch_and_batch[0], 1)).random(len(index))
-                mirrored = uniform[rows] < self.augmentation.flip
-                annotations[torch.from_numpy(mirrored)] = self.mirrored_features.gather(rows[mirrored])
-            get_views = [preprocessing.mirrored_view if flip else preprocessing.evaluation_view for flip in mirrored]
+                is_mirrored = uniform[rows] < self.augmentation.flip
+                annotations[torch.from_numpy(is_mirrored)] = self.mirrored_features.gather(rows[is_mirrored])
+            get_views = [preprocessing.mirrored_view if m else preprocessing.evaluation_view for m in is_mirrored]
         caption_images, image_ids, image_rows = map(torch.from_numpy, (image_index, index.image_ids[rows], rows))
         batch = CaptionBatch(ids, lengths, caption_images, image_ids, image_rows, images, annotations)
-        return batch if self.regions is None else self._with_regions(batch, captions, get_views)
+        return batch if self.regions is None else self._add_regions(batch, captions, get_views)
 
-    def _image(self, row: int, epoch_and_batch: tuple[int, int]) -> tuple[Tensor, ViewFunction]:
+    def _load_image(self, row: int, epoch_and_batch: tuple[int, int]) -> tuple[Tensor, ViewFunction]:
         """Return an image's input (3, height, width) for the batch at ``epoch_and_batch``, and its view."""
         image = self.index.image(row, self.preprocessing)
         if self.augmentation == Augmentation():
@@ -131,14 +131,14 @@ class CaptionDataset(Dataset[CaptionBatch]):
         view = self.augmentation.random_view(self.preprocessing, image.size, torch.Generator().manual_seed(int(seed)))
         return self.preprocessing(image, view), lambda _: view
 
-    def _with_regions(self, batch: CaptionBatch, captions: np.ndarray, get_views: list[ViewFunction]) -> CaptionBatch:
+    def _add_regions(self, batch: CaptionBatch, captions: np.ndarray, get_views: list[ViewFunction]) -> CaptionBatch:
         """Return the batch with the regions of its captions' phrases, without regions that fill most of the view."""
         assert self.regions is not None
         rows = zip(batch.index_rows.tolist(), get_views, strict=True)  # the two views of cached features recur
-        in_view = [self.regions.phrases(row, get_view, cached=self.features is not None) for row, get_view in rows]
+        phrases = [self.regions.phrases(row, get_view, cached=self.features is not None) for row, get_view in rows]
         coverage, region_steps = [], []
         for position, (caption, image) in enumerate(zip(captions.tolist(), batch.image_index.tolist(), strict=True)):
-            for region in in_view[image][caption - self.index.first_caption[batch.index_rows[image]]]:
+            for region in phrases[image][caption - self.index.first_caption[batch.index_rows[image]]]:
                 if region.coverage.mean() <= LARGEST_REGION:
                     region_steps += [(position, step) for step in range(region.start, region.end)]
                     coverage += [region.coverage.ravel()] * (region.end - region.start)
@@ -151,8 +151,8 @@ class CaptionDataset(Dataset[CaptionBatch]):
 class SplitData:
     """One split of a data set: its records, and on demand its regions and its batches for an encoder.
 
-    ``limit_images`` is the number of images at its beginning that are used, ``features`` a folder of annotations that
-    replace the images. Raises InputError if the split is empty, or image files are missing that no features replace.
+    Only the first ``limit_images`` images are used. ``features`` is a folder of annotations that replace the images.
+    Raises InputError if the split is empty, or if image files are missing and there are no features.
     """
 
     def __init__(
@@ -170,14 +170,14 @@ class SplitData:
         return self._regions
 
     def cached_features(self, encoder: Encoder, *, mirrored: bool = False) -> Features | None:
-        """Return the annotations that are cached for the encoder, None without ``features``."""
+        """Return the annotations that are cached for the encoder; None if the split has no ``features``."""
         if self.features_folder is None:
             return None
         name, identity = features_key(self.split, encoder.frozen_identity(), mirrored=mirrored)
         return Features(self.features_folder, name, identity, self.index.paths)
 
     def dataset(self, vocabulary: Vocabulary, encoder: Encoder, **options: Any) -> CaptionDataset:
-        """Return the batches for an encoder; ``options`` go to ``CaptionDataset``."""
+        """Return the split as a data set of batches for an encoder; ``options`` go to ``CaptionDataset``."""
         features = self.cached_features(encoder)
         return CaptionDataset(self.index, vocabulary, encoder.preprocessing, features=features, **options)
 
@@ -187,10 +187,10 @@ def load_images(index: CaptionIndex, rows: Tensor, preprocessing: Preprocessing)
     return torch.stack([preprocessing(index.image(row, preprocessing)) for row in rows.tolist()])
 
 
-def worker_count(number: int | None, *, cached: bool) -> int:
-    """Return ``number``, or by default a process per processor, at most 8; for cached features 2 with a GPU, else 0."""
-    if number is not None:
-        check_whole(0, 1024, num_workers=number)
-        return number
+def worker_count(num_workers: int | None, *, cached: bool) -> int:
+    """Return ``num_workers``, by default one per processor and at most 8; for cached features 2 with a GPU, else 0."""
+    if num_workers is not None:
+        check_whole(0, 1024, num_workers=num_workers)
+        return num_workers
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return (2 if torch.cuda.is_available() else 0) if cached else min(8, processors)

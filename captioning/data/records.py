@@ -63,13 +63,13 @@ PhraseLookup = Callable[[Path, Sequence[str]], list[list[Phrase]]]
 
 @dataclass
 class CaptionIndex:
-    """One split of a data set: N images and their M captions. M is 0 for a test split without captions, as of COCO."""
+    """One split of a data set: N images and their M captions. M is 0 for a test split without captions, like COCO's."""
 
     root: Path
     image_ids: np.ndarray  # (N,) int64, the data set's own numbers
     paths: list[str]  # N image files relative to ``root``
     captions: list[str]  # M tokenized captions, words joined by one space; captions of an image are neighbors
-    first_caption: np.ndarray  # (N+1,) int64; image i owns captions first_caption[i]:first_caption[i + 1]
+    first_caption: np.ndarray  # (N+1,) int64; image i has captions first_caption[i]:first_caption[i + 1]
     origin: str = ""  # the file that the captions were read from, for messages
     caption_lengths: np.ndarray = field(init=False)  # (M,) int64, words without <start> and <end>; at least 1
     caption_image: np.ndarray = field(init=False)  # (M,) int64, the row of the image that a caption describes
@@ -92,15 +92,15 @@ class CaptionIndex:
 
         The tokenizer splits captions into words; without one, they are split at spaces. A caption without a word is
         left out. An image without captions is left out, too, except in an ``uncaptioned`` test split. A line in the log
-        counts what is left out. Equal captions of one image are kept: they are two references.
+        counts both. Equal captions of one image are kept: they are two references.
         """
         name, entries = str(origin or root), list(entries)
         split = str.split if tokenizer is None else tokenizer.tokenize
         texts = [[" ".join(words) for caption in entry.captions if (words := split(caption))] for entry in entries]
-        images = [(entry, own) for entry, own in zip(entries, texts, strict=True) if own or uncaptioned]
+        images = [pair for pair in zip(entries, texts, strict=True) if pair[1] or uncaptioned]
         if not images:
             raise InputError(f"{name}: holds no image{'' if uncaptioned else ' with a caption'}")
-        captions = [text for _, own in images for text in own]
+        captions = [text for _, image_captions in images for text in image_captions]
         wordless = sum(len(entry.captions) for entry in entries) - len(captions)
         if wordless or len(images) < len(entries):
             left_out = f"{wordless} captions without a word and {len(entries) - len(images)} images without captions"
@@ -109,7 +109,7 @@ class CaptionIndex:
         if (twice := counts.most_common(1)[0])[1] > 1:
             raise InputError(f"{name}: image {twice[0]} appears twice, and would count twice; leave one entry")
         paths = [str(Path(entry.path)) for entry, _ in images]
-        first = np.cumsum([0, *(len(own) for _, own in images)])
+        first = np.cumsum([0, *(len(image_captions) for _, image_captions in images)])
         return cls(Path(root), np.array([*counts], dtype=np.int64), paths, captions, first, name)
 
     def __len__(self) -> int:
@@ -154,7 +154,7 @@ class CaptionSource(ABC):
     def index(self, split: str) -> CaptionIndex:
         """Return the images and captions of "train", "val" or "test".
 
-        Raises InputError if there are none, or if a file is missing that this, ``objects`` or ``phrases`` needs.
+        Raises InputError if there are none, or if a file that the split's index, objects or phrases need is missing.
         """
 
     def objects(self, split: str) -> ObjectLookup | None:
@@ -166,10 +166,10 @@ class CaptionSource(ABC):
         return None
 
 
-def read_annotations(path: Path, kind: type[Content], name: str, remedy: str) -> Content:
-    """Return a JSON file as a msgspec struct. Raises InputError with the ``remedy`` if it is none."""
+def read_annotations(path: Path, struct: type[Content], name: str, remedy: str) -> Content:
+    """Return a JSON file as a msgspec struct. Raises InputError with the ``remedy`` if that fails."""
     try:
-        return msgspec.json.decode(path.read_bytes().removeprefix(codecs.BOM_UTF8), type=kind)
+        return msgspec.json.decode(path.read_bytes().removeprefix(codecs.BOM_UTF8), type=struct)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         reason = "missing" if isinstance(error, FileNotFoundError) else f"not a {name} ({one_line(error)})"
         raise InputError(f"{path}: {reason}; {remedy}") from error

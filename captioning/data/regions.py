@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 LARGEST_REGION = 0.5
-"""A region that covers a larger fraction of the view is the scene, and says nothing of where a phrase is."""
+"""A region that covers a larger fraction of the view is the scene, and does not tell where a phrase is."""
 
 # The adjectives of a noun phrase stand between one of these and the noun.
 _DETERMINERS = frozenset("a an the one two three four another some this that these those its his her their".split())
@@ -46,15 +46,15 @@ class ObjectCells(NamedTuple):
 
 def object_cells(objects: Sequence[GroundedObject], cells: CellGrid) -> list[ObjectCells]:
     """Return an image's objects on the encoder's cells."""
-    alike: dict[tuple[str, frozenset[str]], list[GroundedObject]] = {}
+    groups: dict[tuple[str, frozenset[str]], list[GroundedObject]] = {}
     for item in objects:
-        alike.setdefault((item.noun, item.attributes), []).append(item)
-    on_cells = []
-    for (noun, attributes), items in alike.items():
+        groups.setdefault((item.noun, item.attributes), []).append(item)
+    groups_on_cells = []
+    for (noun, attributes), items in groups.items():
         coverage = cells.coverage(np.logical_or.reduce([item.mask for item in items]))
         names = frozenset({noun}).union(*(item.synonyms for item in items))
-        on_cells.append(ObjectCells(names, attributes, coverage))
-    return on_cells
+        groups_on_cells.append(ObjectCells(names, attributes, coverage))
+    return groups_on_cells
 
 
 def named_regions(words: Sequence[str], objects: Sequence[ObjectCells]) -> list[Region]:
@@ -64,34 +64,34 @@ def named_regions(words: Sequence[str], objects: Sequence[ObjectCells]) -> list[
     noun whose objects are out of view has no region.
     """
     regions: list[Region] = []
-    elsewhere, longest = long_names()
+    other_names, longest = long_names()
     longest = max([longest, *(len(name.split()) for item in objects for name in item.names)])
-    noun = phrase = 0  # a phrase begins with its determiner, or after the name before
-    while objects and noun < len(words):
-        for end in range(min(noun + longest, len(words)), noun, -1):  # the longest name wins
-            name, adjectives = " ".join(words[noun:end]), frozenset(words[phrase:noun])
-            named = [item for item in objects if name in item.names]
-            if not named and name not in elsewhere:  # "a hot dog" does not name a dog
+    noun_start = phrase_start = 0  # a phrase begins with its determiner, or after the last name
+    while objects and noun_start < len(words):
+        for end in range(min(noun_start + longest, len(words)), noun_start, -1):  # the longest name wins
+            name, adjectives = " ".join(words[noun_start:end]), frozenset(words[phrase_start:noun_start])
+            matches = [item for item in objects if name in item.names]
+            if not matches and name not in other_names:  # "a hot dog" does not name a dog
                 continue
-            if shared := [(len(adjectives & item.attributes), item.coverage) for item in named if item.coverage.any()]:
-                most = max(number for number, _ in shared)
+            if pairs := [(len(adjectives & item.attributes), item.coverage) for item in matches if item.coverage.any()]:
+                most_shared = max(count for count, _ in pairs)
                 # A visible pixel belongs to one object, so fractions add up.
-                coverage = np.minimum(sum(fractions for number, fractions in shared if number == most), 1.0)
-                whole = words[phrase] in _DETERMINERS and noun - phrase <= 2  # "a train", "a red train"
-                regions.append(Region(phrase if whole else noun, noun, end, coverage))
-            noun = phrase = end
+                coverage = np.minimum(sum(fractions for count, fractions in pairs if count == most_shared), 1.0)
+                is_short = words[phrase_start] in _DETERMINERS and noun_start - phrase_start <= 2  # "a red train"
+                regions.append(Region(phrase_start if is_short else noun_start, noun_start, end, coverage))
+            noun_start = phrase_start = end
             break
         else:
-            phrase = noun if words[noun] in _DETERMINERS else phrase
-            noun += 1
+            phrase_start = noun_start if words[noun_start] in _DETERMINERS else phrase_start
+            noun_start += 1
     return regions
 
 
 @dataclass
 class RegionsInView:
-    """Objects and phrases of a split's images on the encoder's cells, which are kept in memory.
+    """Objects and phrases of a split's images on the encoder's cells. They are kept in memory.
 
-    Training may move the cells of an encoder; ``cells``, if given, are used in their place.
+    Training may move the encoder's cells. If ``cells`` are given, they are used instead.
     """
 
     source: CaptionSource
@@ -103,8 +103,8 @@ class RegionsInView:
     def __post_init__(self) -> None:
         self._object_lookup = self.source.objects(self.split)
         self._phrase_lookup = self.source.phrases(self.split)
-        keep = functools.lru_cache(2 * len(self.index))  # plain and mirrored; entries of earlier cells fall out
-        self._objects, self._phrases = keep(self._objects_in), keep(self._phrases_in)
+        cache = functools.lru_cache(2 * len(self.index))  # plain and mirrored; entries of earlier cells fall out
+        self._objects, self._phrases = cache(self._objects_in), cache(self._phrases_in)
 
     def __reduce__(self) -> tuple[Any, ...]:  # a process that loads images may be sent a copy
         return type(self), (self.source, self.split, self.index, self.encoder, self.cells)
@@ -132,10 +132,10 @@ class RegionsInView:
         masks = {id(phrase.mask): phrase.mask for phrases in captions for phrase in phrases}  # captions share masks
         by_mask = {key: cells.coverage(get_view(mask.shape[::-1]).mask(mask)) for key, mask in masks.items()}
         if masks:
-            regions = [[Region(start, start, end, by_mask[id(mask)]) for start, end, mask in part] for part in captions]
+            regions = [[Region(start, start, end, by_mask[id(m)]) for start, end, m in phrases] for phrases in captions]
             return [[item for item in caption if 0 < item.coverage.mean() <= LARGEST_REGION] for caption in regions]
-        is_kept = get_view == self.encoder.preprocessing.evaluation_view
-        objects = self._objects(row, get_view, cells) if is_kept else self._objects_in(row, get_view, cells)
+        is_cached = get_view == self.encoder.preprocessing.evaluation_view
+        objects = self._objects(row, get_view, cells) if is_cached else self._objects_in(row, get_view, cells)
         return [named_regions(caption.split(), objects) for caption in references]
 
     def _objects_in(self, row: int, get_view: ViewFunction, cells: CellGrid) -> list[ObjectCells]:

@@ -59,11 +59,11 @@ class CaptionBatches(Sampler[list[int]]):
         self.units, self.units_per_batch = len(images), batch_size * world_size
         if group == "image":
             self._by_image = np.argsort(images, kind="stable")  # captions, image by image
-            _, self._first_caption, self._size = np.unique(np.sort(images), return_index=True, return_counts=True)
-            self._taken = np.minimum(self._size, captions_per_image or len(images))  # captions per image and epoch
-            self.units = len(self._size)
-            per_caption = self.units / int(self._taken.sum())
-            self.units_per_batch = max(world_size, round(batch_size * world_size * per_caption))
+            _, self._first_caption, self._counts = np.unique(np.sort(images), return_index=True, return_counts=True)
+            self._epoch_counts = np.minimum(self._counts, captions_per_image or len(images))  # captions in an epoch
+            self.units = len(self._counts)
+            images_per_caption = self.units / int(self._epoch_counts.sum())
+            self.units_per_batch = max(world_size, round(batch_size * world_size * images_per_caption))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, which skips batches only in the epoch of ``start``. Lightning calls this."""
@@ -93,16 +93,16 @@ class CaptionBatches(Sampler[list[int]]):
         """Return this rank's captions of a global batch's units."""
         if len(units) < self.world_size:
             units = np.resize(units, self.world_size)
-        mine = units[self.rank :: self.world_size]
+        rank_units = units[self.rank :: self.world_size]
         if self.group == "length":
-            return mine.tolist()
-        images = np.stack([self._first_caption, self._size, self._taken], axis=1)[mine].tolist()
-        chosen = [first + (epoch * taken + i) % size for first, size, taken in images for i in range(taken)]
-        return self._by_image[chosen].tolist()
+            return rank_units.tolist()
+        images = np.stack([self._first_caption, self._counts, self._epoch_counts], axis=1)[rank_units].tolist()
+        positions = [first + (epoch * n + i) % count for first, count, n in images for i in range(n)]
+        return self._by_image[positions].tolist()
 
 
 def image_batches(image_count: int, batch_size: int, *, rank: int = 0, world_size: int = 1) -> list[list[int]]:
-    """Return this rank's part of the image batches that one process would evaluate.
+    """Return this rank's image batches, out of those that a single process would evaluate.
 
     Ranks wait for each other, so every rank has the same number of batches; a rank with fewer repeats the last batch of
     the split. The caller counts each image once, by its row.

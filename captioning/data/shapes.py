@@ -65,24 +65,24 @@ class ShapesSource(CocoSource):
 
     def prepare(self) -> None:
         """Generate the data set unless it exists. Raises InputError if ``root`` holds other shapes or other files."""
-        wanted = {"format": FORMAT, "seed": self.seed, "image_size": self.image_size, "images": self.images}
+        parameters = {"format": FORMAT, "seed": self.seed, "image_size": self.image_size, "images": self.images}
         if self.root.exists() and any(self.root.iterdir()):
             path = self.root / "shapes.json"
-            stored = read_json(path, "choose another root or delete the folder")
-            if stored != wanted:
-                raise InputError(f"{path}: made with {stored}, not {wanted}; choose another root, or delete the folder")
+            old = read_json(path, "choose another root or delete the folder")
+            if old != parameters:
+                raise InputError(f"{path}: made with {old}, not {parameters}; choose another root or delete the folder")
             return
         root = self.root.resolve()  # it may be a link to another disk
         root.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root.parent) as temporary:  # several runs may draw at once
-            part = Path(temporary, root.name)
-            (part / "annotations").mkdir(parents=True)
+            staging = Path(temporary, root.name)
+            (staging / "annotations").mkdir(parents=True)
             with Progress("drawing shapes", sum(self.images.values())) as progress:
                 for split in self.images:
-                    self._generate(part, split, progress)
-            (part / "shapes.json").write_bytes(msgspec.json.encode(wanted))
+                    self._generate(staging, split, progress)
+            (staging / "shapes.json").write_bytes(msgspec.json.encode(parameters))
             if not (root / "shapes.json").exists():
-                part.replace(root)
+                staging.replace(root)
 
     def _generate(self, folder: Path, split: str, progress: Progress) -> None:
         (folder / split).mkdir()
@@ -101,8 +101,8 @@ class ShapesSource(CocoSource):
             image_id = SPLITS.index(split) * _ID_STRIDE + number
             images.append({"id": image_id, "file_name": name, "height": self.image_size, "width": self.image_size})
             for i, (shape, mask) in enumerate(zip(shapes, masks, strict=True), 1):
-                words = [shape.size, shape.color, *([shape.texture] if shape.texture != "plain" else [])]
-                fields = {"category_id": NOUNS.index(shape.noun) + 1, "attributes": words, **_mask_fields(mask)}
+                adjectives = [shape.size, shape.color, *([shape.texture] if shape.texture != "plain" else [])]
+                fields = {"category_id": NOUNS.index(shape.noun) + 1, "attributes": adjectives, **_mask_fields(mask)}
                 instances.append({"id": image_id * 10 + i, "image_id": image_id, **fields})
             for i, style in enumerate(rng.permutation(STYLES).tolist(), 1):
                 text = " ".join(describe(shapes, style))

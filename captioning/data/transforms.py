@@ -14,15 +14,15 @@ from captioning.errors import check_range
 
 
 class View(NamedTuple):
-    """The part of an image that a model sees: the image is resized, cut, and perhaps mirrored."""
+    """What a model sees of an image: the image is resized, cropped, and perhaps mirrored."""
 
     size: tuple[int, int]  # (width, height) after resizing, in pixels
-    box: tuple[int, int, int, int]  # left, top, right, bottom of the cut in the resized image
+    box: tuple[int, int, int, int]  # left, top, right, bottom of the crop in the resized image
     mirrored: bool = False
 
     def image(self, image: Image.Image, resampling: Image.Resampling) -> Image.Image:
-        view = image.resize(self.size, resampling).crop(self.box)
-        return view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if self.mirrored else view
+        cropped = image.resize(self.size, resampling).crop(self.box)
+        return cropped.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if self.mirrored else cropped
 
     def mask(self, mask: np.ndarray) -> np.ndarray:
         """Return the view (height, width) bool of a mask of the whole image, in any resolution."""
@@ -61,7 +61,7 @@ class Preprocessing:
         """(height, width) of the encoder's input, in pixels."""
         return (self.crop or self.resize,) * 2
 
-    def view(self, image: Image.Image, view: View | None = None) -> Image.Image:
+    def view_image(self, image: Image.Image, view: View | None = None) -> Image.Image:
         """Return the pixels of a view, by default the view of evaluation: RGB uint8 before normalization."""
         view = view or self.evaluation_view(image.size)
         return view.image(image if image.mode == "RGB" else rgb(image), Image.Resampling[self.interpolation.upper()])
@@ -73,7 +73,7 @@ class Preprocessing:
 
     def __call__(self, image: Image.Image, view: View | None = None) -> Tensor:
         """Return the encoder's input, (3, height, width) float32, from a view: by default the view of evaluation."""
-        return self.normalize_all([self.view(image, view)])[0].contiguous()
+        return self.normalize_all([self.view_image(image, view)])[0].contiguous()
 
     def normalize_all(self, views: Sequence[Image.Image], device: torch.device | None = None) -> Tensor:
         """Return the input (B, 3, height, width) float32, channels last in memory, from the views of B images."""
@@ -99,8 +99,8 @@ class Augmentation:
     """Random changes of training images.
 
     Args:
-        random_crop: Whether to cut images from anywhere in the resized image instead of from its center.
-        flip: Probability of mirroring an image, whose caption may say "left" or "right". With ``data.features``, the
+        random_crop: Whether to crop anywhere in the resized image instead of at its center.
+        flip: Probability of mirroring an image. Its captions may say "left" or "right". With ``data.features``, the
             probability that all captions of an image in an epoch read the mirrored features (``captioning extract
             --flipped``).
     """

@@ -33,10 +33,10 @@ def open_views(
     """
     if isinstance(source, (str, os.PathLike)):
         path = os.path.abspath(os.path.expanduser(source))  # the working directory may change
-        views = [preprocessing.view(open_image(source, preprocessing.resize)) for preprocessing in preprocessings]
+        views = [preprocessing.view_image(open_image(source, preprocessing.resize)) for preprocessing in preprocessings]
         return views, functools.partial(_read_photo, path, os.path.getmtime(path), preprocessings[0])
     image = open_image(source, 0)
-    views = [preprocessing.view(image) for preprocessing in preprocessings]
+    views = [preprocessing.view_image(image) for preprocessing in preprocessings]
     return views, functools.partial(_read_photo, image, None, preprocessings[0])
 
 

@@ -42,13 +42,14 @@ def test_view_box_is_the_part_of_the_image_in_view(size):
     left, top, right, bottom = preprocessing.view_box(image.size)
     box = (left * image.width, top * image.height, right * image.width, bottom * image.height)
     cut = image.resize((32, 32), Image.Resampling.BILINEAR, box=box)
-    np.testing.assert_allclose(np.asarray(cut, dtype=float), np.asarray(preprocessing.view(image), dtype=float), atol=2)
+    view = np.asarray(preprocessing.view_image(image), dtype=float)
+    np.testing.assert_allclose(np.asarray(cut, dtype=float), view, atol=2)
 
 
 def test_without_a_crop_the_whole_image_is_squashed():
     preprocessing = Preprocessing(16, None, MEAN, STD, "nearest")
     image = Image.fromarray(np.kron(np.arange(4, dtype=np.uint8).reshape(2, 2), np.ones((10, 30), dtype=np.uint8)))
-    view = np.asarray(preprocessing.view(image))[:, :, 0]
+    view = np.asarray(preprocessing.view_image(image))[:, :, 0]
     assert view.shape == (16, 16)
     assert [view[0, 0], view[0, -1], view[-1, 0], view[-1, -1]] == [0, 1, 2, 3]
     assert preprocessing.view_box((61, 43)) == (0, 0, 1, 1)
@@ -61,7 +62,7 @@ def test_a_mask_follows_its_object_into_the_view(preprocessing, size):
     mask = np.zeros((height, width), dtype=bool)
     mask[height // 3 : 2 * height // 3, width // 2 : 3 * width // 4] = True
     white_where_masked = Image.fromarray(mask.astype(np.uint8) * 255).convert("RGB")
-    view = np.asarray(preprocessing.view(white_where_masked))[:, :, 0]
+    view = np.asarray(preprocessing.view_image(white_where_masked))[:, :, 0]
     moved = preprocessing.evaluation_view((width, height)).mask(mask)
     assert moved.dtype == bool and moved.shape == preprocessing.size and moved.any()
     assert view[moved].min() > 100 and view[~moved].max() < 156
@@ -152,7 +153,7 @@ def test_large_jpegs_are_decoded_at_a_reduced_size_that_still_suffices(tmp_path)
     assert widths == [160, 320, 640, 640]
     preprocessing = Preprocessing(64, 56, MEAN, STD)
     full, reduced = (load_image(tmp_path / "large.jpg", minimum_side=side) for side in (None, preprocessing.resize))
-    full, reduced = (np.asarray(preprocessing.view(image), dtype=float) for image in (full, reduced))
+    full, reduced = (np.asarray(preprocessing.view_image(image), dtype=float) for image in (full, reduced))
     assert np.abs(full - reduced).mean() < 2
 
 

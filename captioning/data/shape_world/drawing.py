@@ -37,14 +37,14 @@ def paint(
     for i in reversed(order):
         layer = Image.new("L", (image_size, image_size))
         layer.paste(*silhouettes[i])
-        whole = np.asarray(layer) >= 128
-        masks[i] = whole & ~covered
-        covered |= whole
-        if masks[i].sum() < LEAST_VISIBLE * whole.sum():
+        mask = np.asarray(layer) >= 128
+        masks[i] = mask & ~covered
+        covered |= mask
+        if masks[i].sum() < LEAST_VISIBLE * mask.sum():
             return None
     coarse: Any = rng.integers(165, 226)  # a smooth blotchy gradient of pale, muted tones
-    for most, size in ((14, 3), (16, (3, 3, 1)), (7, (3, 3, 3))):
-        coarse = coarse + rng.integers(-most, most + 1, size)
+    for limit, size in ((14, 3), (16, (3, 3, 1)), (7, (3, 3, 3))):
+        coarse = coarse + rng.integers(-limit, limit + 1, size)
     background = Image.fromarray(np.clip(coarse, 0, 255).astype(np.uint8))
     image = background.resize((image_size, image_size), Image.Resampling.BICUBIC)
     _clutter(image, rng, scale)
@@ -127,18 +127,18 @@ def _clutter(image: Image.Image, rng: np.random.Generator, scale: float) -> None
 
 
 def _rgb(hue: float, saturation: float, value: float) -> tuple[int, ...]:
-    return tuple(round(255 * part) for part in colorsys.hsv_to_rgb(hue, saturation, value))
+    return tuple(round(255 * channel) for channel in colorsys.hsv_to_rgb(hue, saturation, value))
 
 
 def _mix(a: tuple[int, ...], b: tuple[int, ...], fraction: float) -> tuple[int, ...]:
     return tuple(round(x + (y - x) * fraction) for x, y in zip(a, b, strict=True))
 
 
-_A, _B = 0.34, 0.95  # half the width and the length of a cross' arms
-_ARMS = [(-_A, -_B), (_A, -_B), (_A, -_A), (_B, -_A), (_B, _A), (_A, _A)]
+_IN, _OUT = 0.34, 0.95  # half the width of a cross' arms, and their length from the center
+_ARMS = [(-_IN, -_OUT), (_IN, -_OUT), (_IN, -_IN), (_OUT, -_IN), (_OUT, _IN), (_IN, _IN)]
 _DISC, _HOLE = (
     [(math.cos(t) * radius, math.sin(t) * radius) for t in (2 * math.pi * k / 48 for k in range(48))]
-    for radius in (_B, 0.52)
+    for radius in (0.95, 0.52)
 )
 _HEART = [
     (math.sin(t) ** 3, 13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t))

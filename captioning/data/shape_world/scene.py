@@ -19,17 +19,17 @@ SIZES = ("small", "large")
 REFERENCE_SIZE = 112
 RADII = {"small": (12.0, 14.0), "large": (18.5, 21.5)}
 ORDER_MARGIN = 10.0  # neighbors in left-to-right order stand at least this far apart in x
-AXIS_MARGIN = 10.0  # where a relation is stated, the displacement along its axis leads by at least this much
+AXIS_MARGIN = 10.0  # a stated relation's displacement exceeds that along the other axis by at least this much
 OBJECT_COUNTS = {1: 0.15, 2: 0.3, 3: 0.3, 4: 0.25}
-PLAIN = 0.4  # probability of an object without a texture
-CLOSEST = 0.65  # fraction of the sum of two radii to which centers may come, so that overlaps stay partial
+PLAIN_PROBABILITY = 0.4  # of an object without a texture
+CLOSEST = 0.65  # least distance of two centers, as a fraction of their radii's sum, so that overlaps stay partial
 
 # Which pairs (in left-to-right order) have their relation stated, by the number of objects.
-RELATED = {1: (), 2: ((0, 1),), 3: ((0, 1), (1, 2)), 4: ((0, 1), (2, 3))}
+RELATED_PAIRS = {1: (), 2: ((0, 1),), 3: ((0, 1), (1, 2)), 4: ((0, 1), (2, 3))}
 
 # By the number of objects, then by style. ``A`` to ``D`` are the objects from left to right. ``AB`` is the direction
 # from B to A ("left of"), ``AB+`` its long form ("to the left of"), ``AB~`` its form with a pronoun ("to its left").
-# ``@`` is the place in the picture.
+# ``@`` is the position in the picture.
 TEMPLATES = {
     1: ("A @", "there is A @ of the picture", "the picture shows A @", "we see only A @", "@ is A"),
     2: ("A AB B", "there is A AB+ B", "the picture shows B BA A", "we see A and B BA~", "BA+ A is B"),
@@ -100,7 +100,7 @@ def sample_scene(rng: np.random.Generator) -> tuple[list[Shape], list[int]]:
     shapes = []
     for number, size, radius, (x, y) in zip(colors_and_nouns, sizes, radii, centers, strict=True):
         color, noun = divmod(number, len(NOUNS))
-        texture = TEXTURES[0 if rng.random() < PLAIN else int(rng.integers(1, len(TEXTURES)))]
+        texture = TEXTURES[0 if rng.random() < PLAIN_PROBABILITY else int(rng.integers(1, len(TEXTURES)))]
         angle, *tint = rng.uniform([-0.2, -1, -1, -1], [0.2, 1, 1, 1]).tolist()
         shapes.append(Shape(NOUNS[noun], COLORS[color], texture, size, x, y, radius, angle, tuple(tint)))
     return shapes, rng.permutation(count).tolist()
@@ -120,17 +120,17 @@ def _place_one(rng: np.random.Generator, radius: float) -> list[tuple[float, flo
 def _place_several(rng: np.random.Generator, radii: list[float]) -> list[tuple[float, float]] | None:
     """Try a few times to place centers from left to right; None when the sizes don't seem to fit."""
     low = np.asarray(radii) + 2
-    distances = CLOSEST * np.add.outer(radii, radii)
-    np.fill_diagonal(distances, 0)
+    least_distances = CLOSEST * np.add.outer(radii, radii)
+    np.fill_diagonal(least_distances, 0)
     for _ in range(8):  # each try draws 64 layouts at once
         xs, ys = rng.uniform(low, REFERENCE_SIZE - low, (2, 64, len(radii)))
-        good = (np.diff(xs, axis=1) >= ORDER_MARGIN).all(axis=1)
-        for a, b in RELATED[len(radii)]:
-            good &= np.abs(np.abs(xs[:, a] - xs[:, b]) - np.abs(ys[:, a] - ys[:, b])) >= AXIS_MARGIN
-        apart = np.hypot(xs[:, :, None] - xs[:, None], ys[:, :, None] - ys[:, None])
-        good &= (apart >= distances).all(axis=(1, 2))
-        if good.any():
-            first = int(good.argmax())
+        is_valid = (np.diff(xs, axis=1) >= ORDER_MARGIN).all(axis=1)
+        for a, b in RELATED_PAIRS[len(radii)]:
+            is_valid &= np.abs(np.abs(xs[:, a] - xs[:, b]) - np.abs(ys[:, a] - ys[:, b])) >= AXIS_MARGIN
+        distances = np.hypot(xs[:, :, None] - xs[:, None], ys[:, :, None] - ys[:, None])
+        is_valid &= (distances >= least_distances).all(axis=(1, 2))
+        if is_valid.any():
+            first = int(is_valid.argmax())
             return list(zip(xs[first].tolist(), ys[first].tolist(), strict=True))
     return None
 

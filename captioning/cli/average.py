@@ -10,7 +10,7 @@ def average(*, model: list[Path], output: Path, fraction: list[float] | None = N
 
     Use the result like any checkpoint: to caption, to score, to export, or to start training from it
     (--init_from). The mean is useful if one run started from the weights of the other, or all from
-    the same weights. If they began with different random weights, use an ensemble (docs/recipes.md#ensembles).
+    the same weights. If their random weights differed, use an ensemble (docs/recipes.md#ensembles).
 
     Args:
         model: The checkpoints.

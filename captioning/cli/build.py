@@ -34,7 +34,7 @@ def parse_training(parser: ArgumentParser, args: Sequence[str]) -> Namespace:
 def build(
     types: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], options: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the objects at the keys of ``types``, {"data.source": CaptionSource} and their settings, nested as YAML.
+    """Return the objects at the keys of ``types`` ({"data.source": CaptionSource}), and their settings as nested dicts.
 
     A key whose type admits None may be missing. A later configuration wins over an earlier one, and options of the
     training command, ``["--data.source.root", "DIR"]``, win over all configurations.

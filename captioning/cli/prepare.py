@@ -79,7 +79,7 @@ def coco(*, root: Path = Path("data/coco"), year: Literal[2014, 2017] | None = N
 
 
 def flickr8k(*, root: Path = Path("data/flickr8k")) -> None:
-    """Get Flickr8k: download its captions, and unpack the archive of its images, which you request by a form.
+    """Get Flickr8k: download its captions, and unpack its images, which you request by a form.
 
     Args:
         root: Folder of the files.
@@ -88,7 +88,7 @@ def flickr8k(*, root: Path = Path("data/flickr8k")) -> None:
 
 
 def flickr30k(*, root: Path = Path("data/flickr30k")) -> None:
-    """Get Flickr30k: download its captions, and unpack the archive of its images, which you request by a form.
+    """Get Flickr30k: download its captions, and unpack its images, which you request by a form.
 
     Args:
         root: Folder of the files.

@@ -1,4 +1,4 @@
-"""What every test runs with: a seed, one thread, no network, no window, no account."""
+"""The environment of every test: a seed, one thread, no network, no display, no account."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: its kernels then run on a CPU
 
-gc.disable()  # until the tests are collected; what they import is then never looked through again
+gc.disable()  # until the tests are collected; pytest_collection_finish then exempts all imported objects
 
 torch.set_num_threads(1)  # two test processes on two cores, not two times two threads
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts tests in the background ignores it
@@ -87,7 +87,7 @@ def _seed(number: int) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> None:
-    """What several tests share does not depend on the test that runs first, and differs from what a test draws."""
+    """Seed fixtures that tests share by their name: they do not depend on the first test, and differ from its draws."""
     if fixturedef.scope != "function":
         _seed(zlib.crc32(fixturedef.argname.encode()))
 
@@ -96,11 +96,11 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> None:
 def _alone(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seeds; and only this machine can be reached: whatever needs a download fails at once, by name."""
+    """Seed the test, and let it reach this machine alone: a download fails at once, with the name of the host."""
     _seed(0)
     if request.node.get_closest_marker("java"):
         monkeypatch.delenv("CAPTIONING_JAVA", raising=False)
-    # A run that a test forgets to place must not land in the checkout.
+    # A run without a folder must not be written into the checkout.
     monkeypatch.setenv("WANDB_DIR", str(tmp_path_factory.getbasetemp()))
     real_look_up, real_connect = socket.getaddrinfo, socket.socket.connect
 
@@ -121,7 +121,7 @@ def _alone(
 
 @pytest.fixture(scope="module")
 def shapes_settings(tmp_path_factory) -> tuple[ShapesSource, dict]:
-    """A data set of a few images, and the settings that name it."""
+    """A data set of a few images, and the settings of its source."""
     from captioning.data.shapes import ShapesSource
 
     root = str(tmp_path_factory.mktemp("data") / "shapes")
@@ -133,7 +133,7 @@ def shapes_settings(tmp_path_factory) -> tuple[ShapesSource, dict]:
 
 @pytest.fixture
 def tested_pair(tmp_path, shapes_settings) -> tuple[Path, Path]:
-    """Two tested runs; the captions of "hard" are what its checkpoint says, those of "soft" are not."""
+    """Two tested runs. The captions of "hard" are those of its checkpoint; those of "soft" are invented."""
     from helpers_runs import CSV, make_run, save_checkpoint
 
     from captioning.inference import load

@@ -1,4 +1,4 @@
-"""Shared by tests: scripts as modules, pictures, traces, and what the explorer shows."""
+"""Shared by tests: scripts as modules, images, traces, and data of the explorer."""
 
 import importlib.util
 import json
@@ -43,14 +43,14 @@ def save_image(path: Path, seed: int = 0, size: tuple[int, int] = (30, 20)) -> P
 
 
 def write_features(folder: Path, name: str, identity: dict[str, Any], paths: Sequence[str], values: ArrayLike) -> None:
-    """The files of cached features as ``captioning extract`` leaves them."""
+    """Write files of cached features as ``captioning extract`` does."""
     np.save(folder / f"{name}.npy", np.asarray(values, dtype=np.float16))
     content = {"fingerprint": identity, "done": len(paths), "paths": list(paths)}
     (folder / f"{name}.json").write_text(json.dumps(content))
 
 
 def trace_of(alphas: ArrayLike, betas: ArrayLike | None = None, locations: ArrayLike | None = None) -> AttentionTrace:
-    """The trace of a caption with alphas (T, L); contexts are expectations where no locations are given."""
+    """Return the trace of a caption with alphas (T, L). Without ``locations``, contexts are expectations."""
     alphas = np.asarray(alphas, dtype=np.float32)
     alphas = alphas if alphas.size else alphas.reshape(0, CELLS)
     chosen: Any = np.full(len(alphas), NO_LOCATION) if locations is None else np.asarray(locations)
@@ -58,7 +58,7 @@ def trace_of(alphas: ArrayLike, betas: ArrayLike | None = None, locations: Array
 
 
 def one_hot(locations: Tensor, size: int) -> Tensor:
-    """(.., L) with 1 at the locations (..), all 0 where the context is the expectation."""
+    """Return (.., L) with 1 at the locations (..), all 0 where the context is an expectation."""
     return torch.nn.functional.one_hot(locations + 1, size + 1)[..., 1:].float()
 
 
@@ -78,7 +78,7 @@ def random_alphas(steps: int, cells: int = CELLS, seed: int = 4) -> np.ndarray:
 
 
 class Attended(NamedTuple):
-    """A caption as the explorer takes it."""
+    """A caption with the fields that the explorer reads."""
 
     words: list[str]
     trace: AttentionTrace

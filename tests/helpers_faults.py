@@ -1,4 +1,4 @@
-"""Command lines in this process, and the one line by which a command refuses something."""
+"""Command lines in this process, and the one line with which a command refuses its input."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Small captioners with large weights, far from even attention, and batches of their annotations."""
+"""Small captioners with large weights, whose attention is far from even, and batches of annotations."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -24,7 +24,7 @@ def draw_weights(module: Module, std: float) -> Module:
 def captioner_of(
     decoder: Decoder, D: int, V: int, std: float, *, grid_size: tuple[int, int] | None = None, image_size: int = 16
 ) -> Captioner:
-    """A captioner of annotations with D entries and V ids; ``std`` is that of the decoder's weights."""
+    """Return a captioner for annotations of size D and V ids. ``std`` is the deviation of the decoder's weights."""
     encoder = ConvEncoder((D,), (4,), image_size=image_size)
     encoder.grid_size = grid_size or encoder.grid_size
     captioner = Captioner(encoder, decoder, vocabulary_size=V)
@@ -33,7 +33,7 @@ def captioner_of(
 
 
 def batch_of(captions: Sequence[Sequence[int]], annotations: Tensor, mask: Tensor | None = None) -> CaptionBatch:
-    """A batch of ids, in which each caption has an image of its own."""
+    """Return a batch of captions (ids), each with its own image."""
     images = torch.arange(len(captions))
     ids, lengths = pad_captions([list(words) for words in captions])
     return CaptionBatch(ids, lengths, images, images, images, annotations=annotations, annotation_mask=mask)

@@ -1,4 +1,4 @@
-"""Checkpoints, folders of runs and captions of a test split, as training and testing leave them."""
+"""Checkpoints, run folders and captions of a test split, as training and testing write them."""
 
 import dataclasses
 import json
@@ -35,7 +35,7 @@ def save_checkpoint(
     with_encoder: Encoder | None = None,
     **changes,
 ) -> Path:
-    """Write what a training run leaves: random weights, large enough for captions to differ between images."""
+    """Write the checkpoint of a run, with random weights so large that images have different captions."""
     torch.manual_seed(5)
     encoder = with_encoder
     if encoder is None:
@@ -55,7 +55,7 @@ def save_checkpoint(
 
 
 def edit_checkpoint(path: str | Path, edit: Callable[[dict[str, Any]], Any]) -> None:
-    """Change what a checkpoint holds; its checksums are those of the new content."""
+    """Change the content of a checkpoint, and with it the checksums."""
     content = torch.load(path, weights_only=True)
     edit(content)
     torch.save(content, path)
@@ -103,7 +103,7 @@ def tiny_config(root: Path, *, train: int = 4, val: int = 2, test: int = 2, **da
         "class_path": "captioning.data.shapes.ShapesSource",
         "init_args": {"root": str(root), "train": train, "val": val, "test": test, "image_size": 48},
     }
-    config: dict[str, Any] = yaml.safe_load(yaml.safe_dump(TINY))  # a copy of its own
+    config: dict[str, Any] = yaml.safe_load(yaml.safe_dump(TINY))  # a deep copy
     return config | {"data": {"source": source, "batch_size": 10, "num_workers": 0} | data}
 
 
@@ -124,7 +124,7 @@ CAPTION = {
 def make_run(
     folder: Path, *, captions: list[dict[str, Any]] | None = None, settings: Any = None, csv: str = ""
 ) -> Path:
-    """A folder as `captioning fit` and `captioning test` leave it."""
+    """Write a run folder as `captioning fit` and `captioning test` do, and return it."""
     (folder / "checkpoints").mkdir(parents=True)
     if settings is not None:
         (folder / "config.yaml").write_text(yaml.safe_dump(settings))
@@ -147,7 +147,7 @@ def make_captions(images: int = 20, skill: float = 0.7, *, seed: int = 0, first:
     """Return a run's captions of images first, first + 1, ..; references depend on the image alone.
 
     Args:
-        skill: the probability that a word is that of the first reference, and that a noun is a hit.
+        skill: Probability that a word is the first reference's, and that a noun is a hit.
     """
     draw = random.Random(seed)
     captions = {}

@@ -1,4 +1,4 @@
-"""Modules, data and trainers small enough to fit in a second, and the command line in this process."""
+"""Modules, data and trainers that train within a second, and the command line in this process."""
 
 import os
 import signal
@@ -72,7 +72,7 @@ def make_trainer(folder: Path, **options: Any) -> pl.Trainer:
 
 
 def last_checkpoint(folder: Path, **options: Any) -> ModelCheckpoint:
-    """What writes FOLDER/last.ckpt, as the command line's does: after an exception, too."""
+    """Return the callback that writes FOLDER/last.ckpt as that of the command line: after an exception, too."""
     defaults = {"save_on_train_epoch_end": True, "save_on_exception": True, "enable_version_counter": False}
     return ModelCheckpoint(folder, "last", **defaults | options)
 
@@ -94,14 +94,14 @@ class Signal(pl.Callback):
 
 
 def command(*words: str) -> Any:
-    """Run `captioning fit`, `validate`, `test` or `predict`; returns fit's command line with trainer and module."""
+    """Run `captioning fit`, `validate`, `test` or `predict`. For fit, return the ``Fit`` with trainer and module."""
     if words[0] != "fit":
         return call(f"captioning {words[0]}", score, words[1:], task=words[0])
     return fit(list(words[1:]))
 
 
 def enter(folder: Path, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a folder with tiny.yaml the working directory of a test, and return it."""
+    """Write ``config`` as FOLDER/tiny.yaml, make the folder the working directory of a test, and return it."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", ["captioning"])
     monkeypatch.delenv("CAPTIONING_RUN_FOLDER", raising=False)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
-"""The losses of the first steps of tiny models, which a change that alters no numbers must reproduce.
+"""The losses of the first steps of tiny models. A change that should alter no numbers must reproduce them.
 
 Weights, images and captions come from NumPy's generator and there is no dropout, since PyTorch's random numbers depend
 on the processor; only hard attention's draws are PyTorch's. ``python tests/loss_trace.py`` writes tests/loss_trace.json
-anew, for a change that alters the numbers on purpose and says so in CHANGELOG.md.
+again, after a change that alters the numbers on purpose and says so in CHANGELOG.md.
 """
 
 import json
@@ -30,7 +30,7 @@ def losses(kind: str, *, lr: float = 0.2, scale: float = 1.0) -> list[float]:
     """Return the loss of every step.
 
     Args:
-        lr: Learning rate of plain gradient descent, which does not enlarge rounding as Adam's division does.
+        lr: Learning rate of plain gradient descent. Adam's division would enlarge rounding errors.
         scale: Factor of the initial weights.
     """
     draw = np.random.default_rng(5)

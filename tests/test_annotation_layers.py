@@ -30,7 +30,7 @@ def make_mask() -> torch.Tensor:
     return mask
 
 
-def normalised(x: np.ndarray, norm) -> np.ndarray:
+def layer_norm(x: np.ndarray, norm) -> np.ndarray:
     x = x - x.mean(1, keepdims=True)
     return x / np.sqrt((x**2).mean(1, keepdims=True) + norm.eps) * numpy(norm.weight) + numpy(norm.bias)
 
@@ -44,7 +44,7 @@ def by_hand(layer: AnnotationAttention, annotations: torch.Tensor, locations: li
     x = numpy(annotations)[locations] @ numpy(layer.projection.weight).T + numpy(layer.projection.bias)
     x = x + np.array([position(*divmod(i, GRID[1])) for i in locations])
     for block in layer.layers.layers:
-        y = normalised(x, block.norm1)
+        y = layer_norm(x, block.norm1)
         queries, keys, values = np.split(
             y @ numpy(block.self_attn.in_proj_weight).T + numpy(block.self_attn.in_proj_bias), 3, axis=1
         )
@@ -56,10 +56,10 @@ def by_hand(layer: AnnotationAttention, annotations: torch.Tensor, locations: li
                 e = np.exp([queries[i, own] @ keys[j, own] / math.sqrt(size) for j in range(len(x))])
                 read[i, own] = sum(w * values[j, own] for j, w in enumerate(e / e.sum()))
         x = x + read @ numpy(block.self_attn.out_proj.weight).T + numpy(block.self_attn.out_proj.bias)
-        y = normalised(x, block.norm2)
+        y = layer_norm(x, block.norm2)
         y = np.maximum(y @ numpy(block.linear1.weight).T + numpy(block.linear1.bias), 0)
         x = x + y @ numpy(block.linear2.weight).T + numpy(block.linear2.bias)
-    return normalised(x, layer.layers.norm)
+    return layer_norm(x, layer.layers.norm)
 
 
 def position(row: int, column: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""The page of `captioning app` in a real Chromium: a photograph in, its caption and the explorer out."""
+"""The page of `captioning app` in a real Chromium: somebody drops a photo and sees its caption and the explorer."""
 
 import importlib.util
 import os
@@ -43,7 +43,7 @@ def checkpoint(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def port(extra, checkpoint, tmp_path_factory) -> Iterator[int]:
-    """The port of the command, started as a user does and ended with Ctrl-C."""
+    """The port of the command, which is started as by a user and ended with Ctrl-C."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -67,7 +67,7 @@ def port(extra, checkpoint, tmp_path_factory) -> Iterator[int]:
 
 @pytest.fixture
 def page(port, browser):
-    """The page as it is opened; at the end it may have asked no other machine for anything, and have no complaint."""
+    """The opened page, which must have made no request to another machine and logged no error when a test ends."""
     address, problems = f"http://127.0.0.1:{port}/", []
     page = browser.new_page()
     page.set_default_timeout(60_000)  # a machine may be busy with other tests

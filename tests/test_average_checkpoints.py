@@ -1,4 +1,4 @@
-"""A checkpoint that is the mean of others: its weights by hand, what it is good for, and what has no mean."""
+"""A checkpoint that is the mean of others: its weights by hand, its use, and checkpoints without a mean."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from captioning.model import SummedOutput
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path, monkeypatch) -> Path:
+def workdir(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""The script prints captions, draws overlays and writes JSON for images given in any of its ways."""
+"""`captioning caption` prints captions, draws overlays and writes JSON, for files, folders and standard input."""
 
 import io
 import json
@@ -30,7 +30,7 @@ def checkpoint(tmp_path_factory) -> str:
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """Three images, one of them in a folder below, and what is no image."""
+    """A folder with three images, one of them in a subfolder, and a file that is no image."""
     (tmp_path / "images" / "more").mkdir(parents=True)
     for number, name in enumerate(["b.png", "a.JPG", "more/b.png"]):
         save_image(tmp_path / "images" / name, number)

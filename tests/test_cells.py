@@ -1,4 +1,4 @@
-"""Cells lie where the network looks; a regular grid gives what was drawn and scored before."""
+"""Cells lie where the network looks; a regular grid gives the figures and metrics of earlier versions."""
 
 import copy
 
@@ -18,7 +18,7 @@ SHIFTED = CellGrid((3, 4), (2.0, 7.0), (10.0, 8.0), (30, 32))  # rows -3..7, 7..
 
 
 class OwnEncoder(Encoder):
-    """A network made for a test, whose input has 48 x 48 pixels."""
+    """An encoder of any network, whose input has 48 x 48 pixels."""
 
     def __init__(self, *network: nn.Module) -> None:
         super().__init__(nn.Sequential(*network), Preprocessing(48, None, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)))
@@ -31,7 +31,7 @@ class OwnEncoder(Encoder):
 
 
 def one_sided(rows: slice, columns: slice) -> Encoder:
-    """Patches of 8 x 8 pixels, the first at -1, of which these rows and columns count alone."""
+    """Patches of 8 x 8 pixels, the first at -1; only these rows and columns have weights."""
     layer = nn.Conv2d(3, 4, 8, 8, padding=1)
     window = torch.zeros(8, 8)
     window[rows, columns] = 1
@@ -71,7 +71,7 @@ def test_cells_lie_where_the_weights_look(rows, columns, offset):
         (lambda: TimmEncoder("convnext_atto", 1, weights=None, image_size=64), 4, 0),
         (lambda: TorchvisionEncoder("resnet18", "layer2", weights=None, image_size=64), 0.5, 1),
         (lambda: OwnEncoder(nn.Conv2d(3, 4, 7, 8, padding=3), nn.ReLU(), nn.Conv2d(4, 5, 3, padding=1)), 0.5, 2),
-        # TensorFlow pads an even side at its end alone: every layer of stride 2 moves the centre by one of its pixels.
+        # TensorFlow pads an even side at its end alone: every layer of stride 2 moves the center by one of its pixels.
         (lambda: OwnEncoder(nn.ZeroPad2d((0, 7, 0, 7)), nn.Conv2d(3, 4, 15, 8)), 7.5, 1),
     ],
     ids=["vgg", "vit", "convnext", "resnet", "own", "padded at the end"],

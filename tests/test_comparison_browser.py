@@ -1,4 +1,4 @@
-"""The comparison's page in a real Chromium: it fits, is readable on light and dark paper, and explores."""
+"""The comparison's page in a real Chromium: it fits the window, is readable in light and dark, and has the explorer."""
 
 import pytest
 from helpers import explored, run_captions

@@ -35,13 +35,13 @@ VARIANTS = [
 
 @pytest.fixture(autouse=True)
 def _without_weights():
-    """No test here reads weights, which take most of the time."""
+    """Read no weights, which would take most of the time of these tests."""
     with torch.device("meta"):
         yield
 
 
 class Instantiated(Fit):
-    """The command line before it looks for data."""
+    """The command line, without reading data."""
 
     def read_inputs(self) -> None:
         return None

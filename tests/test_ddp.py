@@ -1,4 +1,4 @@
-"""Several processes on one machine compute what one computes, and resume. All of them are real ones, by gloo."""
+"""Several processes on one machine compute the results of one, and resume. They are real processes, with gloo."""
 
 import os
 import signal

@@ -132,7 +132,7 @@ def passes(step: nn.Module, batch: CaptionBatch, samples: int) -> dict[str, Tens
     return tensors | {f"term {name}": value for name, value in terms.items()}
 
 
-def work(rank: int, world_size: int, folder: str) -> None:
+def run_process(rank: int, world_size: int, folder: str) -> None:
     """One process: its part of every case, reduced by the same wrapper that the trainer uses."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size)
@@ -151,7 +151,7 @@ def work(rank: int, world_size: int, folder: str) -> None:
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_gradients_terms_and_buffers_are_those_of_the_large_batch(tmp_path: Path, world_size: int) -> None:
-    torch.multiprocessing.spawn(work, (world_size, str(tmp_path)), nprocs=world_size)
+    torch.multiprocessing.spawn(run_process, (world_size, str(tmp_path)), nprocs=world_size)
     ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(world_size)]
     words = [int(batch_of(rank, world_size).lengths.sum()) for rank in range(world_size)]
     assert len(set(words)) > 1

@@ -1,4 +1,4 @@
-"""What callers ask of captions: several, a beginning, a length, no repetition; for every model."""
+"""Options of decoding with every model: several captions, a prefix, lengths, no repetition."""
 
 import itertools
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The demo: what it trains on a quick and on a slow processor, how it goes on, and what it ends with."""
+"""The demo: its plan for a fast and a slow processor, how it resumes, and what it prints."""
 
 import os
 import re
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def fits_of(runs: Path, monkeypatch, step: float) -> dict[str, list[str]]:
-    """Return the options of every training of a demo on a machine whose steps take so long."""
+    """Return the options of every training of a demo on a machine whose steps take ``step`` seconds."""
     commands = []
     monkeypatch.setattr(demo, "seconds_of_a_step", lambda images, captions: step)
     monkeypatch.setattr("captioning.data.ShapesSource.prepare", lambda self: None)  # draws 7,000 images
@@ -109,7 +109,7 @@ def test_a_failed_command_is_one_line_with_its_reason_and_the_others_finish(caps
 
 
 def test_ctrl_c_waits_until_all_commands_have_saved_and_starts_no_other(tmp_path):
-    """The stand-in for Python runs a program that saves when it is interrupted."""
+    """In place of Python, a program runs that saves when it is interrupted."""
     child = tmp_path / "python"
     child.write_text(
         f"#!{sys.executable}\nimport sys, time\nfrom pathlib import Path\nprint('epoch', flush=True)\n"

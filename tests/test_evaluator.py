@@ -1,4 +1,4 @@
-"""A split is evaluated without a trainer; processes that share it find what one finds; the files read back."""
+"""A split is evaluated without a trainer, by several processes as by one; its files are read unchanged."""
 
 import doctest
 import json

@@ -15,13 +15,13 @@ from captioning.views.explorer import explorer_fragment, explorer_page
 
 
 def content(page: str) -> dict:
-    """What the page's script reads."""
+    """Return the data of the page's script."""
     (text,) = re.findall(r'<script type="application/json" class="explorer-data">(.*?)</script>', page, flags=re.S)
     return json.loads(text)
 
 
 def caption(*runs: dict, rank: int = 0) -> dict:
-    """A caption of the first run, as the page's script reads it."""
+    """Return the data of a caption of the first run in the page's script."""
     return content(explorer_page([explored(*runs)]))["images"][0]["runs"][0]["captions"][rank]
 
 
@@ -110,7 +110,7 @@ def test_numbers_may_be_words_and_need_not_exist():
     assert content(page)["images"][0]["runs"][0]["numbers"] == {"BLEU-4": 0.1235, "kind": "best", "CIDEr": None}
 
 
-def test_a_small_view_is_exactly_what_the_model_saw_and_a_photograph_no_larger_than_a_screen_needs():
+def test_a_small_view_is_stored_exactly_and_a_large_photo_at_the_size_of_a_screen():
     drawing = random_view()
     image = content(explorer_page([explored(view=drawing)]))["images"][0]
     kind, _, text = image["view"].partition(";base64,")

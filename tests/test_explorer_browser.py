@@ -28,7 +28,7 @@ def peaked(cells: list[int], rest: float = 0.02) -> np.ndarray:
     return alphas
 
 
-def grey(width: int = 64, height: int = 48) -> Image.Image:
+def gray(width: int = 64, height: int = 48) -> Image.Image:
     return Image.new("RGB", (width, height), (128, 128, 128))
 
 
@@ -56,9 +56,9 @@ def run_pair() -> list[ExplorerData]:
 def image_set() -> list[ExplorerData]:
     boats = run_captions("soft", "boats at sea", alphas=peaked([1, 2, 3]), grid_size=GRID)
     return [
-        explored(*run_pair(), name="dogs.jpg", view=grey(), references=["some dogs", "reference 0"]),
-        explored(*run_pair(), name="more dogs.jpg", view=grey(), references=["some dogs", "reference 1"]),
-        explored(boats, name="boats.jpg", view=grey()),
+        explored(*run_pair(), name="dogs.jpg", view=gray(), references=["some dogs", "reference 0"]),
+        explored(*run_pair(), name="more dogs.jpg", view=gray(), references=["some dogs", "reference 1"]),
+        explored(boats, name="boats.jpg", view=gray()),
     ]
 
 
@@ -128,7 +128,7 @@ def matrix_peaks(page, run: str) -> list[int]:
 
 
 def brightest(page, run: str, picture: int = 0) -> int:
-    """The cell of a picture with most of the map's colour: red over grey."""
+    """The cell of a picture with most of the map's color: red over gray."""
     drawn = pixels(page, run, picture).astype(int)
     excess = drawn[:, :, 0] - drawn[:, :, 2]
     rows, columns = GRID
@@ -174,7 +174,7 @@ def evidence_page() -> str:
     both = run_captions(
         "summed", " ".join(SOFT), alphas=peaked(SOFT_CELLS), evidence=peaked(SOFT_CELLS[::-1]), grid_size=GRID
     )
-    return explorer_page([explored(both, run_pair()[0], view=grey())])
+    return explorer_page([explored(both, run_pair()[0], view=gray())])
 
 
 def test_where_it_looked_and_where_the_word_came_from_are_switched_by_a_key(visit):
@@ -200,7 +200,7 @@ def test_where_it_looked_and_where_the_word_came_from_are_switched_by_a_key(visi
 def test_every_head_can_be_looked_at(visit):
     heads = np.stack([peaked(SOFT_CELLS), peaked(SOFT_CELLS[::-1])], axis=1)  # (T, h, L)
     run = run_captions("heads", " ".join(SOFT), alphas=heads.mean(axis=1), heads=heads, grid_size=GRID)
-    page = visit(explorer_page([explored(run, run_pair()[0], view=grey())]))
+    page = visit(explorer_page([explored(run, run_pair()[0], view=gray())]))
     word(page, "heads", "dogs").hover()
     page.locator('.attention[data-attention="head 2"]').click()
     assert page.locator('.attention[aria-pressed="true"]').inner_text() == "Head 2"
@@ -239,7 +239,7 @@ def test_cells_are_framed_and_found_where_the_encoder_has_them(visit):
         (3, 4), (2, 20), (16, 16), (48, 64)
     )  # the first row begins 6 pixels above, columns 12 to the right
     words = attended("here", peaked([5]), locations=[0])._replace(cells=cells)
-    page = visit(explorer_page([explored(explorer_run("own", words), view=grey())]))
+    page = visit(explorer_page([explored(explorer_run("own", words), view=gray())]))
     stage = panel(page, "own").locator(".stage")
     outer = stage.bounding_box()
     scale = outer["width"] / 64
@@ -323,7 +323,7 @@ def test_the_second_word_is_shown_first_and_arrow_keys_go_on_also_after_a_search
 
 def test_a_map_that_prefers_no_location_is_named_and_the_scale_ends_at_the_strongest(visit):
     alphas = np.stack([np.full(CELLS, 1 / CELLS), peaked([5])[0]])
-    page = visit(explorer_page([explored(run_captions("soft", "a dog", alphas=alphas, grid_size=GRID), view=grey())]))
+    page = visit(explorer_page([explored(run_captions("soft", "a dog", alphas=alphas, grid_size=GRID), view=gray())]))
     details = panel(page, "soft").locator(".details")
     assert "strongest in row 2, column 2" in details.inner_text()
     page.keyboard.press("ArrowLeft")
@@ -357,7 +357,7 @@ def test_markup_in_captions_and_names_is_shown_as_text(visit):
     trap = "<img src=x onerror=window.caught=1> </script><script>window.caught=1</script>"
     alphas = np.full((len(trap.split()), CELLS), 1 / CELLS)
     trapped = run_captions(trap, trap, alphas=alphas, grid_size=GRID, numbers={trap: trap})
-    page = visit(explorer_page([explorer_image(trap, grey(), [trapped], references=[trap])], trap))
+    page = visit(explorer_page([explorer_image(trap, gray(), [trapped], references=[trap])], trap))
     assert page.evaluate("window.caught") is None
     assert page.title() == trap
     assert page.locator(".explorer h2").inner_text() == trap

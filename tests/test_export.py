@@ -1,4 +1,4 @@
-"""A captioner as a folder: the same captions, nothing that runs, a card with data, settings and scores."""
+"""A captioner as a folder: the same captions, no code, a card with data, settings and metrics."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""`captioning extract`: parts of a training configuration, and options that win over it."""
+"""`captioning extract`: the encoder and data of training configurations, and options that win over them."""
 
 import json
 from pathlib import Path

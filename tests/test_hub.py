@@ -1,4 +1,4 @@
-"""Captioners by name from the hub, whose one function that is used is a folder here."""
+"""Captioners by name from the hub; a folder replaces the only function of the hub that is called."""
 
 from pathlib import Path
 

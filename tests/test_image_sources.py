@@ -1,4 +1,4 @@
-"""An image has the same caption in every form that callers have it in; anything that is no image is named."""
+"""An image has the same caption as a path, array, tensor or Pillow image; other arguments are refused by name."""
 
 import io
 from pathlib import Path
@@ -37,9 +37,9 @@ def test_every_form_has_the_same_pixels(path):
     files = [path, str(path), pixels(path), path.read_bytes()]
     for source in (*files, array, array / 255, tensor, tensor / 255, opaque):
         np.testing.assert_array_equal(np.array(open_image(source, 20)), array, str(type(source)))
-    grey = np.arange(12, dtype=np.uint8).reshape(3, 4)
-    for source in (grey, grey[..., None], torch.from_numpy(grey), torch.from_numpy(grey)[None]):
-        np.testing.assert_array_equal(np.array(open_image(source, 20)), np.repeat(grey[..., None], 3, axis=2))
+    gray = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    for source in (gray, gray[..., None], torch.from_numpy(gray), torch.from_numpy(gray)[None]):
+        np.testing.assert_array_equal(np.array(open_image(source, 20)), np.repeat(gray[..., None], 3, axis=2))
 
 
 def test_a_batch_is_captioned_image_by_image(captioner, path, tmp_path):

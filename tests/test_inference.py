@@ -1,4 +1,4 @@
-"""A checkpoint file alone gives captions with their attention; a bad file is refused with the reason."""
+"""A checkpoint file is enough for captions with attention; a bad file is refused with the reason."""
 
 import functools
 import json
@@ -90,7 +90,7 @@ def test_a_caption_knows_the_whole_photo_at_its_own_size_upright(captioner, tmp_
 
 
 def shown(caption) -> tuple[int, ...]:
-    """The colour in the middle of the photo in a caption's figure."""
+    """The color in the middle of the photo in a caption's figure."""
     pixels = np.asarray(caption.figure().axes[0].images[0].get_array())
     return tuple(pixels[len(pixels) // 2, pixels.shape[1] // 2, :3].tolist())
 

@@ -1,4 +1,4 @@
-"""What Lightning, wandb and other libraries refuse when a run starts: one line, and a fault keeps its traceback."""
+"""Refusals of Lightning, wandb and other libraries when a run starts are one line; a fault keeps its traceback."""
 
 import csv
 import os

@@ -50,7 +50,7 @@ def test_alphas_are_the_normalized_softmax_in_the_window_times_the_gaussian():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_locations_outside_the_window_get_exactly_zero(dtype):
     attention = local_attention(window=(1.2, 2.2)).to(dtype)
-    look_at(attention, 1.5, 3.5)  # the centre of cell (1, 3)
+    look_at(attention, 1.5, 3.5)  # the center of cell (1, 3)
     memory = attention.prepare(torch.randn(B, L, D, dtype=dtype))
     inside = attention(torch.randn(B * R, H, dtype=dtype), memory)[0].alphas.unflatten(-1, GRID) > 0
     expected = torch.zeros(GRID, dtype=torch.bool)
@@ -69,7 +69,7 @@ def test_a_window_without_a_location_that_exists_falls_back_to_the_others():
 
 
 def test_position_learns_to_reach_the_target():
-    """Annotations tell nothing of where they are; only the position can bring the context to the target."""
+    """Annotations do not depend on their location; only the position can move the context to the target."""
     torch.manual_seed(0)
     attention = local_attention(window=(2, 2))
     annotations, query = torch.zeros(1, L, D), torch.randn(1, H)

@@ -96,7 +96,7 @@ MARKS = "’ “ ” ‘ – — … \" ' - -- ... ! ? ; : , . ( ) <unk> # & / �
 
 @pytest.mark.java
 def test_words_are_those_of_the_toolkits_program(capfd):
-    """Marks stand before, behind and between words; a closing quote that opens a word is what the page excepts."""
+    """Marks before, behind and between words; docs/languages.md excepts a closing quote before a word."""
     tokenizer = pytest.importorskip("pycocoevalcap.tokenizer.ptbtokenizer").PTBTokenizer()
     texts = [*TEXTS, TEXTS[len(SENTENCES)].replace("'", "’")]  # noqa: RUF001
     words = "One dog runs over green grass".split()

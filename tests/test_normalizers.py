@@ -32,7 +32,7 @@ def alphas_of(kind: type[Normalizer], logits, mask=None) -> torch.Tensor:
 
 
 def bisected(logits: np.ndarray, a: float) -> np.ndarray:
-    """a-entmax of logits (L,): the tau at which max((a - 1) e_i - tau, 0)^(1 / (a - 1)) sums to 1, in 200 halvings."""
+    """a-entmax of logits (L,): the tau at which max((a - 1) e_i - tau, 0)^(1 / (a - 1)) sums to 1, by bisection."""
     x = (a - 1) * logits
     low, high = x.max() - 1, x.max()
     for _ in range(200):

@@ -14,7 +14,7 @@ from captioning.views.maps import STYLES, smooth_alphas
 from captioning.views.overlays import WHOLE, ModelAttention, attention_figure
 
 CELLS = CellGrid.regular((3, 5), (40, 60))
-GREY = Image.new("RGB", (60, 40), "gray")
+GRAY = Image.new("RGB", (60, 40), "gray")
 
 
 def one_hot(cell: int, cells: int = 15) -> np.ndarray:
@@ -101,7 +101,7 @@ def test_all_maps_have_one_scale_which_ends_at_the_greatest_attention_of_all_wor
     strong, look = one_hot(7), STYLES["paper"]
     alphas = [0.3 * strong + 0.7 / 15, 0.6 * strong + 0.4 / 15, 0.1 * strong + 0.9 / 15]
     end = alphas[1].max()
-    figure = figure_of(GREY, ["a", "cat", "of"], trace_of(alphas), style="paper")
+    figure = figure_of(GRAY, ["a", "cat", "of"], trace_of(alphas), style="paper")
     for axes, alpha in zip(panels(figure), alphas, strict=True):
         for extreme, value in ((np.min, math.sqrt(alpha.min() / end)), (np.max, math.sqrt(alpha.max() / end))):
             light, white = look["dim"] + (1 - look["dim"]) * value, look["opacity"] * value
@@ -141,11 +141,11 @@ def test_attended_pixels_keep_half_of_their_color_under_the_map():
 def test_even_attention_shows_no_pattern_stays_dim_beside_other_words_and_is_named():
     even = np.full(15, 1 / 15)
     alphas = [even, 0.5 * one_hot(7) + 0.5 * even, 0.95 * even + 0.05 * one_hot(2)]
-    figure = figure_of(GREY, ["of", "cat", "a"], trace_of(alphas))
+    figure = figure_of(GRAY, ["of", "cat", "a"], trace_of(alphas))
     flat, strong, _ = (pixels(axes) for axes in panels(figure))
     assert np.ptp(flat[:, :, 0]) <= 1 and flat.max() < 0.6 * strong.max()
     assert [axes.get_xlabel() for axes in panels(figure)] == ["nearly even", "", "nearly even"]
-    (alone,) = panels(figure_of(GREY, ["of"], trace_of([even])))
+    (alone,) = panels(figure_of(GRAY, ["of"], trace_of([even])))
     assert np.ptp(pixels(alone)[:, :, 0]) <= 1 and alone.get_xlabel() == "nearly even"
 
 
@@ -154,14 +154,14 @@ def test_the_papers_style_is_white_on_the_gray_photo():
     (axes,) = panels(figure_of(red, ["cat"], trace_of([one_hot(cell)]), style="paper"))
     painted = pixels(axes)
     assert (painted == painted[:, :, :1]).all()
-    grey = float(np.asarray(red.convert("L"))[0, 0])
-    assert painted.min() == pytest.approx(STYLES["paper"]["dim"] * grey, abs=2) and painted.max() > 180
+    gray = float(np.asarray(red.convert("L"))[0, 0])
+    assert painted.min() == pytest.approx(STYLES["paper"]["dim"] * gray, abs=2) and painted.max() > 180
 
 
 def test_each_panel_is_brightest_at_the_strongest_location_and_details_are_beneath():
     trace = trace_of([one_hot(cell) for cell in (0, 14, 7)], [0.25, 0.5, 1])
-    assert brightest_cells(figure_of(GREY, ["a", "b", "c"], trace)) == [0, 14, 7]
-    figure = figure_of(GREY, ["a", "b", "c"], trace, details=True)
+    assert brightest_cells(figure_of(GRAY, ["a", "b", "c"], trace)) == [0, 14, 7]
+    figure = figure_of(GRAY, ["a", "b", "c"], trace, details=True)
     assert [axes.get_xlabel() for axes in panels(figure)] == [
         f"\u03b2 {beta} \u00b7 at most 1.0" for beta in ("0.25", "0.50", "1.00")
     ]
@@ -170,12 +170,12 @@ def test_each_panel_is_brightest_at_the_strongest_location_and_details_are_benea
 def test_details_show_the_evidence_beneath_the_alphas():
     alphas, evidence = [[one_hot(cell) for cell in cells] for cells in ((0, 4), (10, 14))]
     trace = trace_of(alphas, [0.25, 0.5])._replace(evidence=np.array(evidence, dtype=np.float32))
-    assert brightest_cells(figure_of(GREY, ["a", "cat"], trace)) == [0, 4]
-    figure = figure_of(GREY, ["a", "cat"], trace, details=True)
+    assert brightest_cells(figure_of(GRAY, ["a", "cat"], trace)) == [0, 4]
+    figure = figure_of(GRAY, ["a", "cat"], trace, details=True)
     assert brightest_cells(figure) == [0, 10, 4, 14]
     assert [axes.get_ylabel() for axes in panels(figure)] == ["attention", "evidence", "", ""]
     trace = trace_of([0.1 * one_hot(4) + 0.06, 0.02 * one_hot(0) + 0.06])._replace(evidence=np.array(evidence))
-    figure = figure_of(GREY, ["a", "cat"], trace, details=True)  # on a scale of its own
+    figure = figure_of(GRAY, ["a", "cat"], trace, details=True)  # on a scale of its own
     assert brightest_cells(figure)[:2] == [4, 10]
     scale = "attention per location, from 0 to 0.16; evidence per location, from 0 to 1.0"
     assert figure.texts[-1].get_text() == scale
@@ -246,7 +246,7 @@ def test_each_model_has_a_row_and_hard_attention_shows_the_chosen_cell_alone():
     spread = np.full((3, 15), 1 / 15)  # what hard attention drew from
     traces = {"soft": trace_of([one_hot(cell) for cell in (7, 2, 12)]), "hard": trace_of(spread, locations=chosen)}
     attention = {name: ModelAttention(trace, CELLS) for name, trace in traces.items()}
-    figure = attention_figure(GREY, words, attention, text=" ".join(words))
+    figure = attention_figure(GRAY, words, attention, text=" ".join(words))
     assert brightest_cells(figure) == [7, 0, 2, 14, 12, 9]
     assert [axes.get_ylabel() for axes in panels(figure)] == ["soft", "hard", "", "", "", ""]
     assert [bool(axes.patches) for axes in panels(figure)] == [False, True] * 3

@@ -1,4 +1,4 @@
-"""Mistakes in a class of one's own: one line with the class, the shape that was expected, and the one that came."""
+"""Mistakes in a class of the user: one line with the class, the expected shape and the actual one."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""All declarations of dependencies agree, and the repository contains nothing that does not belong there."""
+"""All declarations of dependencies agree, and the repository has no file of one machine or of large size."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The captioner in the package: its folder, what uses it by default, and the recipe that makes it."""
+"""The captioner in the package: its folder, the commands that use it by default, and the recipe that makes it."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ SHIPPED = pytest.mark.skipif(not PRETRAINED_FOLDER.exists(), reason="the weights
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """A small captioner in the place of the pretrained one."""
+    """A small captioner in place of the pretrained one."""
     folder = tmp_path / "package/pretrained/small"
     load(save_checkpoint(tmp_path / "best.ckpt")).export(folder, dtype="float16")
     monkeypatch.setattr("captioning.checkpoint.load.PRETRAINED_FOLDER", folder)
@@ -58,7 +58,7 @@ def test_the_captioner_is_small_and_complete_and_its_card_has_both_licenses():
 
 @SHIPPED
 def test_captioning_a_photo_imports_nothing_slow(tmp_path):
-    """Elsewhere than in the repository: there are neither data nor the encoder's own weights."""
+    """Outside of the repository, without data and without the encoder's published weights."""
     photo = save_image(tmp_path / "photo.png", size=(300, 200))
     heavy = "torchvision timm scipy pandas matplotlib pytorch_lightning wandb nltk pycocotools torch._dynamo sympy"
     program = (
@@ -90,7 +90,7 @@ def test_every_stage_of_the_recipe_reads_what_an_earlier_one_wrote(tmp_path, cap
 
 
 def test_the_data_of_the_recipe_are_the_listed_photos_of_three_data_sets(tmp_path, monkeypatch):
-    """Numbers of two data sets may be equal, and Flickr8k's test images take no part."""
+    """Images of two data sets may have one number; Flickr8k's test images are left out."""
     monkeypatch.chdir(tmp_path)
     pretrained = load_script("pretrained")
     recipe = tmp_path / "recipe"

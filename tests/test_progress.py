@@ -1,4 +1,4 @@
-"""Progress of a long task: a bar on standard error, which a log has now and then."""
+"""Progress of a long task: a bar on standard error, and a line from time to time in a log."""
 
 import io
 import sys

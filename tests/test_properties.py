@@ -26,7 +26,7 @@ EXAMPLES = pytest.mark.parametrize("examples", [20, pytest.param(300, marks=pyte
 
 
 def holds(examples: int, *strategies: st.SearchStrategy[Any]) -> Callable[[Callable[..., None]], None]:
-    """Check the decorated claim on that many examples, the same ones every time."""
+    """Check the decorated claim on ``examples`` examples, the same ones every time."""
 
     def check(claim: Callable[..., None]) -> None:
         options = settings(max_examples=examples, deadline=None, derandomize=True, database=None)
@@ -62,7 +62,7 @@ def make_decoder(kind: str) -> AttentionDecoder:
 @pytest.mark.parametrize("kind", ["soft", "hard", "summed"])
 @EXAMPLES
 def test_the_loss_of_a_batch_does_not_depend_on_padding_and_masked_locations(examples, kind):
-    """Neither the padding of captions nor that of regions is seen, whatever is in it."""
+    """Padding may hold any numbers."""
     decoder = make_decoder(kind)
     decoder.build(V, D, (3, 3))
     decoder.eval()

@@ -90,14 +90,14 @@ def whole(shapes, tmp_path_factory) -> tuple[CaptioningModule, Diary]:
 
 
 @pytest.fixture
-def heard() -> Iterator[None]:
-    """Let this process hear of a closed terminal, also where the tests run under nohup."""
+def hangup_signal() -> Iterator[None]:
+    """Receive SIGHUP, the signal of a closed terminal, also under nohup, which ignores it."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.usefixtures("heard")
+@pytest.mark.usefixtures("hangup_signal")
 @pytest.mark.parametrize(
     ("step", "workers", "number"),
     [

@@ -1,4 +1,4 @@
-"""What is decided about a run before any of its objects exists."""
+"""The plan of a run: folder, checkpoint, monitors and loggers, before any of its objects exists."""
 
 from pathlib import Path
 from typing import Any

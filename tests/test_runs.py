@@ -1,4 +1,4 @@
-"""A run's folder is read as it is, also half finished."""
+"""Run folders are read, also of unfinished runs."""
 
 import json
 from pathlib import Path

@@ -22,7 +22,7 @@ WORDS = [[4, 5, 6, 7], [8, 9], [10, 4, 5]]
 
 
 class DroppingAttention(SoftAttention):
-    """An attention of somebody's own that drops units of the query."""
+    """An attention of the user that drops units of the query."""
 
     samples_share_contexts = False
 

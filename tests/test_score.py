@@ -60,7 +60,7 @@ def write_coco() -> None:
     Path("pets.yaml").write_text(yaml.safe_dump(overlay))
 
 
-def measured(*options: object) -> dict[str, Any]:
+def metrics_of_test(*options: object) -> dict[str, Any]:
     """The metrics of a test on validation images, without its stage in their names."""
     shutil.rmtree("scored", ignore_errors=True)
     command("test", *options, *VAL, "--results", "scored")
@@ -110,14 +110,14 @@ def test_metrics_are_printed_although_their_files_cannot_be_written(workdir, cap
 
 def test_several_models_are_tested_as_an_ensemble(workdir, capsys):
     """The second model's encoder sees the images otherwise, so its views are loaded beside the batches."""
-    both = measured("--ckpt_path", CHECKPOINT, "--ensemble", OTHER)
+    both = metrics_of_test("--ckpt_path", CHECKPOINT, "--ensemble", OTHER)
     assert "1 images; 2 models; beam 1" in capsys.readouterr().out
     (caption,) = json.loads(read("scored/test_captions.json"))
     (image,) = sorted(Path("shapes").rglob("val*/*.png"))[:1]
     expected = load([CHECKPOINT, OTHER]).caption(image, beam_size=1)
     assert caption["caption"] == expected.text
     assert json.loads(read("scored/test_metrics.json"))["search"]["members"] == {OTHER: checksum(OTHER)}
-    alone = [measured("--ckpt_path", checkpoint)["nll"] for checkpoint in (CHECKPOINT, OTHER)]
+    alone = [metrics_of_test("--ckpt_path", checkpoint)["nll"] for checkpoint in (CHECKPOINT, OTHER)]
     assert both["nll"] < sum(alone) / 2  # Jensen: the mean of probabilities beats the mean of logarithms
 
 

@@ -74,7 +74,7 @@ def test_the_critical_value_is_the_mean_of_the_sources_weighted_by_their_varianc
 
 
 def test_an_interval_is_no_narrower_than_over_images_alone():
-    """Two seeds of each variant that happen to have the same score say nothing of the seeds to come."""
+    """Equal metrics of two seeds do not mean that other seeds have the same metric."""
     draw = np.random.default_rng(6)
     runs = [draw.normal(50, 10, (2, 100)) for _ in range(2)]
     first, second = (counts_of(values - values.mean(axis=1, keepdims=True) + 50) for values in runs)

@@ -111,7 +111,7 @@ def probabilities(captioner: Captioner, batch: CaptionBatch) -> Tensor:
     return torch.stack(p_of_captions)
 
 
-def begun(objective: SelfCriticalTraining) -> SelfCriticalTraining:
+def prepared(objective: SelfCriticalTraining) -> SelfCriticalTraining:
     objective.reward, objective.search = reward, SEARCH
     return objective
 
@@ -131,7 +131,7 @@ def gradient(captioner: Captioner, loss: Tensor) -> Tensor:
 def test_the_expected_gradient_is_the_gradient_of_the_expected_reward(case, monkeypatch):
     """The sum over all samples in any order, each with its probability, against the sum over all captions."""
     captioner, batch = make_captioner(case), make_batch()
-    objective = begun(SelfCriticalTraining(samples=2))
+    objective = prepared(SelfCriticalTraining(samples=2))
     p = probabilities(captioner, batch)
     torch.testing.assert_close(p.sum(), torch.ones((), dtype=torch.double))
     exact = gradient(captioner, -(p * torch.tensor(list(REWARDS.values()), dtype=torch.double)).sum())
@@ -151,7 +151,7 @@ def test_the_expected_gradient_is_the_gradient_of_the_expected_reward(case, monk
 def test_captions_are_sampled_with_the_probability_that_is_differentiated(case):
     captioner, batch = make_captioner(case), make_batch()
     samples = 6000
-    objective = begun(SelfCriticalTraining(samples=samples))
+    objective = prepared(SelfCriticalTraining(samples=samples))
     captioner.eval()
     sampled, _ = objective.sample(captioner, captioner.encode(annotations=batch.annotations), [0])
     p = probabilities(captioner, batch).detach()
@@ -171,7 +171,7 @@ def test_dropout_drops_units_and_changes_nothing_else(case, monkeypatch):
             if isinstance(module, nn.Dropout) and module not in captioner.decoder.attention.modules():
                 module.p = probability
         buffers = {name: buffer.clone() for name, buffer in captioner.named_buffers()}
-        objective = begun(SelfCriticalTraining(samples=2, dropout=dropout))
+        objective = prepared(SelfCriticalTraining(samples=2, dropout=dropout))
         both = []
         for seed in (1, 2):
             torch.manual_seed(seed)
@@ -202,7 +202,7 @@ def test_logged_values_are_means_over_captions(monkeypatch):
     captioner, batch = make_captioner(), make_batch(images=2)
     sampled = [hypothesis(*EVERY[number]) for number in (0, 3, 8, 2)]
     monkeypatch.setattr(decoding, "sample", lambda *_, **__: sampled)
-    _, terms, output = begun(SelfCriticalTraining(samples=2))(captioner, batch)
+    _, terms, output = prepared(SelfCriticalTraining(samples=2))(captioner, batch)
     rewards = [float(r) for r in reward([0, 0, 1, 1], sampled)]
     others = [rewards[1], rewards[0], rewards[3], rewards[2]]
     differences = [a - b for a, b in zip(rewards, others, strict=True)]
@@ -241,7 +241,7 @@ def gradient_of(images: slice) -> tuple[Tensor, dict[str, Tensor]]:
     one_each = one_each._replace(image_index=torch.arange(len(one_each.index_rows)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decoding, "sample", lambda *_, **__: sampled)
-        objective = begun(SelfCriticalTraining(samples=2))
+        objective = prepared(SelfCriticalTraining(samples=2))
         loss, terms, _ = objective(captioner, one_each)
     return gradient(captioner, loss), terms
 
@@ -268,13 +268,19 @@ def make_index() -> CaptionIndex:
 VOCABULARY = Vocabulary("a dog runs big on grass two cats sleep cat sleeps mat one".split())
 
 
-def said(text: str, *, finished: bool = True) -> Hypothesis:
+def sampled(text: str, *, finished: bool = True) -> Hypothesis:
     return hypothesis(VOCABULARY.encode(text.split()), finished)
 
 
 def test_reward_is_the_weighted_sum_of_scores_with_the_end_as_a_word():
     rows = [0, 2, 2, 1, 0]
-    captions = [said("a dog runs"), said("a cat sleeps on a", finished=False), said("one cat"), said(""), said("a dog")]
+    captions = [
+        sampled("a dog runs"),
+        sampled("a cat sleeps on a", finished=False),
+        sampled("one cat"),
+        sampled(""),
+        sampled("a dog"),
+    ]
     rewards = CaptionReward(make_index(), VOCABULARY, cider_d=0.5, bleu4=2.0)(rows, captions)
     references = [[[*caption.split(), "<end>"] for caption in of_image] for of_image in CAPTIONS]
     words = [VOCABULARY.decode(c.ids) + ["<end>"] * c.finished for c in captions]

@@ -1,4 +1,4 @@
-"""Nothing heavy is imported before it is needed: help comes at once, and an image is captioned without Lightning."""
+"""Slow modules are imported only where they are needed: help comes at once, and captions need no Lightning."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""A study: its file is checked, what is left is done once, and its tables say what was measured and nothing else."""
+"""A study: its file is checked, every command runs once, and its tables have the measured scores alone."""
 
 import json
 import re
@@ -35,7 +35,7 @@ STUDY = SHARED | {"references": ["soft", "hard"], "variants": VARIANTS}
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch) -> Path:
+def workdir(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     write(STUDY)
     Path("results.md").write_text("# Results\n\n<!-- study tiny -->\nthe tables of before\n<!-- end -->\n\nAfter.\n")
@@ -51,7 +51,7 @@ def write(content: dict) -> None:
 
 
 def measure(variant: str, seed: int, skill: float, *, evaluation: str = "") -> None:
-    """Write what the training and the scoring of a run leave behind."""
+    """Write the files of a trained and scored run."""
     captions = make_captions(30, skill, seed=seed)
     counted = bleu_counts([c.words for c in captions.values()], [c.reference_words for c in captions.values()])
     scores = {name: round(value, 4) for name, value in bleu_metrics(counted.sum(axis=0)).items()}
@@ -120,7 +120,7 @@ def test_every_shipped_study_is_read_and_its_table_in_the_page_of_results_has_ev
         ),
     ],
 )
-def test_a_study_and_options_that_cannot_be_used_are_one_line(place, capsys, change, argv, message):
+def test_a_study_and_options_that_cannot_be_used_are_one_line(workdir, capsys, change, argv, message):
     Path("page.md").write_text("# Results\n")
     write(STUDY | {"references": []} | change)
     with pytest.raises(SystemExit) as left:
@@ -129,7 +129,7 @@ def test_a_study_and_options_that_cannot_be_used_are_one_line(place, capsys, cha
     assert left.value.code == 2 and line.startswith("error: ") and re.search(message, line)
 
 
-def test_a_study_says_each_thing_once(place):
+def test_a_study_says_each_thing_once(workdir):
     Path("tiny.yaml").write_text("name: a\nseeds: [1]\nname: b\n")
     with pytest.raises(InputError, match=r"^tiny\.yaml: line 3: name is there twice, first in line 1$"):
         read_study(Path("tiny.yaml"))
@@ -145,8 +145,8 @@ def test_reproducing_begins_anew_whatever_was_measured_before():
 
 
 @pytest.fixture
-def ran(place, monkeypatch) -> list[list[str]]:
-    """The commands that would be run; each leaves what the real one does."""
+def command_log(workdir, monkeypatch) -> list[list[str]]:
+    """The commands that the study starts. Each writes the files of the real one."""
     commands: list[list[str]] = []
 
     def run(self, name, arguments):
@@ -165,14 +165,14 @@ def ran(place, monkeypatch) -> list[list[str]]:
         return 1.0
 
     monkeypatch.setattr(Commands, "run", run)
-    source = {"class_path": "captioning.data.ShapesSource", "init_args": {"root": str(place / "data"), "train": 1}}
+    source = {"class_path": "captioning.data.ShapesSource", "init_args": {"root": str(workdir / "data"), "train": 1}}
     source["init_args"] |= {"val": 1, "test": 1, "image_size": 48}
     sizes = [f"--data.source.init_args.{name}={value}" for name, value in source["init_args"].items()]
     write(STUDY | {"fit": sizes})
     return commands
 
 
-def test_every_run_is_trained_and_scored_once_and_failed_runs_are_named_and_repeated(ran, capsys):
+def test_every_run_is_trained_and_scored_once_and_failed_runs_are_named_and_repeated(command_log, capsys):
     killed = Path("runs/tiny_hard_1/config.yaml")  # before it saved a checkpoint: the run begins anew in its folder
     killed.parent.mkdir(parents=True)
     killed.touch()
@@ -182,27 +182,29 @@ def test_every_run_is_trained_and_scored_once_and_failed_runs_are_named_and_repe
     assert "error: tiny_none_2 failed: no luck" in captured.out  # at once, and again at the end
     assert "error: 1 of 6 runs failed: tiny_none_2 failed: no luck" in captured.err
     assert not killed.exists()
-    fits = [command for command in ran if "fit" in command]
+    fits = [command for command in command_log if "fit" in command]
     assert [command[0] for command in fits] == [f"tiny_{v}_{s}" for s in (1, 2) for v in VARIANTS]
     hard = fits[1]
     assert hard[hard.index("--config") + 1].endswith("configs/shapes_hard.yaml") and "--x=1" in hard
     assert "--seed_everything=1" in hard and not any("ckpt_path" in word for word in hard)
-    (argmax,) = [command for command in ran if command[0] == "tiny_hard_1" and "--context_mode=argmax" in command]
+    (argmax,) = [
+        command for command in command_log if command[0] == "tiny_hard_1" and "--context_mode=argmax" in command
+    ]
     assert argmax[-1] == "--results=runs/tiny_hard_1/argmax" and "--split=val" in argmax
     assert (Path("data") / "shapes.json").is_file()  # the data were prepared
     assert measured_scores()["hard_1_argmax"]["values"] == {"bleu4": 1.0}
-    ran.clear()
+    command_log.clear()
     forget("hard_1_argmax")
     last = Path("runs/tiny_none_2/checkpoints/last.ckpt")
     last.parent.mkdir(parents=True)
     last.touch()
     with pytest.raises(SystemExit):
         main("--seeds", "1", "2")
-    assert [command[0] for command in ran] == ["tiny_hard_1", "tiny_none_2"]
-    assert ran[1][-1] == f"--ckpt_path={last}" and "fit" not in ran[0]
+    assert [command[0] for command in command_log] == ["tiny_hard_1", "tiny_none_2"]
+    assert command_log[1][-1] == f"--ckpt_path={last}" and "fit" not in command_log[0]
 
 
-def test_two_studies_of_one_name_share_no_folders_of_runs(ran, capsys):
+def test_two_studies_of_one_name_share_no_folders_of_runs(command_log, capsys):
     main("--only", "soft", "--seeds", "1")
     Path("other").mkdir()
     Path("other/tiny.yaml").write_text(yaml.safe_dump(STUDY, sort_keys=False))
@@ -213,18 +215,18 @@ def test_two_studies_of_one_name_share_no_folders_of_runs(ran, capsys):
     main("--only", "soft", "--seeds", "1")
 
 
-def test_an_average_is_made_of_the_best_checkpoints_of_the_same_seed_and_scored(ran):
+def test_an_average_is_made_of_the_best_checkpoints_of_the_same_seed_and_scored(command_log):
     content = yaml.safe_load(Path("tiny.yaml").read_text())
     variants = {name: {"config": "shapes_soft"} for name in ("none", "soft")}
     write(content | {"references": [], "variants": variants | {"mean": {"average": ["none", "soft"]}}})
     main("--seeds", "1")
     none, soft, mean = (f"runs/tiny_{variant}_1/checkpoints/best.ckpt" for variant in ("none", "soft", "mean"))
-    average, test = (command[1:] for command in ran if command[0] == "tiny_mean_1")
+    average, test = (command[1:] for command in command_log if command[0] == "tiny_mean_1")
     assert average == ["average", "--model", none, "--model", soft, "--output", mean]
     assert test[:2] == ["test", f"--ckpt_path={mean}"]
 
 
-def test_a_run_that_was_trained_further_is_scored_again_and_so_is_its_average(ran, capsys):
+def test_a_run_that_was_trained_further_is_scored_again_and_so_is_its_average(command_log, capsys):
     content = yaml.safe_load(Path("tiny.yaml").read_text())
     variants = {name: {"config": "shapes_soft"} for name in ("none", "soft")}
     write(content | {"references": [], "variants": variants | {"mean": {"average": ["none", "soft"]}}})
@@ -232,20 +234,20 @@ def test_a_run_that_was_trained_further_is_scored_again_and_so_is_its_average(ra
     for name in names:
         save_checkpoint(make_run(Path("runs", name)) / "checkpoints/best.ckpt")
     main("--seeds", "1")
-    ran.clear()
+    command_log.clear()
     main("--seeds", "1")
-    assert ran == []
+    assert command_log == []
     edit_checkpoint("runs/tiny_soft_1/checkpoints/best.ckpt", lambda saved: saved["state_dict"].popitem())
     main("--report", "results.md")
     assert "note: tiny_soft_1 was scored before its weights changed; score it again" in capsys.readouterr().out
     main("--seeds", "1")
-    assert [(name, command) for name, command, *_ in ran] == [
+    assert [(name, command) for name, command, *_ in command_log] == [
         *(("tiny_soft_1", command) for command in ("fit", "test")),
         *(("tiny_mean_1", command) for command in ("average", "test")),
     ]
 
 
-def test_a_second_stage_begins_when_the_first_is_done_with_its_best_checkpoint_of_the_same_seed(ran, capsys):
+def test_a_second_stage_begins_when_the_first_is_done_with_its_best_checkpoint_of_the_same_seed(command_log, capsys):
     content = yaml.safe_load(Path("tiny.yaml").read_text())
     variants = {name: {"config": "shapes_soft"} for name in ("none", "soft")}
     variants["again"] = {"config": "shapes_soft", "after": "none"}
@@ -256,20 +258,20 @@ def test_a_second_stage_begins_when_the_first_is_done_with_its_best_checkpoint_o
     error = capsys.readouterr().err  # none_2 fails, and what would begin with it
     assert "3 of 8 runs failed" in error and "tiny_none_2 failed: no luck" in error
     assert "tiny_third_2: starts from tiny_again_2, which is not trained and scored" in error
-    words = [(command[0], word.partition("=")) for command in ran for word in command]
+    words = [(command[0], word.partition("=")) for command in command_log for word in command]
     begun = {name: value for name, (option, _, value) in words if option == "--init_from"}
     assert begun == {
         "tiny_again_1": "runs/tiny_none_1/checkpoints/best.ckpt",
         "tiny_third_1": "runs/tiny_again_1/checkpoints/best.ckpt",
     }
-    fits = [command[0] for command in ran if "fit" in command]
+    fits = [command[0] for command in command_log if "fit" in command]
     assert {*fits[:4]} == {"tiny_none_1", "tiny_none_2", "tiny_soft_1", "tiny_soft_2"}
     assert fits[4:] == ["tiny_again_1", "tiny_third_1"]
 
 
-def test_a_dry_run_lists_what_is_done_and_left_and_does_nothing(ran, capsys):
+def test_a_dry_run_lists_what_is_done_and_left_and_does_nothing(command_log, capsys):
     main("--only", "soft", "hard", "--seeds", "1")
-    ran.clear()
+    command_log.clear()
     capsys.readouterr()
     forget("hard_1_argmax")
     Path("runs/tiny_hard_2/checkpoints").mkdir(parents=True)
@@ -281,20 +283,20 @@ def test_a_dry_run_lists_what_is_done_and_left_and_does_nothing(ran, capsys):
         ["tiny_hard_2", "left: train on from its last checkpoint, score, score argmax"],
         ["tiny_soft_2", "left: train, score"],
     ]
-    assert ran == []
+    assert command_log == []
 
 
 # The report
 
 
 @pytest.fixture
-def measured(place) -> Path:
+def measured_study(workdir) -> Path:
     for seed in (1, 2, 3):
         measure("soft", seed, 0.5)
         measure("hard", seed, 0.8 + seed / 100)
     measure("hard", 1, 0.6, evaluation="argmax")
     measure("hard", 2, 0.7, evaluation="argmax")
-    return place
+    return workdir
 
 
 def counts(variant: str) -> np.ndarray:
@@ -310,7 +312,7 @@ def bleu4_of(summed: np.ndarray) -> np.ndarray:
     return bleu_from_counts(summed)[..., 3]
 
 
-def test_the_tables_are_of_the_files_and_the_rest_of_the_page_stays(measured, capsys):
+def test_the_tables_are_of_the_files_and_the_rest_of_the_page_stays(measured_study, capsys):
     main("--report", "results.md")
     page = Path("results.md").read_text()
     assert page.startswith("# Results\n\n<!-- study tiny -->\nMade by `python scripts/study.py tiny.yaml ")
@@ -326,12 +328,12 @@ def test_the_tables_are_of_the_files_and_the_rest_of_the_page_stays(measured, ca
     assert evaluated["hard"] == [scores["hard"][1], f"{np.mean(argmax):.2f} ({np.std(argmax, ddof=1):.2f}), seed 1, 2"]
 
 
-def test_a_missing_page_is_created(measured):
+def test_a_missing_page_is_created(measured_study):
     main("--report", "new.md")
     assert "hard" in table(Path("new.md").read_text(), "val, 30 images")
 
 
-def test_differences_are_tested_over_images_and_seeds_and_written_to_a_file(measured):
+def test_differences_are_tested_over_images_and_seeds_and_written_to_a_file(measured_study):
     for seed in (1, 2, 3):
         measure("none", seed, 0.52)
     main("--report", "results.md")
@@ -353,7 +355,7 @@ def test_differences_are_tested_over_images_and_seeds_and_written_to_a_file(meas
     assert rows["no attention"][-2].startswith(f"{expected[1].interval.value:+.2f} (")
 
 
-def test_a_report_and_the_comparison_of_its_runs_have_the_same_tests(measured):
+def test_a_report_and_the_comparison_of_its_runs_have_the_same_tests(measured_study):
     """One engine: what a study says of its variants is what `captioning compare` says of their runs."""
     write(STUDY | {"references": ["soft"]})
     main("--report", "results.md")
@@ -368,7 +370,7 @@ def test_a_report_and_the_comparison_of_its_runs_have_the_same_tests(measured):
     assert test["value"] == pytest.approx(hard.mean("bleu4") - soft.mean("bleu4"))
 
 
-def test_runs_that_start_from_the_reference_are_tested_in_pairs(measured):
+def test_runs_that_start_from_the_reference_are_tested_in_pairs(measured_study):
     for seed in (1, 2, 3):
         measure("again", seed, 0.52)
         measure("mean", seed, 0.55)
@@ -388,7 +390,7 @@ def test_runs_that_start_from_the_reference_are_tested_in_pairs(measured):
     assert table(Path("results.md").read_text(), "val, ") == rows
 
 
-def test_without_run_folders_the_earlier_tests_stay_if_the_scores_are_equal(measured, capsys):
+def test_without_run_folders_the_earlier_tests_stay_if_the_scores_are_equal(measured_study, capsys):
     main("--report", "results.md")
     before = table(Path("results.md").read_text(), "val, ")["hard"]
     Path("runs").rename("elsewhere")
@@ -407,14 +409,14 @@ def test_without_run_folders_the_earlier_tests_stay_if_the_scores_are_equal(meas
 # The file of the measurements
 
 
-def test_every_score_takes_one_line(place):
+def test_every_score_takes_one_line(workdir):
     scores = {f"soft_{seed}": {"values": {"bleu4": 1.0}, "machine": {"cores": 2}} for seed in (1, 2, 3)}
     write_measurements(MEASURED, scores=scores)
     assert measured_scores() == scores
     assert sum(line.startswith('  "soft_') for line in MEASURED.read_text().splitlines()) == 3
 
 
-def test_the_scores_of_a_run_have_the_statistics_of_its_training(ran):
+def test_the_scores_of_a_run_have_the_statistics_of_its_training(command_log):
     main("--only", "soft", "--seeds", "1", "--dry_run")
     folder = Path("runs/tiny_soft_1/metrics/version_0")
     folder.mkdir(parents=True)
@@ -429,7 +431,7 @@ def test_the_scores_of_a_run_have_the_statistics_of_its_training(ran):
     }
 
 
-def test_a_study_of_drawn_locations_tabulates_how_training_went(measured, capsys):
+def test_a_study_of_drawn_locations_tabulates_how_training_went(measured_study, capsys):
     main("--report", "results.md")
     assert "While training" not in Path("results.md").read_text()
     content = json.loads(MEASURED.read_text())
@@ -450,8 +452,8 @@ def test_a_study_of_drawn_locations_tabulates_how_training_went(measured, capsys
 
 
 @pytest.mark.slow
-def test_a_study_from_nothing_to_its_table(place, capsys):
-    overlay = tiny_config(place / "shapes")
+def test_a_study_from_nothing_to_its_table(workdir, capsys):
+    overlay = tiny_config(workdir / "shapes")
     overlay["model"] = {"encoder": {"init_args": overlay["model"]["encoder"]["init_args"]}}
     Path("overlay.yaml").write_text(yaml.safe_dump(overlay))
     content = {"name": "tiny", "seeds": [1], "fit": ["--config=overlay.yaml"], "evaluate": ["--split=val"]}

@@ -139,7 +139,7 @@ def test_options_that_do_not_fit_are_refused(make, message):
 
 
 def test_reinforce_bound_of_the_same_model_is_below_the_likelihood():
-    """Eq. 10 summed over every path of locations: what hard attention maximises is a lower bound."""
+    """Eq. 10 summed over every path of locations: hard attention maximizes a lower bound."""
     captioner, batch = make_captioner(std=1.0), make_batch()
     with torch.no_grad():
         output = captioner(batch)

@@ -132,7 +132,7 @@ IN_PYTHON = {"initial_model": SimpleNamespace(load_into=lambda captioner, vocabu
     [(True, SETTINGS, True), (True, IN_PYTHON, True), (True, {}, False), (False, SETTINGS, False)],
 )
 def test_weights_of_another_model_keep_the_statistics_of_a_frozen_encoder(shapes, tmp_path, frozen, start, kept):
-    """A few photographs have other ones: channels that are silent in all of them would be divided by almost 0."""
+    """A few photos have other statistics: channels that are 0 in all of them would be divided by almost 0."""
     module = make_module(standardize=True, **start)
     module.encoder.set_trainable(not frozen)
     make_trainer(tmp_path, max_epochs=2).fit(module, make_data(shapes))  # a validation lies between

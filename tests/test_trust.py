@@ -1,4 +1,4 @@
-"""A model file may come from anyone: opening it runs nothing, and no file that it names is read or written."""
+"""A model file may come from anyone: opening it runs no code, and reads and writes no other file."""
 
 import functools
 import json
@@ -26,8 +26,8 @@ PAYLOAD = {"class_path": "payload.Payload", "init_args": {}}
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch) -> Path:
-    """A working directory with a module that would leave a file named marker, a photograph and a checkpoint."""
+def workdir(tmp_path, monkeypatch) -> Path:
+    """A working directory with a photo, a checkpoint, and a module whose import writes the file ``marker``."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     Path("payload.py").write_text("open('marker', 'w')\nclass Payload: pass\n")
@@ -36,14 +36,14 @@ def place(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def put(settings: dict[str, Any], place: str, value: Any) -> None:
-    """Set what lies at a place such as "decoder.init_args.attention"."""
-    *groups, name = place.split(".")
+def put(settings: dict[str, Any], key: str, value: Any) -> None:
+    """Set the value at a dotted key such as "decoder.init_args.attention"."""
+    *groups, name = key.split(".")
     functools.reduce(dict.__getitem__, groups, settings)[name] = value
 
 
 def as_sent(kind: str, edit: Callable[[dict[str, Any]], Any]) -> str:
-    """Return a checkpoint, or an exported folder, whose description somebody changed."""
+    """Return a checkpoint, or an exported folder, whose settings ``edit`` has changed."""
     if kind == "checkpoint":
         edit_checkpoint("sent.ckpt", lambda content: edit(content["captioning"]))
         return "sent.ckpt"
@@ -63,14 +63,14 @@ def as_sent(kind: str, edit: Callable[[dict[str, Any]], Any]) -> str:
         *("decoder.init_args.attention.init_args.score", "encoder.init_args.channels"),
     ],
 )
-def test_a_class_that_is_no_known_component_is_not_imported(place, capsys, where, value, kind):
+def test_a_class_that_is_no_known_component_is_not_imported(workdir, capsys, where, value, kind):
     model = as_sent(kind, lambda content: put(content, where, value))
     assert refused(capsys, "caption", "photo.png", "--model", model).startswith(f"error: {model}: ")
     assert not Path("marker").exists()
 
 
 @pytest.mark.parametrize("value", [SHELL, PAYLOAD], ids=["shell", "module"])
-def test_settings_of_training_are_not_constructed(place, capsys, value):
+def test_settings_of_training_are_not_constructed(workdir, capsys, value):
     settings = {
         "model": {"optimizer": value, "scheduler": value, "objective": value, "encoder": value},
         "trainer": {"callbacks": [value], "logger": value, "default_root_dir": "elsewhere"},
@@ -91,7 +91,7 @@ class Pickled:
 
 
 @pytest.mark.parametrize("where", ["extra", "captioning", "state_dict"])
-def test_a_pickle_does_not_run(place, capsys, where):
+def test_a_pickle_does_not_run(workdir, capsys, where):
     content = torch.load("sent.ckpt", weights_only=True)
     content[where] = Pickled()
     torch.save(content, "sent.ckpt")
@@ -105,12 +105,12 @@ def test_a_pickle_does_not_run(place, capsys, where):
     assert not Path("marker").exists()
 
 
-def test_a_path_in_a_setting_is_neither_read_nor_written(place):
+def test_a_path_in_a_setting_is_neither_read_nor_written(workdir):
     """An encoder's published weights are read when a run begins, never when its checkpoint is opened."""
     save_checkpoint(Path("sent.ckpt"), with_encoder=EfficientNetLite2(weights=None, image_size=64))
     os.mkfifo("pipe")  # reading it would wait forever
     before = sorted(os.listdir())
-    for weights in ("pipe", str(place / "elsewhere/weights.safetensors"), "https://example.org/weights"):
+    for weights in ("pipe", str(workdir / "elsewhere/weights.safetensors"), "https://example.org/weights"):
         edit_checkpoint("sent.ckpt", lambda content: put(content["captioning"], "encoder.init_args.weights", weights))  # noqa: B023
         assert set(load("sent.ckpt").caption("photo.png", max_length=3).words) is not None
     assert sorted(os.listdir()) == before
@@ -124,7 +124,7 @@ def test_a_path_in_a_setting_is_neither_read_nor_written(place):
         {"pretrained": True, "pretrained_cfg_overlay": {"url": "https://example.org/x.pth", "hf_hub_id": None}},
     ],
 )
-def test_weights_that_a_timm_encoder_names_are_not_downloaded(place, model_args):
+def test_weights_that_a_timm_encoder_names_are_not_downloaded(workdir, model_args):
     pytest.importorskip("timm")
     encoder = TimmEncoder("mobilenetv3_small_050", weights=None, image_size=64)
     save_checkpoint(Path("sent.ckpt"), with_encoder=encoder)
@@ -133,8 +133,8 @@ def test_weights_that_a_timm_encoder_names_are_not_downloaded(place, model_args)
         load("sent.ckpt")
 
 
-def test_text_of_a_model_file_is_escaped(place, capsys):
-    """In what is printed, in the page of the explorer and in the model card."""
+def test_text_of_a_model_file_is_escaped(workdir, capsys):
+    """In printed captions, in the page of the explorer and in the model card."""
     words = ["{{7*7}}", "</script><script>", "\x1b[31mred", "{name.__class__}", "%s", "a", "b"]
     edit_checkpoint("sent.ckpt", lambda content: content["captioning"].update(vocabulary=words))
     command("caption", "photo.png", "--model", "sent.ckpt", "--explorer", "page.html")
@@ -156,7 +156,7 @@ HUGE = {
 
 
 @pytest.mark.parametrize("message", HUGE)
-def test_a_tensor_of_a_huge_shape_is_one_line(place, capsys, message):
+def test_a_tensor_of_a_huge_shape_is_one_line(workdir, capsys, message):
     edit_checkpoint("sent.ckpt", lambda content: content["captioning"]["decoder"]["init_args"].update(HUGE[message]))
     limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (32 << 30, limits[1]))  # bytes, also where the machine has more

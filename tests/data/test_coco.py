@@ -1,4 +1,4 @@
-"""COCO's captions and objects, and what ordinary mistakes in their files say."""
+"""COCO's captions and objects, and the errors of common mistakes in their files."""
 
 import json
 import logging
@@ -153,7 +153,7 @@ def test_objects_have_their_category_and_their_pixels(root):
 @pytest.mark.parametrize("orientation", [1, 2, 3, 6])
 @pytest.mark.parametrize("drawn_upright", [False, True])
 def test_masks_are_turned_upright_as_photos_are(root, orientation, drawn_upright):
-    """As COCO's, masks lie like the stored pixels; tools that draw on the upright image write its size."""
+    """COCO's masks fit the stored pixels; tools that annotate the upright image write its size."""
     stored = np.zeros((5, 7), dtype=np.uint8)
     stored[:2, 1:6] = 255
     exif = Image.Exif()

@@ -1,4 +1,4 @@
-"""The data of a run: what its options make of a source, and which of them do not go together."""
+"""The data of a run: batches by its options, cached features, and options that exclude each other."""
 
 import inspect
 import pickle
@@ -24,7 +24,7 @@ def shapes(tmp_path_factory) -> ShapesSource:
 
 
 def make_encoder(**options) -> TorchvisionEncoder:
-    """A frozen network; its weights are random, which a cache does not mind."""
+    """A frozen network with random weights, which are as good for a cache."""
     return TorchvisionEncoder("squeezenet1_1", "features.4", weights=None, image_size=48, **options)
 
 
@@ -42,7 +42,7 @@ def features(shapes, encoder, tmp_path_factory) -> Path:
 
 
 def make_data(source: ShapesSource, encoder, *, seed: int = 0, **options) -> CaptionDataModule:
-    """A data module that knows its encoder; there is no trainer."""
+    """Return a data module with its encoder, without a trainer."""
     data = CaptionDataModule(source, seed=seed, **{"batch_size": 7, "eval_batch_size": 2, "num_workers": 0} | options)
     data.encoder = encoder
     data.setup("fit")

@@ -1,4 +1,4 @@
-"""Cached features: what an encoder computes is read back to fp16 rounding, and an extraction resumes."""
+"""Cached features are the encoder's annotations up to fp16 rounding, and an extraction resumes."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""A folder of images with captions in JSON lines or CSV, and what ordinary mistakes in them say."""
+"""A folder of images with captions in JSON lines or CSV, and the errors of common mistakes in them."""
 
 import json
 import re

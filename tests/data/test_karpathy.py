@@ -1,4 +1,4 @@
-"""Karpathy's split files, and what ordinary mistakes in them say."""
+"""Karpathy's split files, and the errors of common mistakes in them."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""From records to batches: what belongs together stays together, whoever loads it."""
+"""From records to batches: captions stay with their image and its augmentation, whichever process loads them."""
 
 import numpy as np
 import pytest
@@ -78,7 +78,7 @@ def test_augmentation_depends_on_the_seed_epoch_and_batch_not_on_the_loading_pro
 
 @pytest.fixture(scope="module")
 def sides(index, tmp_path_factory) -> tuple[Features, Features]:
-    """Features whose numbers are the image's row, negative where it is mirrored."""
+    """Features that equal the row of their image, negative for its mirror image."""
     folder = tmp_path_factory.mktemp("features")
     numbers, sides = np.arange(6, 0, -1).reshape(6, 1, 1), []
     for mirrored in (False, True):

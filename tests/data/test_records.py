@@ -1,4 +1,4 @@
-"""The index of a split gives back what a reader yielded, and names what cannot be used."""
+"""The index of a split has the entries of its source, and names entries that cannot be used."""
 
 import logging
 

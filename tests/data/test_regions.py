@@ -31,7 +31,7 @@ CROPPED = Preprocessing(32, 32, (0, 0, 0), (1, 1, 1), "nearest")
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """A photograph of 80 x 40 with a red rectangle, its captions, Entities' box of it and COCO's mask of it."""
+    """A photo of 80 x 40 with a red rectangle, its captions, Entities' box of it and COCO's mask of it."""
     for name in ("Annotations", "Sentences"):
         (tmp_path / "entities" / name).mkdir(parents=True)
     (tmp_path / "entities/Sentences/17.txt").write_text(SENTENCES)

@@ -68,7 +68,7 @@ def test_the_order_of_batches_is_that_of_earlier_versions():
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("group", ["length", "image"])
 def test_a_resumed_sampler_yields_the_rest_of_its_epoch_and_then_whole_epochs(group, workers):
-    """Through a loader, whose workers ask for batches before the trainer sets the epoch."""
+    """Through a loader, whose processes request batches before the trainer sets the epoch."""
     data = captions(20)
     sampler = CaptionBatches(*data, batch_size=16, seed=3, group=group, start=(1, 3))
     options = {"num_workers": workers, "persistent_workers": bool(workers)}

@@ -1,4 +1,4 @@
-"""The shapes data set: what is on disk is true of the pixels, valid COCO, and the same every time."""
+"""The shapes data set: captions and masks fit the pixels, files are valid COCO, and a seed gives the same files."""
 
 import hashlib
 import itertools

@@ -16,7 +16,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Smooth colours: every place looks different, and interpolation has something to do."""
+    """Smooth colors: every pixel differs from the others, and interpolation changes pixels."""
     rng = np.random.default_rng(seed)
     small = Image.fromarray(rng.integers(0, 256, (5, 6, 3), dtype=np.uint8))
     return small.resize((width, height), Image.Resampling.BICUBIC)
@@ -120,13 +120,13 @@ MODES = {"RGB": "webp", "RGBA": "png", "LA": "png", "L": "jpg", "P": "png", "I;1
 @pytest.mark.parametrize("mode", MODES)
 def test_a_photo_of_any_mode_is_turned_upright_once(tmp_path, mode, orientation):
     """Against Pillow's own turning of the same picture in 8-bit RGB."""
-    grey = np.arange(35, dtype=np.uint16).reshape(5, 7) * 7
+    gray = np.arange(35, dtype=np.uint16).reshape(5, 7) * 7
     exif = Image.Exif()
     exif[0x0112] = orientation
-    image = Image.fromarray(grey * 257) if mode == "I;16" else Image.fromarray(grey.astype(np.uint8)).convert(mode)
+    image = Image.fromarray(gray * 257) if mode == "I;16" else Image.fromarray(gray.astype(np.uint8)).convert(mode)
     path = tmp_path / f"x.{MODES[mode]}"
     image.save(path, exif=exif, **{"jpg": {"quality": 100}, "webp": {"lossless": True}}.get(MODES[mode], {}))
-    plain = Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+    plain = Image.fromarray(gray.astype(np.uint8)).convert("RGB")
     plain.getexif()[0x0112] = orientation
     expected = ImageOps.exif_transpose(plain)
     turned = load_image(path)

@@ -120,7 +120,7 @@ def figures(captioner: ImageCaptioner[Any]) -> None:
 
 def next_word(decoder: AttentionDecoder, memory: Memory, ids: list[int]) -> tuple[Tensor, AttentionTrace]:
     """Return the probabilities (V,) of the word after the words ``ids``, and the trace of its step."""
-    memory = decoder.prepare_search(memory)
+    memory = decoder.to_search_memory(memory)
     state = decoder.init_state(memory)
     for token in ids:
         logits, state, trace = decoder.step(torch.tensor([token]), state, memory)

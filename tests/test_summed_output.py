@@ -185,7 +185,7 @@ def test_search_steps_equal_teacher_forcing():
         output = captioner.teacher_force(batch, memory)
         logits = torch.zeros(*output.mask.shape, V)
         logits[output.mask] = output.logits
-        for prepared in (memory, decoder.prepare_search(memory)):
+        for prepared in (memory, decoder.to_search_memory(memory)):
             state = decoder.init_state(prepared)
             for t in range(output.mask.shape[1]):
                 step, state, _ = decoder.step(batch.captions[:, t], state, prepared)
@@ -209,7 +209,7 @@ def test_searches_in_a_batch_equal_those_of_single_images():
 def test_hypotheses_get_the_posterior_of_their_words():
     captioner, batch = make_captioner(std=1.0), make_batch()
     with torch.inference_mode():
-        memory = captioner.decoder.prepare_search(captioner.encode(annotations=batch.annotations))
+        memory = captioner.decoder.to_search_memory(captioner.encode(annotations=batch.annotations))
         hypotheses = captioner.search(memory, BeamOptions(beam_size=3, max_length=6))
         with_evidence = captioner.with_evidence(memory, hypotheses)
     for before, after in zip(itertools.chain(*hypotheses), itertools.chain(*with_evidence), strict=True):

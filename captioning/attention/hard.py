@@ -105,7 +105,7 @@ class StochasticAttention(Attention):
     def select_mixed(
         self, alphas: Tensor, log_alphas: Tensor, locations: Tensor, memory: Memory, relaxed: Tensor | None = None
     ) -> AttentionOutput:
-        """Return the annotations at ``locations`` (B, R) where ``memory.drawn`` is True, expectations elsewhere.
+        """Return annotations at ``locations`` (B, R) for images that ``memory.drawn`` marks, expectations for others.
 
         The weights of a drawn context are one-hot; with ``relaxed`` (B, R, L), they have its gradient.
         """

@@ -46,7 +46,7 @@ class NTMScore(CosineScore):
         self.annotation_projection = nn.Linear(annotation_dim, self.attention_dim, bias=False)
         self.key = Linear(query_dim, self.attention_dim)
         self.controls = Linear(query_dim, 3 + _NEIGHBORS)
-        with torch.no_grad():  # at first, most of the shift's probability is on the center: no shift
+        with torch.no_grad():  # training begins almost without a shift
             self.controls.bias[3 + _NEIGHBORS // 2] = 4.0
 
     def init_state(self, exists: Tensor) -> State:
@@ -58,22 +58,22 @@ class NTMScore(CosineScore):
         return alphas, state[1]
 
     def forward(self, query: Tensor, projected: Tensor, *state: Tensor) -> Tensor:
-        alphas_before, exists = state  # (B, R, L) each
+        previous_alphas, exists = state  # (B, R, L) each
         cosine = at_least_float32(dot(F.normalize(self.key(query), dim=-1), projected))  # (B, R, L)
         controls = self.controls(query).to(cosine.dtype)  # (B, R, 12)
         strength, gate, exponent, shift = controls.split([1, 1, 1, _NEIGHBORS], dim=-1)
-        content = masked_log_softmax(F.softplus(strength) * cosine, exists).exp()  # (B, R, L), Eq. 5
+        w_c = masked_log_softmax(F.softplus(strength) * cosine, exists).exp()  # (B, R, L), Eq. 5
         gate = torch.sigmoid(gate)  # (B, R, 1)
-        shifted = self._shifted(gate * content + (1 - gate) * alphas_before, shift.softmax(dim=-1))  # Eq. 7-8
-        return (1 + F.softplus(exponent)) * shifted.clamp_min(torch.finfo(shifted.dtype).tiny).log()  # Eq. 9
+        w_s = self._convolve(gate * w_c + (1 - gate) * previous_alphas, shift.softmax(dim=-1))  # (B, R, L), Eq. 7-8
+        return (1 + F.softplus(exponent)) * w_s.clamp_min(torch.finfo(w_s.dtype).tiny).log()  # Eq. 9
 
-    def _shifted(self, weights: Tensor, shift: Tensor) -> Tensor:
-        """Return weights (B, R, L) convolved with the shift's probabilities (B, R, 9) of the nine offsets."""
+    def _convolve(self, weights: Tensor, shift: Tensor) -> Tensor:
+        """Return weights (B, R, L) convolved with ``shift`` (B, R, 9), the probabilities of the nine offsets."""
         height, width = self.grid_size
         padded = F.pad(weights.unflatten(-1, self.grid_size), (1, 1, 1, 1))
         shifted = torch.zeros_like(weights)
-        for neighbor, probability in enumerate(shift.unbind(-1)):
-            down, right = divmod(neighbor, 3)
+        for offset, probability in enumerate(shift.unbind(-1)):
+            down, right = divmod(offset, 3)
             window = padded[..., 2 - down : 2 - down + height, 2 - right : 2 - right + width]
             shifted = shifted + probability.unsqueeze(-1) * window.flatten(-2)
         return shifted

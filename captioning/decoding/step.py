@@ -41,7 +41,7 @@ class Hypothesis:
     Attributes:
         ids: Word ids, without <start> and <end>.
         log_probs: Log-probability of every word in nats; one more for <end> if the caption is finished.
-        log_prob: The search's criterion: the sum of ``log_probs``, divided by the length normalization.
+        log_prob: The search's criterion: the sum of ``log_probs``, divided by their number ** length_normalization.
         finished: False if the maximum length cut the caption off.
         trace: Trace of the steps that chose the words, (len(ids), ..); float32, on the CPU.
     """

@@ -183,7 +183,7 @@ class Captioner(CaptionModel):
         return self.decoder(batch.captions, batch.lengths, memory_of_captions(batch, memory), samples)
 
     def step_function(self, memory: Memory) -> StepFunction:
-        return _DecoderStep(self.decoder, self.decoder.prepare_search(memory))
+        return _DecoderStep(self.decoder, self.decoder.to_search_memory(memory))
 
     def init_state(self, memory: Memory) -> State:
         return self.decoder.init_state(memory)

@@ -147,7 +147,7 @@ class Decoder(Component):
     def prepare_memory(self, annotations: Tensor, mask: Tensor | None) -> Memory:
         """Return the memory of annotations (B, L, D'), the output of the annotation layer if there is one."""
 
-    def prepare_search(self, memory: Memory) -> Memory:
+    def to_search_memory(self, memory: Memory) -> Memory:
         """Return ``memory`` with everything that the steps of a search share."""
         return memory
 

@@ -166,8 +166,8 @@ class AttentionDecoder(Decoder):
         evidence = self.output.evidence(captions[:, 1:], memory)  # much faster than running the steps
         return self(captions, lengths, memory).trace.evidence if evidence is None else evidence
 
-    def prepare_search(self, memory: Memory) -> Memory:
-        return self.output.prepare_search(memory)
+    def to_search_memory(self, memory: Memory) -> Memory:
+        return self.output.to_search_memory(memory)
 
 
 class InitialMLP(nn.Module):

@@ -54,7 +54,7 @@ class Output(Component):
         self.dropout = nn.Dropout(dropout)
         nn.init.zeros_(self.L_o.bias)
 
-    def prepare_search(self, memory: Memory) -> Memory:
+    def to_search_memory(self, memory: Memory) -> Memory:
         """Return ``memory`` with everything that the steps of a search share."""
         return memory
 

@@ -35,10 +35,10 @@ class SummedOutput(Output):
     def check(self, attention: Attention) -> None:
         draws = attention.context_modes != ("expected",)
         if draws or not attention.weighs_annotations:
-            does = "chooses locations itself" if draws else "looks at several locations at once, or writes over them"
-            raise InputError(f"output: {type(attention).__name__} {does}; a sum over locations needs SoftAttention")
+            fault = "chooses locations itself" if draws else "looks at several locations at once, or writes over them"
+            raise InputError(f"output: {type(attention).__name__} {fault}; a sum over locations needs SoftAttention")
 
-    def prepare_search(self, memory: Memory) -> SearchMemory:
+    def to_search_memory(self, memory: Memory) -> SearchMemory:
         if isinstance(memory, SearchMemory):
             return memory
         C, W = self._factors(memory)
@@ -60,7 +60,7 @@ class SummedOutput(Output):
         return log_probs, torch.where(p_looks > tiny, posterior / p_looks.clamp(min=tiny), steps.alphas)
 
     def step(self, embedded: Tensor, steps: LSTMSteps, memory: Memory) -> Tensor:
-        memory, Q = self.prepare_search(memory), self.L_o.forward_float32(self._hidden(embedded, steps))  # (N, V)
+        memory, Q = self.to_search_memory(memory), self.L_o.forward_float32(self._hidden(embedded, steps))  # (N, V)
         return summed_step(Q, memory.C, self.L_o.weight, self._log_weights(steps), memory.exp_G)
 
     def evidence(self, words: Tensor, memory: Memory) -> None:

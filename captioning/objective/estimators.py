@@ -23,7 +23,7 @@ _AVERAGES = 50  # the first 49 steps have one each; later steps share the last
 
 
 class LearningSignal(NamedTuple):
-    """The factors of d log p(s_t | a) in REINFORCE, (N, T) in nats, without gradient.
+    """The factors of d log p in REINFORCE, without gradient: (N, T) in nats for locations, (N,) for sampled captions.
 
     Attributes:
         returns: R_t.

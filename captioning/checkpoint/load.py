@@ -40,8 +40,8 @@ class SavedModel(NamedTuple):
         for name, parameter in captioner.named_parameters(remove_duplicate=False):  # tied weights have two names
             sizes = (len(weights[name]), len(parameter)) if new_words and name in weights else None
             if sizes == (len(self.vocabulary), len(vocabulary)):
-                unknown = weights[name][UNK]
-                weights[name] = torch.cat([weights[name], unknown.expand(new_words, *unknown.shape)])
+                unk_weights = weights[name][UNK]
+                weights[name] = torch.cat([weights[name], unk_weights.expand(new_words, *unk_weights.shape)])
         try:
             captioner.load_state_dict(weights)
         except RuntimeError as error:
@@ -93,7 +93,7 @@ def _download(name: str) -> Path:
 
 
 def check_device(name: str | torch.device) -> torch.device:
-    """Return the CPU or a CUDA GPU of this machine; Apple's MPS has no float64 to sample. Raises InputError."""
+    """Return a CPU or CUDA device of this machine (MPS lacks float64, which sampling needs). Raises InputError."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]

@@ -61,8 +61,8 @@ def compare_runs(
     variants = group_variants([run for run in runs if run.captions])
     # A run is tested against the first over images alone if the variant of either has one seed.
     seed_counts = {run: len(variant.runs) for variant in variants for run in variant.runs}
-    tested = [run for run in names[1:] if min(seed_counts.get(run, 0), seed_counts.get(names[0], 0)) == 1]
-    captions_note = _CAPTIONS_NOTE.format(_CHANGE_NOTE if tested else "", resamples, few_images_warning(len(common)))
+    tested_runs = [run for run in names[1:] if min(seed_counts.get(run, 0), seed_counts.get(names[0], 0)) == 1]
+    note = _CAPTIONS_NOTE.format(_CHANGE_NOTE if tested_runs else "", resamples, few_images_warning(len(common)))
     comparison = Comparison(
         variant_runs,
         metric,
@@ -73,10 +73,10 @@ def compare_runs(
     )
     if max(seed_counts.values(), default=0) > 1:
         measure_variants(comparison, variants, [*caption_counts, *noun_counts], runs)
-    captions = f"Captions of {len(common)} images", captions_note, caption_counts
-    for title, note, families in captions, ("Grounding", _GROUNDING_NOTE, noun_counts):
+    captions = f"Captions of {len(common)} images", note, caption_counts
+    for title, table_note, families in captions, ("Grounding", _GROUNDING_NOTE, noun_counts):
         if families:
-            measure_runs(comparison, title, note, families, tested, resamples=resamples, seed=seed)
+            measure_runs(comparison, title, table_note, families, tested_runs, resamples=resamples, seed=seed)
     comparison.tables += condition_tables(runs, metric)
     return comparison
 
@@ -107,9 +107,9 @@ def _common_images(captions_by_run: Mapping[str, Captions]) -> tuple[list[int], 
         notices.append(
             f"The runs were tested on different images ({sizes}); they are compared on the {len(common)} in common."
         )
-    changed = sum(any(set(run[i].references) != set(runs[0][i].references) for run in runs) for i in common)
-    if changed:
-        notices.append(f"The references of {changed} common images differ between the runs; test the runs again.")
+    changed_count = sum(any(set(run[i].references) != set(runs[0][i].references) for run in runs) for i in common)
+    if changed_count:
+        notices.append(f"The references of {changed_count} common images differ between the runs; test the runs again.")
     return common, notices
 
 

@@ -163,9 +163,9 @@ def _run_verdict(result: Comparison, name: str, test: Difference) -> str:
 
 
 def _variant_verdict(result: Comparison, name: str, test: Difference) -> str:
-    first, (tested,) = result.variants[0], [variant for variant in result.variants if variant.name == name]
-    before, after = (f"{variant.mean(result.metric):.1f}" for variant in (first, tested))
-    seeds = f"{len(tested.runs)} + {len(first.runs)} seeds"
+    first, (second,) = result.variants[0], [variant for variant in result.variants if variant.name == name]
+    before, after = (f"{variant.mean(result.metric):.1f}" for variant in (first, second))
+    seeds = f"{len(second.runs)} + {len(first.runs)} seeds"
     numbers = f"{TITLES[result.metric]}, {change_text(test)}; {result.image_count} images, {seeds}."
     return f"{finding(test)}: {name} has {after} and {first.name} {before} {numbers}"
 

@@ -58,7 +58,7 @@ def is_run_folder(folder: Path) -> bool:
 
 
 def find_runs(folder: str | Path) -> list[Run]:
-    """Return the run of a folder, or the runs in a folder of runs by name. Raises InputError if there is none."""
+    """Return the run of a folder, or the runs in a folder of runs, sorted by name. Raises InputError without a run."""
     path = Path(folder)
     run_folders = [] if is_run_folder(path) else sorted(filter(is_run_folder, path.iterdir()))
     return [read_run(run_folder) for run_folder in run_folders or [path]]
@@ -80,8 +80,8 @@ def read_run(folder: Path) -> Run:
     metrics_file, captions_file = folder / "test_metrics.json", folder / "test_captions.json"
     if metrics_file.is_file():
         run.metrics, run.conditions = read_metrics(metrics_file)
-    tested = layout.checkpoints / Path(str(run.conditions.get("checkpoint"))).name
-    run.checkpoint = next((path for path in (tested, layout.checkpoint("best")) if path.is_file()), None)
+    tested_checkpoint = layout.checkpoints / Path(str(run.conditions.get("checkpoint"))).name
+    run.checkpoint = next((path for path in (tested_checkpoint, layout.checkpoint("best")) if path.is_file()), None)
     for mode in CONTEXT_MODES:
         if (path := folder / mode / metrics_file.name).is_file():
             metrics, conditions = read_metrics(path)

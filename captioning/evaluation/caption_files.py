@@ -36,7 +36,7 @@ class NounHit:
 class CaptionedImage:
     """One evaluated image, an entry of STAGE_captions.json. Captions and references are words joined by spaces."""
 
-    image_id: int  # the data set's number
+    image_id: int  # the data set's id
     file: str | None = None  # the image file; None in files of an earlier version
     caption: str
     log_prob: float | None = None  # the search's criterion: the sum over words in nats, over the length normalization
@@ -104,7 +104,7 @@ def read_captions(path: Path) -> dict[int, CaptionedImage]:
 
 
 class ImageCaption(msgspec.Struct):
-    """A caption and the number of its image, an entry of a file."""
+    """A caption and the id of its image, an entry of a file."""
 
     image_id: int
     caption: str
@@ -119,12 +119,12 @@ def convert(path: Path, content: Any, content_type: Any, expected: str) -> Any:
 
 
 def write_results(path: Path, images: Sequence[CaptionedImage]) -> None:
-    """Write image numbers and captions as the COCO server takes them, ``[{"image_id": 17, "caption": ..}, ..]``."""
+    """Write image ids and captions as the COCO server takes them, ``[{"image_id": 17, "caption": ..}, ..]``."""
     write_json(path, [{"image_id": image.image_id, "caption": image.text} for image in images], indent=None)
 
 
 def read_results(path: Path) -> dict[int, str]:
-    """Return the captions of a results file by image number. Raises InputError if an image has two captions."""
+    """Return the captions of a results file by image id. Raises InputError if an image has two captions."""
     captions: dict[int, str] = {}
     for entry in convert(path, read_json(path), list[ImageCaption], '[{"image_id": 17, "caption": "a dog"}, ..]'):
         if entry.image_id in captions:
@@ -136,7 +136,7 @@ def read_results(path: Path) -> dict[int, str]:
 
 
 def read_references(path: Path, *, split: str, tokenizer: Tokenizer) -> dict[int, list[list[str]]]:
-    """Return the word lists of each image's references, by image number.
+    """Return the word lists of each image's references, by image id.
 
     Karpathy's file (``dataset_coco.json``) is read as by ``KarpathySource``; COCO's (``captions_val2017.json``) holds
     one split. References without a word are left out. Raises InputError for another format, or without references.

@@ -35,16 +35,16 @@ class Evaluator:
 
     model: CaptionModel
     vocabulary: Vocabulary
-    index: CaptionIndex  # the split's
-    regions: RegionsInView  # of its images
+    index: CaptionIndex  # of the split
+    regions: RegionsInView  # of the split's images
     search: BeamOptions
     bound_draws: int = 0
     """Draws of locations for each reference, to estimate the bounds of stochastic attention. 0 estimates none."""
     seed: int = 0
     figure_count: int = 0  # number of images at the beginning of the split that get a figure
     with_references: bool = True  # whether references are teacher-forced; metrics need them
-    figure_hypotheses: dict[int, Hypothesis] = field(default_factory=dict)  # of those images; keys as in ``images``
-    images: dict[int, CaptionedImage] = field(default_factory=dict)  # keys are rows of the split
+    figure_hypotheses: dict[int, Hypothesis] = field(default_factory=dict)  # of these images, by row of the split
+    images: dict[int, CaptionedImage] = field(default_factory=dict)  # by row of the split
     sums: dict[int, dict[str, float]] = field(default_factory=dict)
     """For each batch, by the row of its first image: the number of "words" of the references, <end> included, and the
     sums of their "nll" and bounds in nats. ``finish`` adds them in the order of the split, so any number of processes

@@ -100,7 +100,7 @@ class Caption:
     def figure(self, style: Style = "color", *, details: bool = False) -> Figure:
         """Return the paper's figure: the image, then the attention at each word.
 
-        If the image file has changed since, the figure shows the model's view.
+        If the image file has changed since it was captioned, the figure shows the model's view.
 
         Args:
             style: "color": the map's colors on the image. "paper": white on the gray image, as in Fig. 2.

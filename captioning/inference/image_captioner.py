@@ -100,8 +100,8 @@ class ImageCaptioner(Generic[Model]):
                 from ``self.options``.
         """
         changes = {name: value for name, value in options.items() if value is not None}
-        merged = dataclasses.replace(self.options, **changes)
-        captions = list(self.stream(images, merged, batch_size=batch_size))
+        all_options = dataclasses.replace(self.options, **changes)
+        captions = list(self.stream(images, all_options, batch_size=batch_size))
         return captions[0] if is_single(images) else captions
 
     __call__ = caption

@@ -29,7 +29,7 @@ def open_views(
 ) -> tuple[list[Image.Image], Callable[[], Photo | None]]:
     """Return the models' views of an image, and a function that reads its ``Photo`` again.
 
-    The function returns None if the file has changed since. Raises InputError if the image cannot be read.
+    The function returns None if the file has changed in between. Raises InputError if the image cannot be read.
     """
     if isinstance(source, (str, os.PathLike)):
         path = os.path.abspath(os.path.expanduser(source))  # the working directory may change

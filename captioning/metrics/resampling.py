@@ -85,17 +85,17 @@ def differences(
     counts = np.stack([np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)])
     sums = counts.sum(axis=1)
     metrics = statistic(sums)
-    observed = np.atleast_1d(metrics[1] - metrics[0])
-    resampled = bootstrap(counts, statistic, resamples=resamples, seed=seed)
-    low, high = _interval_ends((resampled[:, 1] - resampled[:, 0]).reshape(resamples, -1))
+    difference = np.atleast_1d(metrics[1] - metrics[0])
+    resampled_metrics = bootstrap(counts, statistic, resamples=resamples, seed=seed)
+    low, high = _interval_ends((resampled_metrics[:, 1] - resampled_metrics[:, 0]).reshape(resamples, -1))
     random = np.random.default_rng(seed)
     gains = counts[1] - counts[0]
     first_sums = sums[0] + np.stack([random.integers(0, 2, size=len(gains)) @ gains for _ in range(resamples)])
     null_differences = (statistic(sums[0] + sums[1] - first_sums) - statistic(first_sums)).reshape(resamples, -1)
     exchanges = np.isfinite(null_differences).sum(axis=0)  # a metric may have no value, such as an accuracy of no noun
-    as_large = (np.abs(null_differences) >= np.abs(observed) - 1e-9).sum(axis=0)  # another order rounds differently
+    as_large = (np.abs(null_differences) >= np.abs(difference) - 1e-9).sum(axis=0)  # another order rounds differently
     p_values = (as_large + 1) / (exchanges + 1)
-    columns = (values.tolist() for values in (observed, low, high, p_values))
+    columns = (values.tolist() for values in (difference, low, high, p_values))
     return [Difference(Interval(*numbers), p_value, p_value) for *numbers, p_value in zip(*columns, strict=True)]
 
 
@@ -122,7 +122,7 @@ def ratio(numerator: Floats, denominator: Floats) -> Floats:
     return np.divide(numerator, denominator, out=np.zeros_like(denominator), where=denominator > 0)
 
 
-def _interval_ends(resampled: Floats) -> Floats:
+def _interval_ends(resampled_metrics: Floats) -> Floats:
     # Leaves out a resample in which a metric has no value, such as an accuracy of no noun.
     with np.errstate(all="ignore"):
-        return np.asarray(np.nanquantile(resampled, [0.025, 0.975], axis=0))
+        return np.asarray(np.nanquantile(resampled_metrics, [0.025, 0.975], axis=0))

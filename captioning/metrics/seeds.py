@@ -41,8 +41,8 @@ def seed_differences(
         first, second: Counts (seeds, images, counts) of the same images, two seeds or more each, not always as many.
         paired: Whether each run of ``second`` started from the run of ``first`` with the same index.
     """
-    before, after = (np.asarray(counts, dtype=np.float64) for counts in (first, second))
-    test = SeedDifferences(before, after, statistic, paired=paired)
+    counts_1, counts_2 = (np.asarray(counts, dtype=np.float64) for counts in (first, second))
+    test = SeedDifferences(counts_1, counts_2, statistic, paired=paired)
     columns = (x.tolist() for x in (test.differences, test.half_width(SIGNIFICANCE_LEVEL), test.p_values()))
     return [
         Difference(Interval(value, value - width, value + width), p_value, p_value)
@@ -61,13 +61,13 @@ class SeedDifferences:
     def __init__(self, first: Floats, second: Floats, statistic: Statistic, *, paired: bool) -> None:
         if min(len(first), len(second)) < 2:
             raise ValueError(f"each variant needs two seeds or more, got {len(first)} and {len(second)}")
-        (before, changes_before), (after, changes_after) = _jackknife(first, statistic), _jackknife(second, statistic)
-        image_changes = changes_after.mean(axis=0) - changes_before.mean(axis=0)  # (images, metrics)
-        self.differences = after.mean(axis=0) - before.mean(axis=0)
+        (metrics_1, changes_1), (metrics_2, changes_2) = (_jackknife(counts, statistic) for counts in (first, second))
+        image_changes = changes_2.mean(axis=0) - changes_1.mean(axis=0)  # (images, metrics)
+        self.differences = metrics_2.mean(axis=0) - metrics_1.mean(axis=0)
         self.image_variances = np.square(image_changes).sum(axis=0)  # J
-        groups = [(before, changes_before), (after, changes_after)]
+        groups = [(metrics_1, changes_1), (metrics_2, changes_2)]
         if paired:
-            groups = [(after - before, changes_after - changes_before)]
+            groups = [(metrics_2 - metrics_1, changes_2 - changes_1)]
         seed_variances = [values.var(axis=0, ddof=1) / len(values) for values, _ in groups]  # S_g^2 / m_g
         run_variance = sum(changes.var(axis=0, ddof=1).sum(axis=0) / len(changes) for _, changes in groups)  # E_g / m_g
         degrees_of_freedom = [*(len(values) - 1 for values, _ in groups), max(1, len(image_changes) - 1)]

@@ -1,4 +1,4 @@
-// The explorer: a list of images, and for the image shown a panel per run.
+// The explorer: a list of images, and a panel per run for the image that is shown.
 
 const PLAY_INTERVAL = 800; // ms per word
 const SHORTEST_SIDE = 336; // least pixels of a map's shorter side: cells of the usual grids (7, 8, 14) have sharp edges
@@ -240,7 +240,7 @@ class Explorer {
 
   #showPanels() {
     const image = this.data.images[this.current];
-    const focused = this.panelBox.contains(document.activeElement);
+    const hadFocus = this.panelBox.contains(document.activeElement);
     const runs = image.runs.filter((run) => this.selected === null || run.run === this.data.runs[this.selected]);
     this.panels = runs.map((run) => new Panel(this, image, run));
     this.panelBox.replaceChildren(...this.panels.map((panel) => panel.root));
@@ -249,13 +249,13 @@ class Explorer {
     }
     this.panelBox.style.setProperty("--panels", Math.max(1, this.panels.length));
     this.runButtons.forEach((item, k) => {
-      const shown = this.selected === (k ? k - 1 : null);
-      item.setAttribute("aria-pressed", String(shown));
-      if (shown && item.parentElement) this.#scrollTo(item, item.parentElement);
+      const isShown = this.selected === (k ? k - 1 : null);
+      item.setAttribute("aria-pressed", String(isShown));
+      if (isShown && item.parentElement) this.#scrollTo(item, item.parentElement);
     });
     this.active = null;
     if (this.panels.length) this.activate(this.panels[0]);
-    if (focused) this.active?.focusWord();
+    if (hadFocus) this.active?.focusWord();
   }
 
   /** Show one run, or all runs side by side (null), at the word that was shown before. */
@@ -268,9 +268,9 @@ class Explorer {
     this.#showPanels();
     const same = this.panels.find((panel) => panel.run === before?.run);
     if (same) {
-      const focused = this.panelBox.contains(document.activeElement);
+      const hadFocus = this.panelBox.contains(document.activeElement);
       this.activate(same);
-      if (focused) same.focusWord();
+      if (hadFocus) same.focusWord();
     }
     if (before) this.follow(before);
   }

@@ -37,7 +37,7 @@ function isUnsure(probability) {
   return probability !== null && probability < UNSURE_BELOW;
 }
 
-/** One run's caption of the image shown: pictures, words, other captions of its beam, alignment matrix. */
+/** One run's caption of an image: pictures, words, the other captions of the beam, and the alignment matrix. */
 class Panel {
   constructor(explorer, image, run) {
     this.explorer = explorer;
@@ -146,15 +146,15 @@ class Panel {
   }
 
   /** The attention shown: levels (T x L) as bytes, decoded once, in 255ths of each word's peak. */
-  get shown() {
-    const shown = this.caption.attention[this.kind];
-    shown.decoded ??= bytes(shown.levels);
-    return shown;
+  get shownAttention() {
+    const attention = this.caption.attention[this.kind];
+    attention.decoded ??= bytes(attention.levels);
+    return attention;
   }
 
   /** The attention of one word over the locations, (L). */
   distribution(step) {
-    const { decoded, peaks } = this.shown;
+    const { decoded, peaks } = this.shownAttention;
     const levels = decoded.subarray(step * this.locations, (step + 1) * this.locations);
     return Float32Array.from(levels, (level) => (level * peaks[step]) / 255);
   }
@@ -167,7 +167,7 @@ class Panel {
 
   /** The maximum of the scale of all maps of the caption: the greatest attention at any word. */
   get scaleMaximum() {
-    return Math.max(...this.shown.peaks) || 1;
+    return Math.max(...this.shownAttention.peaks) || 1;
   }
 
   #fillBeam() {
@@ -195,7 +195,7 @@ class Panel {
    * @param lead whether the other runs follow to the same word.
    */
   showCaption(rank, { word = this.run.start, pins = [], lead = true } = {}) {
-    const focused = this.words.contains(document.activeElement);
+    const hadFocus = this.words.contains(document.activeElement);
     Object.assign(this.state, { caption: rank, word, pins });
     const { words } = this.caption;
     const probabilities = words.map((_, step) => this.#probability(step));
@@ -227,18 +227,18 @@ class Panel {
     alignment.style.setProperty("--rows", this.run.rows);
     this.show(Math.min(word, words.length - 1), { lead });
     this.#drawMatrix();
-    if (focused) this.focusWord();
+    if (hadFocus) this.focusWord();
   }
 
   /** Show the attention of one word; the other runs follow to the same word of their captions if this one leads. */
   show(word, { lead = true } = {}) {
     this.state.word = Math.max(0, word);
     this.words.querySelectorAll(".word").forEach((item, step) => {
-      const shown = step === this.state.word;
+      const isShown = step === this.state.word;
       item.setAttribute("aria-pressed", String(this.state.pins.includes(step)));
-      if (shown) item.setAttribute("aria-current", "true");
+      if (isShown) item.setAttribute("aria-current", "true");
       else item.removeAttribute("aria-current");
-      item.tabIndex = shown ? 0 : -1;
+      item.tabIndex = isShown ? 0 : -1;
     });
     [...this.labels.children].forEach((label, step) => label.classList.toggle("shown", step === this.state.word));
     this.draw();
@@ -248,9 +248,9 @@ class Panel {
 
   move(steps) {
     const last = this.caption.words.length - 1;
-    const focused = this.words.contains(document.activeElement);
+    const hadFocus = this.words.contains(document.activeElement);
     this.show(Math.max(0, Math.min(last, this.state.word + steps)));
-    if (focused) this.focusWord();
+    if (hadFocus) this.focusWord();
   }
 
   /** Pin the word that is shown, or release it if it is pinned. A third pin replaces the first. */
@@ -340,7 +340,7 @@ class Panel {
     }
     this.words.classList.toggle("by-location", location !== null);
     this.words.querySelectorAll(".word").forEach((item, step) => {
-      const fraction = location === null ? 0 : this.shown.decoded[step * this.locations + location] / 255;
+      const fraction = location === null ? 0 : this.shownAttention.decoded[step * this.locations + location] / 255;
       item.style.setProperty("--fraction", fraction.toFixed(3));
     });
     this.#describe(location);

@@ -3,7 +3,7 @@
 VENV ?= .venv
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.10 python3 python; do \
     $$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
-# Test processes: one per core, with one thread each, at most eight, because importing torch in more costs what they save.
+# Test processes: one per core, with one thread each, at most eight, because importing torch in more of them costs more than they save.
 WORKERS ?= logical
 
 # Without bytecode every process compiles PyTorch's and Lightning's modules anew, which takes ten seconds or more.
@@ -45,7 +45,7 @@ test: $(STAMP)  ## the quick tests
 test-slow: $(STAMP)  ## the slow tests, such as whole training runs
 	@OMP_NUM_THREADS=1 $(BIN)/$(PYTEST) -m slow
 
-# Every lower bound in pyproject.toml is one that these tests pass with.
+# These tests pass with every lower bound in pyproject.toml.
 test-oldest: $(STAMP)  ## the quick tests with the oldest packages that are admitted
 	@$(BIN)/uv venv --quiet --clear --python $(PYTHON) $(VENV)-oldest
 	@$(BIN)/uv pip install --quiet --python $(VENV)-oldest --resolution lowest-direct --editable '.[dev]'
@@ -73,9 +73,9 @@ clean:  ## remove the virtual environment and caches; runs and data stay
 	rm -rf $(VENV) $(VENV)-oldest build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find captioning scripts tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
-# The stamp is written last, so that an interrupted install is repeated. uv takes seconds where pip takes minutes. It is
-# installed from requirements.txt, too; where it cannot be installed or cannot reach its index, pip replaces it. A
-# terminal sees uv's progress.
+# The stamp is written last, so that an interrupted install is repeated. uv takes seconds, pip minutes. uv itself is
+# installed from requirements.txt; if that fails, or uv cannot reach its index, pip installs the rest. uv shows its
+# progress in a terminal.
 $(STAMP): requirements.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "error: no Python >= 3.10 found; install one, or name it: make PYTHON=/path/to/python3" >&2; exit 2; }
 	@echo "installing into $(VENV) (about 6 GB with PyTorch, some minutes) ..."

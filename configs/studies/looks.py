@@ -1,4 +1,4 @@
-"""Three changes of the decoder that should make it lean less on its state and more on its look (taught.yaml)."""
+"""Three decoders that should depend less on the state and more on the context than the LSTM (taught.yaml)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from captioning.trace import State
 
 
 class BlindStart(AttentionDecoder):
-    """h_0 and c_0 are 0: before its first look, the decoder knows nothing of the image."""
+    """h_0 and c_0 are 0: before its first context, the decoder knows nothing of the image."""
 
     def init_state(self, memory: Memory) -> State:
         h, c, *carried = super().init_state(memory)
@@ -21,14 +21,14 @@ class BlindStart(AttentionDecoder):
 
 
 class OpenGate(AttentionDecoder):
-    """beta_t is 1: the context counts in full at every word. The gate's weights stay in the checkpoint."""
+    """beta_t is 1: the context is not scaled at any word. The gate's weights stay in the checkpoint."""
 
     def build(self, vocabulary_size: int, annotation_dim: int, grid_size: tuple[int, int]) -> None:
         super().build(vocabulary_size, annotation_dim, grid_size)
-        self.gate = _Open(self.hidden_dim)
+        self.gate = _AlwaysOpen(self.hidden_dim)
 
 
-class _Open(ScalarGate):
+class _AlwaysOpen(ScalarGate):
     def forward(self, h: Tensor, context: Tensor) -> tuple[Tensor, Tensor | None]:
         return context, None
 
@@ -38,6 +38,6 @@ class ContextAlone(DeepOutput):
 
     def _hidden(self, word: Tensor, steps: LSTMSteps) -> Tensor:
         if self.training:
-            kept = torch.rand_like(steps.h[..., :1]) < 0.5
-            steps = steps._replace(h=steps.h * kept)
+            is_kept = torch.rand_like(steps.h[..., :1]) < 0.5
+            steps = steps._replace(h=steps.h * is_kept)
         return super()._hidden(word, steps)

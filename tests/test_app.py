@@ -22,7 +22,7 @@ pytestmark = pytest.mark.xdist_group("browser")  # the app and the browser are s
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def test_without_the_extra_one_line_says_how_to_get_it(monkeypatch, capsys):
+def test_a_missing_extra_is_one_line_with_the_command_that_installs_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "gradio", None)
     assert refused(capsys, "app") == "error: captioning app needs gradio: pip install -e '.[app]'"
 
@@ -118,7 +118,7 @@ def test_a_second_photo_replaces_the_first_and_its_caption(page, checkpoint, tmp
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_the_first_page_says_what_it_is_and_has_examples(page):
+def test_the_first_page_has_a_description_and_examples(page):
     page.get_by_role("heading", name="Describe a photo").wait_for()
     assert page.get_by_text("Drop a photo").inner_text().endswith("are fluent but wrong.")
     examples = page.locator("button.gallery-item")

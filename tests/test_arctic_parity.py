@@ -122,7 +122,7 @@ def test_baseline_follows_the_mean_cost_of_a_word_and_keeps_nine_tenths():
     assert float(terms["baseline"]) == 0.0 and float(terms["reward"]) == pytest.approx(float(mean.detach()))
 
 
-def test_baseline_also_follows_batches_whose_coin_says_expectation(monkeypatch):
+def test_baseline_also_follows_batches_without_draws(monkeypatch):
     captioner, batch = make_captioner(sample_probability=0.5), make_batch()
     objective = make_objective(captioner)
     monkeypatch.setattr(torch, "rand", lambda size, device: torch.ones(size, device=device))  # the coin: expectation

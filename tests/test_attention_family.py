@@ -151,7 +151,7 @@ def test_gradients_match_finite_differences(make):
 
 
 @every_pair
-def test_gradients_collected_over_the_steps_are_those_of_single_steps(make):
+def test_deferred_gradients_equal_the_sum_over_steps(make):
     """The decoder computes weight gradients after the last step."""
     decoder = AttentionDecoder(make(), embedding_dim=E, hidden_dim=D, dropout=0.0)
     decoder.build(V, D, GRID)
@@ -173,7 +173,7 @@ def test_gradients_collected_over_the_steps_are_those_of_single_steps(make):
 
 
 @every_pair
-def test_config_rebuilds_an_attention_that_the_weights_fit(make):
+def test_a_rebuilt_attention_loads_the_weights(make):
     attention = built(make)
     again = Attention.from_config(attention.to_config())
     assert again.to_config() == attention.to_config()
@@ -210,7 +210,7 @@ def select(attention: Attention) -> tuple[torch.Tensor, torch.Tensor, AttentionO
 
 
 @pytest.mark.parametrize("cls", STOCHASTIC)
-def test_dropout_leaves_a_drawn_location_alone(cls):
+def test_dropout_does_not_change_drawn_contexts(cls):
     alphas, weights, selected = select(dropping(cls, sample_probability=1.0))
     torch.testing.assert_close(weights, one_hot(selected.locations, L))
     drawn = alphas.gather(-1, selected.locations.unsqueeze(-1)).squeeze(-1)

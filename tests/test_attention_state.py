@@ -168,7 +168,7 @@ def test_the_write_head_learns_begins_with_almost_no_writing_and_keeps_small_wri
     assert not torch.equal(state[0].unflatten(0, (B, R))[:, 0], annotations.bfloat16().float())
 
 
-def test_concat_is_one_matrix_over_query_and_annotation():
+def test_concat_score_has_one_matrix_for_query_and_annotation():
     score = ConcatScore(A)
     attention = built(SoftAttention(score))
     query, annotations = torch.randn(B * R, H), torch.randn(B, L, D)

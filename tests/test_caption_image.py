@@ -225,7 +225,7 @@ def test_search_options_reach_the_search(capsys, checkpoint, folder):
     assert content["log_prob"] == pytest.approx(np.mean(content["log_probs"]), rel=1e-5)
 
 
-def test_sampling_repeats_itself_with_a_seed(capsys, checkpoint, folder):
+def test_sampling_is_repeatable_with_a_seed(capsys, checkpoint, folder):
     arguments = [*[folder / "b.png"] * 6, "--model", checkpoint, "--sample", "--temperature", 9]
     first, again, other = (run(capsys, *arguments, "--seed", seed)[0] for seed in (1, 1, 2))
     assert first == again != other
@@ -297,7 +297,7 @@ def test_a_closed_pipe_is_no_error(checkpoint, folder):
     assert done.stdout.startswith(f"{folder / 'a.JPG'}\t")
 
 
-def test_a_folder_holds_every_format_that_is_read_when_named_and_the_others_are_counted(capsys, checkpoint, tmp_path):
+def test_all_readable_formats_of_a_folder_are_captioned_and_other_files_are_counted(capsys, checkpoint, tmp_path):
     modes = {"P": ["few.gif"], "L": ["g.pgm"], "RGB": ["a.JFIF", "b.jpe", "c.ppm", "d.pnm", "e.jp2", "f.webp", "h.bmp"]}
     modes["RGB"] += ["i.avif"] * features.check("avif")
     for mode, names in modes.items():
@@ -329,7 +329,7 @@ def test_links_to_folders_are_counted_and_not_followed(capsys, checkpoint, tmp_p
     assert err.count("\n") == 1 and "2 skipped, which are no images" in err
 
 
-def test_images_of_any_kind_are_captioned(capsys, checkpoint, tmp_path):
+def test_images_of_every_mode_are_captioned(capsys, checkpoint, tmp_path):
     for mode, name in [("L", "grey.png"), ("RGBA", "clear.png"), ("CMYK", "print.jpg"), ("P", "few.gif")]:
         Image.new(mode, (17, 23), 100).save(tmp_path / name)
     lines, err = run(capsys, tmp_path, "--model", checkpoint)

@@ -106,7 +106,7 @@ def test_measuring_cells_does_not_change_the_encoder():
     assert all(parameter.grad is None for parameter in encoder.parameters())
 
 
-def test_cells_are_measured_when_they_are_asked_for_and_again_when_the_weights_have_changed():
+def test_cells_are_measured_at_the_first_use_and_after_a_change_of_the_weights():
     encoder = one_sided(slice(0, 2), slice(6, 8))
     assert encoder.known_cells is None
     before = encoder.cells

@@ -107,7 +107,7 @@ def test_fit_then_test_from_the_checkpoint_alone(workdir, capsys):
     assert metrics_of("runs/tiny", "val") and (run / "predictions.jsonl").is_file()
 
 
-def test_second_run_gets_a_folder_of_its_own_and_a_resumed_one_keeps_its_folder(trained):
+def test_a_second_run_gets_its_own_folder_and_a_resumed_run_keeps_its_folder(trained):
     command("fit", "--config", "tiny.yaml")
     assert Path("runs/tiny-2/checkpoints/last.ckpt").is_file()
     cli = command("fit", "--ckpt_path", LAST, "--trainer.max_epochs", "2")
@@ -161,7 +161,7 @@ def test_a_run_that_fails_to_start_leaves_its_name_free(workdir, wrong):
     assert Fit(["--config", "tiny.yaml"]).plan.folder.path == Path("runs/tiny")
 
 
-def test_a_second_process_takes_no_folder_of_its_own(workdir, monkeypatch):
+def test_a_second_process_claims_no_folder(workdir, monkeypatch):
     Path("runs/tiny").mkdir(parents=True)
     Path("runs/tiny/config.yaml").touch()
     monkeypatch.setattr(rank_zero_only, "rank", 1)
@@ -201,7 +201,7 @@ def test_a_run_without_patience_left_resumes_with_a_larger_patience(workdir, cap
 
 
 @pytest.mark.slow
-def test_the_home_folder_is_the_same_for_all_that_write_into_a_run(workdir, monkeypatch):
+def test_a_tilde_is_the_home_folder_for_checkpoints_and_logs(workdir, monkeypatch):
     monkeypatch.setenv("HOME", str(workdir / "home"))
     Path("home").mkdir()
     config = tiny_config(workdir / "shapes")
@@ -360,7 +360,7 @@ def test_a_second_stage_begins_with_the_weights_of_the_first_and_resumes_without
 
 
 @pytest.mark.slow
-def test_the_best_is_the_best_by_the_metric_that_the_last_file_monitors(workdir):
+def test_the_last_configuration_decides_the_monitored_metric(workdir):
     monitored = {}
     for metric in ("nll", "cider_d"):
         name = f"{metric}.yaml"
@@ -467,7 +467,7 @@ def test_a_run_logs_to_wandb_offline_without_an_account_or_a_question(workdir):
 
 
 @pytest.mark.slow
-def test_a_run_in_wandb_is_named_as_the_user_says_and_not_as_the_run_whose_config_it_has(workdir):
+def test_a_run_in_wandb_has_the_users_name_and_not_that_of_a_copied_config(workdir):
     def name_and_id(*words: str) -> tuple[str, str]:
         arguments = Fit(["--config", *words, "--name", "tiny"]).config.trainer.logger[0]["init_args"]
         return arguments["name"], arguments["id"]
@@ -484,7 +484,7 @@ def test_a_run_in_wandb_is_named_as_the_user_says_and_not_as_the_run_whose_confi
 @pytest.mark.parametrize(
     ("restarts", "saves", "requeued"), [("0", False, True), ("7", True, True), ("7", False, False)]
 )
-def test_a_slurm_job_that_saves_nothing_is_not_requeued_for_ever(tmp_path, restarts, saves, requeued):
+def test_a_slurm_job_that_saves_nothing_is_requeued_a_few_times(tmp_path, restarts, saves, requeued):
     last = tmp_path / "runs/mine/checkpoints/last.ckpt"
     last.parent.mkdir(parents=True)
     last.touch()
@@ -522,7 +522,7 @@ def test_a_run_prints_no_advice_of_libraries_and_the_metrics_of_each_epoch(workd
 # validate, test and predict
 
 
-def test_any_form_of_a_model_is_scored_alike_and_data_are_read_from_its_run_or_a_config(trained, capsys):
+def test_checkpoint_and_exported_folder_have_equal_metrics_on_data_of_the_run_or_a_config(trained, capsys):
     command("test", "--ckpt_path", BEST, *EXACT)
     own = metrics_of("runs/tiny")
     shutil.copy(BEST, "loose.ckpt")
@@ -627,7 +627,7 @@ def test_a_mistake_is_one_line(trained, words, message):
         command(*words)
 
 
-def test_missing_data_are_noticed_before_anything_is_built(workdir):
+def test_missing_data_are_named_before_the_model_is_built(workdir):
     vgg = ["--model.encoder", "captioning.encoders.TorchvisionEncoder", "--model.encoder.name", "vgg19"]
     coco = ["--data.source", "captioning.data.CocoSource", "--data.source.root", "nowhere"]
     with pytest.raises(InputError, match=r"captions_train2017\.json: missing; run captioning prepare coco"):

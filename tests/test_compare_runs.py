@@ -111,7 +111,7 @@ def test_images_whose_files_are_gone_are_left_out_of_the_page(tested_pair):
     assert len(shown) == 3 and number not in map(number_of, shown)
 
 
-def test_the_attention_is_that_of_the_checkpoint_that_was_tested(tested_pair):
+def test_the_page_shows_attention_of_the_tested_checkpoint(tested_pair):
     checkpoints, metrics = tested_pair[0] / "checkpoints", tested_pair[0] / "test_metrics.json"
     content = json.loads(metrics.read_text())
     metrics.write_text(json.dumps(content | {"search": content["search"] | {"checkpoint": "last.ckpt"}}))
@@ -129,7 +129,7 @@ def test_runs_with_other_crops_share_no_view(tested_pair):
     assert len(names) == 8 and sum(name.endswith(", as hard crops it") for name in names) == 4
 
 
-def test_the_attention_shown_is_that_along_the_tested_caption(tested_pair, shapes_settings):
+def test_the_page_shows_attention_along_the_tested_caption(tested_pair, shapes_settings):
     save_checkpoint(tested_pair[1] / "checkpoints/best.ckpt", output=SummedOutput())
     index = shapes_settings[0].index("test")
     model = load(tested_pair[0] / "checkpoints/best.ckpt")

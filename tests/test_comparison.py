@@ -173,7 +173,7 @@ def test_grounding_is_over_nouns_and_has_its_baselines_beneath(pair):
     assert any(image.hits for image in soft.values())
 
 
-def test_the_curves_that_matter_come_first_and_controls_are_left_out():
+def test_the_most_important_curves_come_first_and_controls_are_left_out():
     soft = run_of(
         "soft", curves={"val/bleu4": [(10, 5.0)], "val/nll": [(10, 3.0)], "val_controls/length_ratio": [(1, 1.0)]}
     )

@@ -167,7 +167,7 @@ def test_a_beam_equals_a_plain_loop_over_hypotheses(name, size):
         assert beam == plain_beam(step, image, size, constraints)
 
 
-def test_a_prefix_that_leaves_no_room_is_refused():
+def test_a_prefix_of_max_length_words_is_refused():
     step = Histories([0])
     with pytest.raises(InputError, match="prefix: 2 words leave no room below max_length 2"):
         greedy(step, step.start(), max_length=2, constraints=Constraints(prefix=(4, 5)))

@@ -213,7 +213,7 @@ def test_unknown_pad_and_start_are_never_produced():
     assert all(i in WORDS for h in captions for i in h.ids)
 
 
-def test_unfinished_hypotheses_still_give_a_caption_with_its_last_word():
+def test_unfinished_hypotheses_give_a_caption_with_its_last_word():
     never_ends = torch.zeros(V, V)
     never_ends[:, END] = -50.0
     never_ends[:, 5] = 1.0
@@ -224,7 +224,7 @@ def test_unfinished_hypotheses_still_give_a_caption_with_its_last_word():
     assert image[0].ids == row.ids == [5, 5, 5, 5]
 
 
-def test_finished_hypotheses_come_before_better_scored_unfinished_ones():
+def test_finished_hypotheses_come_before_more_probable_unfinished_ones():
     (image,) = beam_search(markov(table(4)), start(1), beam_size=6, max_length=2)
     flags = [h.finished for h in image]
     assert flags == sorted(flags, reverse=True) and not all(flags)

@@ -158,7 +158,7 @@ def test_an_encoder_brings_the_published_preprocessing_which_can_be_overridden(n
     assert preprocessing == Preprocessing(*expected[:2], (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), expected[2])
 
 
-def test_a_published_files_name_selects_its_preprocessing(tmp_path):
+def test_the_name_of_a_published_file_selects_its_preprocessing(tmp_path):
     from torchvision.models import resnet50
 
     with torch.device("meta"):
@@ -229,7 +229,7 @@ def test_unknown_stages_are_refused_with_the_known_ones():
 
 @pytest.mark.parametrize("part", ["whole", "used"])
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors", "-old.pth", "-wrapped.pt"])
-def test_files_load_into_the_used_part(resnet, tmp_path, part, suffix):
+def test_weights_of_the_whole_or_the_used_network_load(resnet, tmp_path, part, suffix):
     from safetensors.torch import save_file
 
     state = resnet.state_dict()
@@ -290,7 +290,7 @@ def test_damaged_files_are_named(file, tmp_path, name, content):
     assert "\n" not in str(caught.value)
 
 
-def test_a_failed_download_says_what_to_fetch_and_how_to_give_it(tmp_path, monkeypatch):
+def test_a_failed_download_names_the_address_and_the_option_for_the_file(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     with pytest.raises(InputError) as caught:  # tests have no network
         TorchvisionEncoder("resnet18", "layer1").load_published_weights()
@@ -440,7 +440,7 @@ def test_a_timm_networks_head_is_the_map_before_its_pooling(tmp_path, name, stri
     assert torch.equal(again(images), annotations) and again.frozen_identity() == encoder.frozen_identity()
 
 
-def test_without_timm_the_message_says_how_to_get_it(monkeypatch):
+def test_missing_timm_is_one_line_with_the_command_that_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(InputError, match=r"pip install -e '\.\[timm\]'"):
         TimmEncoder("mobilenetv1_100", weights=None)

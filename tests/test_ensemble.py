@@ -132,7 +132,7 @@ def make_batch(views: list[Tensor]) -> CaptionBatch:
 
 
 @torch.no_grad()
-def test_the_likelihood_of_references_is_the_mean_of_the_models():
+def test_the_likelihood_of_references_is_that_of_the_mean_probabilities():
     members, views = make_members(), make_views()
     asked = []
 

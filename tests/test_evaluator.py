@@ -111,7 +111,7 @@ def test_a_model_is_evaluated_on_a_data_set_in_one_call(split, source):
     assert first.captioned_images == result.captioned_images[:2]
 
 
-def test_no_word_sequence_of_a_length_stands_twice_in_evaluated_captions(split, source):
+def test_no_repeat_ngram_holds_for_evaluated_captions(split, source):
     plain, unique = (
         [
             image.words

@@ -51,7 +51,7 @@ class Tags(HTMLParser):
             self.text += data
 
 
-def test_alphas_come_back_within_half_a_level_of_their_rows_maximum():
+def test_stored_alphas_are_exact_to_half_a_level_of_their_rows_maximum():
     alphas = random_alphas(3)
     shown = caption(run_captions(alphas=alphas))
     peaks = np.array(shown["attention"]["alphas"]["peaks"])
@@ -97,7 +97,7 @@ def test_the_alphas_are_shown_first_and_heads_stand_beside_their_mean():
     assert (labels["alphas"], labels["head 10"]) == ("All heads", "Head 10")
 
 
-def test_runs_stand_in_the_order_in_which_they_come_and_an_image_may_lack_one():
+def test_runs_keep_their_order_and_an_image_may_lack_a_run():
     runs = [["soft"], ["hard", "soft"], ["local"]]
     page = explorer_page([explored(*(run_captions(run) for run in of_image)) for of_image in runs])
     assert content(page)["runs"] == ["soft", "hard", "local"]
@@ -105,7 +105,7 @@ def test_runs_stand_in_the_order_in_which_they_come_and_an_image_may_lack_one():
     assert content(explorer_page([]))["images"] == []
 
 
-def test_numbers_may_be_words_and_need_not_exist():
+def test_numbers_of_a_caption_may_be_words_or_missing():
     page = explorer_page([explored(run_captions(numbers={"BLEU-4": 0.123456, "kind": "best", "CIDEr": float("nan")}))])
     assert content(page)["images"][0]["runs"][0]["numbers"] == {"BLEU-4": 0.1235, "kind": "best", "CIDEr": None}
 

@@ -177,7 +177,7 @@ def evidence_page() -> str:
     return explorer_page([explored(both, run_pair()[0], view=gray())])
 
 
-def test_where_it_looked_and_where_the_word_came_from_are_switched_by_a_key(visit):
+def test_a_key_switches_between_alphas_and_evidence(visit):
     page = visit(evidence_page())
     word(page, "summed", "dogs").hover()
     pressed = page.locator('.attention[aria-pressed="true"]')
@@ -197,8 +197,8 @@ def test_where_it_looked_and_where_the_word_came_from_are_switched_by_a_key(visi
     assert switches.evaluate_all("(groups) => groups.every((group) => group.scrollWidth <= group.clientWidth)")
 
 
-def test_every_head_can_be_looked_at(visit):
-    heads = np.stack([peaked(SOFT_CELLS), peaked(SOFT_CELLS[::-1])], axis=1)  # (T, h, L)
+def test_every_head_has_a_button(visit):
+    heads = np.stack([peaked(SOFT_CELLS), peaked(SOFT_CELLS[::-1])], axis=1)  # (T, heads, L)
     run = run_captions("heads", " ".join(SOFT), alphas=heads.mean(axis=1), heads=heads, grid_size=GRID)
     page = visit(explorer_page([explored(run, run_pair()[0], view=gray())]))
     word(page, "heads", "dogs").hover()
@@ -331,7 +331,7 @@ def test_a_map_that_prefers_no_location_is_named_and_the_scale_ends_at_the_stron
     assert panel(page, "soft").locator(".maximum").inner_text() == f"{alphas.max():.2f}"
 
 
-def test_images_go_by_keys_buttons_and_list(visit):
+def test_keys_buttons_and_the_list_change_the_image(visit):
     page = visit()
     name, position = page.locator(".explorer h2"), page.locator(".position")
     assert (name.inner_text(), position.inner_text()) == ("dogs.jpg", "1 / 3")
@@ -376,7 +376,7 @@ def test_a_page_around_the_fragment_can_lead_to_an_image(visit):
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_nothing_is_cut_off_at_the_side(visit, width):
+def test_no_text_is_cut_off_at_the_side(visit, width):
     wordy = run_captions("a-run-with-quite-a-long-name_" * 3, "supercalifragilisticexpialidocious " * 20)
     page = visit(explorer_page([*image_set(), explored(wordy, name="a" * 120)]), width=width)
     for key in ("0", "n", "n", "n"):

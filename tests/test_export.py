@@ -64,7 +64,7 @@ def test_the_folder_captions_as_the_checkpoint_does(run, tmp_path, capsys):
     assert set(modes.values()) == {modes["config.json"]}, modes  # whom the folder is passed on to can read all files
 
 
-def test_the_card_says_what_it_is_what_it_learned_from_and_how_well(run):
+def test_the_card_has_the_model_its_data_and_its_metrics(run):
     text = (export(run, "--license", "cc-by-4.0") / "README.md").read_text()
     assert text.startswith("---\nlibrary_name: captioning\n") and "license: cc-by-4.0" in text
     for part in ("# mine", "## Model", "## Training", "## Metrics", "## Limits", "## License"):

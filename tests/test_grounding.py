@@ -86,7 +86,7 @@ def test_a_noun_that_names_no_object_in_view_is_not_counted():
     assert hit.hit
 
 
-def test_synonyms_and_names_of_several_words_count_at_their_last_word():
+def test_synonyms_and_names_of_several_words_are_found_at_their_last_word():
     bear = thing("teddy bear", box(10, 20, 20, 30), synonyms="teddy")
     animal = thing("bear", box(0, 10, 0, 10))
     hits = noun_hits("a teddy bear".split(), looking_at(ANYWHERE, ANYWHERE, (1, 2)), [animal, bear])
@@ -105,7 +105,7 @@ def test_synonyms_and_names_of_several_words_count_at_their_last_word():
         ("a baseball bat", "bat", "bats"),
     ],
 )
-def test_the_name_of_a_category_does_not_name_what_a_part_of_it_names(caption, object_, synonyms):
+def test_a_word_of_a_categorys_name_does_not_name_another_category(caption, object_, synonyms):
     words, objects = caption.split(), [thing(object_, box(0, 10, 0, 10), synonyms=synonyms)]
     assert noun_hits(words, looking_at(*[(0, 0)] * 4), objects) == []
     words = [*words, "and", "a", object_]

@@ -93,7 +93,7 @@ def test_hard_contexts_pass_no_gradient_to_the_score_and_others_do(attention, pr
     assert (gradient is not None and bool(gradient.abs().sum() > 0)) == reaches
 
 
-def test_a_checkpoint_holds_the_arguments_of_a_relaxed_draw():
+def test_a_checkpoint_has_the_arguments_of_a_relaxed_draw():
     options = {"ramp": (0.2, 0.4), "per_batch": True, "dropout": 0.1, "context_mode": "argmax"}
     config = GumbelAttention(AdditiveScore(A), **options).to_config()
     assert Attention.from_config(config).to_config() == config
@@ -142,7 +142,7 @@ def test_images_that_are_not_drawn_have_the_contexts_of_soft_attention():
     assert (output.location_log_prob == 0).all() and reference.location_log_prob is None
 
 
-def test_context_modes_are_expectation_most_probable_location_and_draw():
+def test_context_modes_take_the_expectation_the_most_probable_or_a_drawn_location():
     decoder = make_decoder(HardAttention(AdditiveScore(A))).eval()
     annotations = torch.randn(B, L, D)
     expected = decode(decoder, annotations)
@@ -208,6 +208,6 @@ def test_temperature_falls_to_half_over_training_and_relaxes_the_samples_of_its_
 # The generator and autocast
 
 
-def test_a_ramp_of_null_is_no_ramp():
+def test_a_ramp_of_null_means_no_ramp():
     attention = HardAttention(AdditiveScore(4), sample_probability=0.3, ramp=None)
     assert attention.current_sample_probability == 0.3

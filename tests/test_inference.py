@@ -37,7 +37,7 @@ def captioner(checkpoint):
     return load(checkpoint)
 
 
-def test_load_caption_and_figure_take_three_lines(checkpoint, images, tmp_path):
+def test_three_lines_load_caption_and_draw(checkpoint, images, tmp_path):
     captioner = load(checkpoint)
     caption = captioner.caption(images[0])
     assert caption.view.size == (SIDE, SIDE)
@@ -130,7 +130,7 @@ def test_a_figure_shows_the_captioned_pixels_after_the_caller_changed_them(capti
 
 
 @pytest.mark.slow
-def test_frames_of_one_buffer_and_of_one_file_are_captioned_as_they_come(captioner, tmp_path):
+def test_frames_of_one_buffer_or_file_are_captioned_with_their_own_pixels(captioner, tmp_path):
     colors = [(255, 0, 0), (0, 255, 0), (0, 0, 255)]
     buffer = np.empty((20, 30, 3), dtype=np.uint8)
 
@@ -148,7 +148,7 @@ def test_frames_of_one_buffer_and_of_one_file_are_captioned_as_they_come(caption
                 assert caption.view.getpixel((3, 3)) == pytest.approx(color, abs=2)
 
 
-def test_images_that_a_generator_closes_or_draws_over_are_captioned_as_they_come(captioner, images):
+def test_images_that_a_generator_changes_later_are_captioned_with_their_pixels(captioner, images):
     def opened():
         for path in images:
             with Image.open(path) as image:
@@ -166,7 +166,7 @@ def test_images_that_a_generator_closes_or_draws_over_are_captioned_as_they_come
     assert len({view.tobytes() for view in drawn}) == len(images)
 
 
-def test_batches_do_not_change_captions_nor_their_order(captioner, images):
+def test_batches_change_neither_captions_nor_their_order(captioner, images):
     alone = [captioner.caption(image) for image in images]
     assert len({caption.text for caption in alone}) > 1
     for batch_size in (2, 16):
@@ -187,7 +187,7 @@ def test_captions_come_before_later_images_are_read(captioner, images):
     assert asked == [0, 1]
 
 
-def test_search_defaults_to_what_the_run_was_evaluated_with(tmp_path, images):
+def test_the_default_search_is_the_runs_search_of_validation(tmp_path, images):
     search = {"beam_size": 2, "length_normalization": 1.0, "max_length": 4, "min_length": 3}
     captioner = load(save_checkpoint(tmp_path / "x.ckpt", search=search))
     assert captioner.options == DecodingOptions(**search)

@@ -35,12 +35,12 @@ def test_penalty_equals_a_loop_over_captions_and_locations():
     torch.testing.assert_close(doubly_stochastic_penalty(alphas), doubly_stochastic_penalty(alphas, everything))
 
 
-def test_steps_spread_evenly_cost_the_docstrings_penalty():
+def test_even_alphas_have_the_penalty_in_the_docstring():
     alphas = torch.full((N, T, L), 1 / L)
     assert doubly_stochastic_penalty(alphas).item() == pytest.approx((1 - T / L) ** 2, abs=1e-6)
 
 
-def test_entropy_is_zero_for_one_location_and_log_l_for_none_preferred():
+def test_entropy_is_zero_for_one_location_and_log_l_for_even_alphas():
     assert not step_entropy(torch.nn.functional.one_hot(torch.randint(L, (N, T)), L)).any()
     torch.testing.assert_close(step_entropy(torch.full((N, T, L), 1 / L)), torch.full((N, T), math.log(L)))
 

@@ -77,7 +77,7 @@ def test_gradients_of_alphas_and_their_logarithms_match_finite_differences(kind)
 
 
 @every
-def test_alphas_sum_to_one_and_their_logarithms_fit(kind):
+def test_alphas_sum_to_one_and_equal_the_exponential_of_their_logarithms(kind):
     alphas, log_alphas = kind()(3 * torch.randn(B, R, L), None)
     torch.testing.assert_close(alphas.sum(-1), torch.ones(B, R))
     torch.testing.assert_close(log_alphas.exp(), alphas)

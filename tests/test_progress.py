@@ -14,7 +14,7 @@ def test_a_loop_over_a_bar_counts_its_items(capsys):
 
 
 @pytest.mark.parametrize(("terminal", "drawn"), [(True, 5), (False, 2)])
-def test_a_bar_counts_what_was_done_before_and_is_drawn_rarely_in_a_log(monkeypatch, terminal, drawn):
+def test_a_bar_starts_at_the_items_done_before_and_is_rarely_printed_in_a_log(monkeypatch, terminal, drawn):
     stream = io.StringIO()
     stream.isatty = lambda: terminal
     monkeypatch.setattr(sys, "stderr", stream)

@@ -82,7 +82,7 @@ def test_the_bootstrap_interval_of_a_mean_is_the_textbooks():
     assert (low, high) == pytest.approx((value - 1.96 * error, value + 1.96 * error), abs=0.15 * error)
 
 
-def test_every_resample_has_as_many_images_and_the_same_for_all_systems():
+def test_a_resample_has_as_many_images_and_the_same_ones_for_all_systems():
     counts = np.random.default_rng(2).integers(0, 9, size=(3, 7, 4))
     counts[..., -1] = 1
     drawn = bootstrap(counts, lambda summed: summed, resamples=11)

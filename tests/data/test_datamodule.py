@@ -73,7 +73,7 @@ def test_batch_settings_are_the_settings_that_change_a_batch(shapes, encoder):
         assert is_changed == (setting in CaptionDataModule.batch_settings), name
 
 
-def test_images_and_regions_can_be_loaded_by_processes_that_share_no_memory(shapes):
+def test_images_and_regions_can_be_loaded_by_spawned_processes(shapes):
     """As on macOS and Windows, and on Linux from Python 3.14 on."""
     data = make_data(shapes, make_encoder())
     data.needs_regions = True
@@ -106,7 +106,7 @@ def test_cached_features_replace_the_encoder(shapes, encoder, features):
             torch.testing.assert_close(cached.annotations.float(), encoder(images.images), rtol=2e-3, atol=1e-4)
 
 
-def test_training_images_vary_as_configured_and_evaluated_ones_do_not(shapes, encoder):
+def test_training_images_are_augmented_and_evaluated_images_are_not(shapes, encoder):
     plain, varied = (
         make_data(shapes, encoder, augmentation=augmentation)
         for augmentation in (Augmentation(), Augmentation(random_crop=True, flip=1.0))

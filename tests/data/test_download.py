@@ -79,7 +79,7 @@ def test_an_incomplete_download_is_resumed_or_restarted(server, tmp_path, have, 
     assert (tmp_path / "x.zip").read_bytes() == PAYLOAD and server.asked == [have if resumes else 0]
 
 
-def test_a_busy_server_is_asked_again_five_times(server, tmp_path):
+def test_a_busy_server_gets_five_attempts(server, tmp_path):
     server.codes = [503, 429]
     fetch(server.url, tmp_path / "x.zip", md5=MD5)
     server.codes = [404] * 9
@@ -88,7 +88,7 @@ def test_a_busy_server_is_asked_again_five_times(server, tmp_path):
     assert len(server.codes) == 4
 
 
-def test_a_wrong_checksum_is_refused_and_the_download_thrown_away(server, tmp_path):
+def test_a_download_with_a_wrong_checksum_is_refused_and_deleted(server, tmp_path):
     with pytest.raises(InputError, match="its MD5 is not the published 00"):
         fetch(server.url, tmp_path / "x.zip", md5="00")
     assert list(tmp_path.iterdir()) == []

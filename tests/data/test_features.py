@@ -64,7 +64,7 @@ def test_another_encoders_features_are_refused_by_name(cache, change, message):
         Features(cache, "train", other, PATHS)
 
 
-def test_missing_incomplete_and_earlier_features_say_what_to_do(cache):
+def test_missing_incomplete_and_old_features_are_refused_with_a_remedy(cache):
     with pytest.raises(InputError, match=r"val\.json: no features; run captioning extract"):
         Features(cache, "val", FINGERPRINT, PATHS)
     about = (cache / "train.json").read_text()
@@ -119,7 +119,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_features_hold_what_the_encoder_computes_of_images_and_of_their_mirror_images(index, tmp_path, capsys, workers):
+def test_features_equal_the_encoders_output_for_images_and_mirror_images(index, tmp_path, capsys, workers):
     extract(index, tmp_path, flipped=True, num_workers=workers)
     encoder = Shrink()
     images = torch.stack([encoder.preprocessing(index.image(i, encoder.preprocessing)) for i in range(5)])
@@ -166,7 +166,7 @@ def test_an_unreadable_image_is_one_line_and_extracted_features_are_kept(index, 
     assert json.loads((tmp_path / "out/train.json").read_text())["done"] == 2
 
 
-def test_a_disk_that_is_too_small_is_reported_first(index, tmp_path, monkeypatch):
+def test_a_disk_that_is_too_small_is_reported_before_the_extraction(index, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10))
     with pytest.raises(InputError, match=r"needs 0\.00 GB, 0\.00 GB are free"):

@@ -86,7 +86,7 @@ def test_without_a_column_the_path_alone_decides_the_split(tmp_path):
     assert all(hashed_split(name) == split for split, members in images.items() for name in members)
 
 
-def test_the_file_of_captions_is_found_by_its_usual_name_and_has_a_known_ending(tmp_path):
+def test_the_file_of_captions_has_a_usual_name_and_a_known_suffix(tmp_path):
     csv(tmp_path, "image,caption\na.jpg,a dog\n")
     assert FolderSource(str(tmp_path)).file.name == "captions.csv"
     (tmp_path / "captions.csv").rename(tmp_path / "Captions.CSV")
@@ -110,7 +110,7 @@ def test_the_file_of_captions_is_found_by_its_usual_name_and_has_a_known_ending(
         ("metadata.csv", 'file_name,text\na/1.jpg,"A cat, asleep."\na/1.jpg,The cat sleeps\n'),
     ],
 )
-def test_captions_as_other_data_sets_write_them_are_read(tmp_path, name, text):
+def test_captions_in_the_formats_of_other_data_sets_are_read(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     index = FolderSource(str(tmp_path)).index("train" if "split" in text else hashed_split("a/1.jpg"))
     assert index.references(0) == ["a cat asleep", "the cat sleeps"] and index.paths == ["a/1.jpg"]

@@ -68,7 +68,7 @@ def wait(pids) -> None:
         pids.put([child.pid for child in multiprocessing.active_children()])
 
 
-def test_a_worker_that_never_brings_its_batch_ends_after_its_main_process_was_killed():
+def test_a_hanging_worker_ends_after_its_main_process_was_killed():
     pids = multiprocessing.Queue()
     main = multiprocessing.Process(target=wait, args=(pids,))
     main.start()

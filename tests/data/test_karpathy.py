@@ -50,7 +50,7 @@ def test_another_tokenizer_reads_the_raw_texts(tmp_path):
         split_file.index("val")
 
 
-def test_restval_counts_as_train_and_coco_images_keep_their_number_and_folder(tmp_path):
+def test_restval_belongs_to_train_and_coco_images_keep_their_id_and_folder(tmp_path):
     train = source(tmp_path, COCO).index("train")
     assert train.image_ids.tolist() == [391895, 522418]
     assert train.image_path(0) == tmp_path / "images" / "val2014" / "0.jpg"

@@ -96,7 +96,7 @@ def test_cached_features_replace_the_images(index, vocabulary, sides):
         assert torch.equal(batch.annotations, (1 + batch.index_rows).half().view(-1, 1, 1).expand(-1, 2, 3))
 
 
-def test_an_image_is_seen_from_one_side_in_an_epoch_and_from_both_in_several(index, vocabulary, sides):
+def test_mirroring_is_one_choice_per_image_and_epoch(index, vocabulary, sides):
     def seen(epoch: int, flip: float, **options) -> list[set[float]]:
         kept = {"features": sides[0], "mirrored_features": sides[1], "augmentation": Augmentation(flip=flip)}
         dataset = CaptionDataset(index, vocabulary, PREPROCESSING, seed=4, **kept)

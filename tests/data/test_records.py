@@ -72,6 +72,6 @@ def test_the_name_of_a_missing_image_shows_a_space_at_its_end():
         build([ImageEntry(i, name, ["a"]) for i, name in enumerate(["1.jpg ", "2.jpg"])]).check_images()
 
 
-def test_a_source_of_ones_own_says_what_it_lacks():
+def test_an_incomplete_source_of_the_user_is_refused():
     with pytest.raises(TypeError, match=r"abstract.*\bindex\b"):
         CaptionSource()  # type: ignore[abstract]

@@ -74,7 +74,7 @@ GRID = (4, 4)
 @pytest.mark.parametrize("kind", ["entities", "instances"])
 @pytest.mark.parametrize("preprocessing", [SQUASHED, CROPPED], ids=["squashed", "cropped"])
 @pytest.mark.parametrize(("crop", "flip"), [(False, 0.0), (False, 1.0), (True, 0.5)])
-def test_a_region_is_where_the_red_pixels_of_the_input_are(folder, kind, preprocessing, crop, flip):
+def test_a_region_covers_the_red_pixels_of_the_input(folder, kind, preprocessing, crop, flip):
     options = (
         {"entities": str(folder / "entities")}
         if kind == "entities"
@@ -117,7 +117,7 @@ def test_regions_of_cached_features_are_mirrored_with_them(folder, flip):
 
 
 @pytest.mark.parametrize("stored", ["small", "squashed", "turned"])
-def test_boxes_follow_an_image_that_is_stored_smaller_squashed_or_turned(folder, stored):
+def test_boxes_fit_an_image_that_is_stored_smaller_squashed_or_turned(folder, stored):
     path = folder / "17_abc.png"
     with Image.open(path) as image:
         if stored == "turned":  # stored lying on its side, with a mark that says so
@@ -154,7 +154,7 @@ def test_a_folder_without_annotations_is_refused_in_one_line(folder):
         source(folder, entities=str(folder / "nowhere")).phrases("val")
 
 
-def test_the_home_folder_may_be_written_as_a_tilde(folder, monkeypatch):
+def test_a_tilde_is_the_home_folder_in_paths_of_annotations(folder, monkeypatch):
     monkeypatch.setenv("HOME", str(folder))
     data = KarpathySource("~/dataset.json", "~", entities="~/entities", instances=["~/instances.json"])
     assert data.phrases("train") is not None and data.objects("train") is not None

@@ -26,7 +26,7 @@ def batches_of(data, epoch=0, **options):
 
 @pytest.mark.parametrize("group", ["length", "image"])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_every_caption_comes_once_an_epoch_and_a_batch_has_the_same_captions_on_any_number_of_ranks(group, world_size):
+def test_every_caption_comes_once_an_epoch_and_ranks_share_the_batches_of_one_process(group, world_size):
     data = captions(100)
     whole = batches_of(data, group=group, batch_size=32)
     assert sorted(chain.from_iterable(whole)) == list(range(len(data[0])))

@@ -116,7 +116,7 @@ def test_shapes_made_with_other_arguments_are_refused(source, other):
 
 
 @pytest.mark.parametrize("content", ["{", "{}"])
-def test_a_folder_that_is_not_a_shapes_data_set_is_left_alone(tmp_path, content):
+def test_a_folder_with_another_shapes_json_is_not_overwritten(tmp_path, content):
     with pytest.raises(InputError, match=r"captions_val\.json: missing; run captioning prepare shapes"):
         make(tmp_path).index("val")
     (tmp_path / "shapes.json").write_text(content)

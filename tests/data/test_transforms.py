@@ -134,7 +134,7 @@ def test_a_photo_of_any_mode_is_turned_upright_once(tmp_path, mode, orientation)
     np.testing.assert_allclose(np.asarray(turned, dtype=int), np.asarray(expected, dtype=int), atol=2)
 
 
-def test_integers_of_32_bits_are_taken_for_8_bits_if_none_needs_more():
+def test_integers_of_32_bits_are_read_as_8_bits_if_they_fit():
     gray = np.arange(35, dtype=np.int32).reshape(5, 7) * 7
     for factor in (1, 257):
         assert np.array_equal(np.asarray(rgb(Image.fromarray(gray * factor)))[:, :, 0], gray)
@@ -142,7 +142,7 @@ def test_integers_of_32_bits_are_taken_for_8_bits_if_none_needs_more():
 
 @pytest.mark.parametrize("exif", [b"Exif\0\0MM\0*\xff\xff\xff\xff", b"nonsense"])
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
-def test_a_damaged_exif_header_costs_the_orientation_alone(tmp_path, exif, suffix):
+def test_a_photo_with_a_damaged_exif_header_is_read_without_its_orientation(tmp_path, exif, suffix):
     picture(20, 10).save(tmp_path / f"x.{suffix}", exif=exif)
     assert load_image(tmp_path / f"x.{suffix}").size == (20, 10)
 

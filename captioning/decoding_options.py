@@ -63,7 +63,7 @@ class DecodingOptions(BeamOptions):
     Raises InputError if an option is out of its range, or temperature, top_k, top_p, seed or samples has no effect.
 
     Args:
-        samples: Number of captions: the best of the beam, which is widened if it is too small, or samples.
+        samples: Number of captions: the best of the beam, which is widened if it is too small, or sampled ones.
         prefix: Begin every caption with this text, such as "a photo of".
         context_mode: Context of hard attention: the expectation over all locations, the most probable location, or a
             drawn location.

@@ -30,7 +30,7 @@ class AttentionTrace(NamedTuple):
     Attributes:
         alphas: (.., L), the probabilities of the locations.
         betas: (..), beta of Sec. 4.2.1 in [0, 1]; None if the decoder does not compute it.
-        locations: (..) integers, the location whose annotation the context is; ``NO_LOCATION`` for an expectation.
+        locations: (..) integers, the location whose annotation is the context; ``NO_LOCATION`` for an expectation.
         evidence: (.., L), how strongly the image at each location speaks for the word, as fractions that sum to 1
             (``Output.evidence``). None for a decoder without it, in training, and during a search.
         head_alphas: (.., heads, L), each head's alphas, with the mean ``alphas``; None in training and without heads.

@@ -25,7 +25,7 @@ class AttentionOutput(NamedTuple):
     Attributes:
         context: (.., D), the paper's z-hat.
         alphas: (.., L), the normalized logits, at least float32: probabilities, exactly 0 at masked locations.
-        locations: (..) int64, the location whose annotation the context is; ``trace.NO_LOCATION`` where the context is
+        locations: (..) int64, the location whose annotation is the context; ``trace.NO_LOCATION`` where the context is
             an expectation. A selection that only takes expectations may leave it None.
         location_log_prob: (..), log-probability in nats of ``locations``, 0 where the context is an expectation; None
             for attention that never draws.

@@ -16,7 +16,7 @@ from captioning.vocabulary import Vocabulary
 def decode(
     step: StepFunction, state: State, options: BeamOptions, vocabulary: Vocabulary | None = None
 ) -> list[list[Hypothesis]]:
-    """Return the captions of every image of ``state``, (B, ..) each: best first, or in the order of sampling.
+    """Return the captions of B images, best first or in the order of sampling. ``state`` has tensors (B, ..).
 
     ``prefix`` and ``no_repeat_content`` need the model's vocabulary. Raises InputError if it is missing, if the prefix
     is too long, or if the model does not know a word of the prefix. ``CaptionModel.search``, not this function, applies
@@ -109,7 +109,7 @@ def sample(
 ) -> list[Hypothesis]:
     """Return one caption per row of ``state``, each word sampled from the model's distribution.
 
-    Log-probabilities are the model's own, before tempering, cutting and masking. A step takes one number per row from
+    Log-probabilities are the model's own, without temperature, cuts and masks. A step takes one number per row from
     torch's global generator, also for rows that have ended, so that no caption depends on the length of others.
 
     Args:

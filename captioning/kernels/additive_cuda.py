@@ -35,14 +35,14 @@ def _forward(P, q, v, e, R, L, A: tl.constexpr, LOCATIONS: tl.constexpr, UNITS: 
     image = program // (blocks * R)
     row = image * R + program % R
     i = (program // R) % blocks * LOCATIONS + tl.arange(0, LOCATIONS)
-    total = tl.zeros((LOCATIONS, UNITS), tl.float32)
+    terms = tl.zeros((LOCATIONS, UNITS), tl.float32)
     for start in range(0, A, UNITS):
         a = start + tl.arange(0, UNITS)
         position = (image * L + i)[:, None] * A + a[None, :]
         x = tl.load(P + position, mask=(i < L)[:, None] & (a < A)[None, :], other=0.0).to(tl.float32)
         x += tl.load(q + row * A + a, mask=a < A, other=0.0).to(tl.float32)[None, :]
-        total += tl.load(v + a, mask=a < A, other=0.0)[None, :] * _tanh(x)
-    tl.store(e + row * L + i, tl.sum(total, axis=1), mask=i < L)
+        terms += tl.load(v + a, mask=a < A, other=0.0)[None, :] * _tanh(x)
+    tl.store(e + row * L + i, tl.sum(terms, axis=1), mask=i < L)
 
 
 @triton.jit
@@ -80,16 +80,16 @@ def _backward_projected(P, q, v, g, dP, T, B, R, L, A: tl.constexpr, LOCATIONS: 
     position = (image * L + i)[:, None] * A + a[None, :]
     exists = (i < L)[:, None] & (a < A)[None, :]
     x = tl.load(P + position, mask=exists, other=0.0).to(tl.float32)
-    total = tl.zeros((LOCATIONS, UNITS), tl.float32)
+    dP_terms = tl.zeros((LOCATIONS, UNITS), tl.float32)
     for t in range(T):
         for r in range(R):
             row = (t * B + image) * R + r
             y = tl.load(q + row * A + a, mask=a < A, other=0.0).to(tl.float32)[None, :]
             gradient = tl.load(g + row * L + i, mask=i < L, other=0.0)[:, None]
             hidden = _tanh(x + y)
-            total += gradient * (1.0 - hidden * hidden)
+            dP_terms += gradient * (1.0 - hidden * hidden)
     weight = tl.load(v + a, mask=a < A, other=0.0)[None, :]
-    tl.store(dP + position, weight * total, mask=exists)
+    tl.store(dP + position, weight * dP_terms, mask=exists)
 
 
 def supports(projected: Tensor) -> bool:

@@ -102,8 +102,8 @@ def summed_step(Q: Tensor, C: Tensor, W: Tensor, log_w: Tensor, exp_G: Tensor) -
 def _make_padding(image_index: Tensor, B: int) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
     """Return functions that pad M steps to (B, T, ..), T the most steps of an image, and flatten them again."""
     counts = image_index.bincount(minlength=B)
-    T, before = int(counts.max()), counts.cumsum(0) - counts
-    positions = image_index * T + torch.arange(len(image_index), device=image_index.device) - before[image_index]
+    T, starts = int(counts.max()), counts.cumsum(0) - counts
+    positions = image_index * T + torch.arange(len(image_index), device=image_index.device) - starts[image_index]
 
     def pad(x: Tensor) -> Tensor:
         return x.new_zeros(B * T, *x.shape[1:]).index_copy(0, positions, x).unflatten(0, (B, T))

@@ -78,7 +78,7 @@ class CaptionModel(nn.Module, metaclass=ABCMeta):
 
     @abstractmethod
     def in_context_mode(self, mode: str | None) -> AbstractContextManager[None]:
-        """Use a context mode of attention within a ``with`` block, None for the model's own.
+        """Use a context mode of attention within a ``with`` block; None keeps the model's own.
 
         Raises InputError if the attention does not know the mode.
         """

@@ -58,7 +58,7 @@ class Ensemble(CaptionModel):
     def encode_batch(self, batch: CaptionBatch) -> Memories:
         """Return the memories of a batch's images.
 
-        Cached features are for the first member's encoder. Others take the batch's images, or images of their own.
+        Cached features are for the first member's encoder. Other encoders take the batch's images, or load their own.
         """
 
         def annotations_of(encoder: Encoder) -> Tensor:

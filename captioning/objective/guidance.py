@@ -109,7 +109,7 @@ class RegionGuidance(Guidance):
         alphas, S = output.trace.alphas, len(output.mask) // len(batch.captions)
         if batch.regions is None or batch.region_steps is None:
             return alphas.new_zeros(output.mask.shape)
-        regions = repeat_rows(batch.regions, S)  # (P * S, L)
+        regions = repeat_rows(batch.regions, S)  # (P * S, L), P words of phrases
         caption, step = repeat_rows(batch.region_steps, S).unbind(1)
         caption = caption * S + torch.arange(S, device=caption.device).repeat(len(batch.regions))
         term = -_log((alphas[caption, step] * regions).sum(dim=-1))  # (P * S,)

@@ -40,13 +40,13 @@ def write_export(
     """Write a folder that ``read_export`` reads.
 
     Args:
-        settings: The full training configuration. Of an absolute path in it, the folder has only the file's name.
+        settings: The full training configuration. config.json has only the file's name of an absolute path.
         card: The model card, in Markdown.
         dtype: Type in which the large parameters are stored. The model still computes in float32. The buffers and the
             smallest parameters, 2 % of all numbers, keep their types, because they need the digits.
 
     Raises:
-        InputError: The folder cannot be written or has other files, or a weight is out of the type's range.
+        InputError: The folder cannot be written or has another program's model, or a weight is too large for ``dtype``.
     """
     from safetensors.torch import save
 

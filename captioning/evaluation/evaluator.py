@@ -111,7 +111,7 @@ class Evaluator:
                 self.figure_hypotheses[row] = best
 
     def _teacher_force_references(self, batch: CaptionBatch, memory: Any) -> list[dict[str, list[NounHit]]]:
-        """Teacher-force the references, store their ``sums``, and return each image's hits by field."""
+        """Teacher-force the references, store their ``sums``, and return fields of each image's ``CaptionedImage``."""
         with self.model.in_context_mode("expected"):
             output = self.model.teacher_force(batch, memory)
         nll = float(step_nll(output.logits, output.targets).sum())

@@ -1,5 +1,4 @@
-// A map's pixels. The counterpart of captioning/views/maps.py: the same blur, scale and colors; the constants come
-// from there with the data.
+// A map's pixels, with the blur, scale and colors of captioning/views/maps.py. The page's data has the constants.
 
 /** The bytes of base64 text. */
 function bytes(text) {
@@ -19,7 +18,7 @@ function strengthOf(value, maximum) {
   return Math.sqrt(Math.max(0, Math.min(value / maximum, 1)));
 }
 
-/** The least and the greatest of some values. */
+/** The least and the greatest value. */
 function extremes(values) {
   let [low, high] = [Infinity, -Infinity];
   for (const value of values) {

@@ -1,6 +1,6 @@
-// A picture with the attention of one word on it, and the scale of its values.
+// A picture with the attention at one word on it, and the scale of the attention.
 
-/** One picture of a panel. Two stand side by side where two words are pinned. */
+/** One picture of a panel. Two pictures stand side by side while two words are pinned. */
 class Stage {
   constructor(panel) {
     this.panel = panel;

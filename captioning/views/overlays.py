@@ -143,9 +143,9 @@ class _Strip(NamedTuple):
     kind: str  # attention or evidence
     background: NDArray[np.float32]  # the model's view of the photo
     cells: CellGrid  # on the background
-    weights: NDArray[np.float32]  # (T, L), attention
-    chosen: list[int | None]  # the cell that is painted alone
-    notes: list[str]  # beneath the panels
+    weights: NDArray[np.float32]  # (T, L), of this kind
+    chosen: list[int | None]  # at each word, the cell that is painted alone; None if the whole map is painted
+    notes: list[str]  # the text beneath each panel
 
     def paint_step(self, step: int, maximum: float, style: Style) -> NDArray[np.uint8]:
         weights, cell = self.weights[step], self.chosen[step]

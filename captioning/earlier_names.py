@@ -15,7 +15,7 @@ OPTIONS_OF_TEST |= dict.fromkeys(("accelerator", "devices", "strategy"), "device
 OPTIONS_OF_TEST |= dict.fromkeys(("limit_test_batches", "limit_val_batches"), "data.limit_images")
 OPTIONS_OF_TEST |= {"logger": "no_logger", "bound_samples": "bound_draws", "ensemble": "ensemble"}
 OPTIONS_OF_TEST |= {"precision": "precision"}
-"""Options of `captioning test` by the last part of their name, such as ``--data.test_split``; read by ``cli.score``."""
+"""Options of `captioning test` by what follows the last dot, such as ``--data.test_split``; read by ``cli.score``."""
 
 SUGGESTIONS = {"inference": "context_mode", "normaliser": "normalizer", "CaptionSamples": "ValidationFigures"}
 SUGGESTIONS |= dict.fromkeys(("per_word", "all_captions"), "ArcticMovingAverage")

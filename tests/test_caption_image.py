@@ -293,7 +293,7 @@ def test_max_length_of_one_gives_one_word(capsys, checkpoint, folder):
 def test_a_closed_pipe_is_no_error(checkpoint, folder):
     command = f"{sys.executable} {CAPTION_IMAGE} {folder} --model {checkpoint} --batch_size 1 | head -n 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert done.stderr.endswith("images: 1 skipped, which are no images or cannot be read\n")
+    assert done.stderr.endswith("images: 1 skipped: no image, or unreadable\n")
     assert done.stdout.startswith(f"{folder / 'a.JPG'}\t")
 
 
@@ -310,7 +310,7 @@ def test_all_readable_formats_of_a_folder_are_captioned_and_other_files_are_coun
         (tmp_path / name).write_bytes(b"\0\0\0\x18ftypheic" + bytes(99))
     lines, err = run(capsys, tmp_path, "--model", checkpoint)
     assert [line.partition("\t")[0] for line in lines] == names
-    left_out = "4 skipped, which are no images or cannot be read (HEIC: pip install pillow-heif"
+    left_out = "4 skipped: no image, or unreadable (HEIC: pip install pillow-heif"
     assert left_out in err and err.count("\n") == 1
     _, err = run(capsys, tmp_path / "1.heic", "--model", checkpoint, code=2)
     assert "1.heic: cannot be read as an image (HEIC: pip install pillow-heif and add --import pillow_heif.Heif" in err
@@ -326,7 +326,7 @@ def test_links_to_folders_are_counted_and_not_followed(capsys, checkpoint, tmp_p
     lines, err = run(capsys, tmp_path / "all", "--model", checkpoint)
     names = ["a.png", "also.png"]
     assert [line.partition("\t")[0] for line in lines] == [str(tmp_path / "all" / name) for name in names]
-    assert err.count("\n") == 1 and "2 skipped, which are no images" in err
+    assert err.count("\n") == 1 and "2 skipped: no image" in err
 
 
 def test_images_of_every_mode_are_captioned(capsys, checkpoint, tmp_path):

@@ -133,18 +133,18 @@ def _images_below(folder: str) -> list[str]:
     from captioning.data.images import HEIC, suffixes
 
     readable = tuple(suffixes())
-    images, others = list[str](), list[str]()
-    for parent, folders, files in os.walk(folder, onerror=lambda error: others.append(str(error.filename))):
+    images, other_files = list[str](), list[str]()
+    for parent, folders, files in os.walk(folder, onerror=lambda error: other_files.append(str(error.filename))):
         folders[:] = [name for name in folders if name[0] != "."]
         links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
         for path in (os.path.join(parent, name) for name in [*files, *links] if name[0] != "."):
-            (images if path.lower().endswith(readable) else others).append(path)
-    skipped = f"{len(others)} skipped, which are no images or cannot be read"
-    if any(path.lower().endswith((".heic", ".heif")) for path in others):
+            (images if path.lower().endswith(readable) else other_files).append(path)
+    skipped = f"{len(other_files)} skipped: no image, or unreadable"
+    if any(path.lower().endswith((".heic", ".heif")) for path in other_files):
         skipped += f" ({HEIC})"
     if not images:
-        raise InputError(f"{folder}: no image in this folder" + (f", {skipped}" if others else ""))
-    if others:
+        raise InputError(f"{folder}: no image in this folder" + (f", {skipped}" if other_files else ""))
+    if other_files:
         print(f"{folder}: {skipped}", file=sys.stderr)
     return sorted(images)
 

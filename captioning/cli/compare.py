@@ -67,7 +67,7 @@ def compare(
     from captioning.comparison.terminal import print_comparison
 
     with json_output(json) as numbers:
-        # A run that is named by itself and by its folder counts once.
+        # A run counts once, even if it is named by its folder and by the folder of runs.
         all_runs = list({os.path.realpath(run.folder): run for name in runs for run in find_runs(name)}.values())
         if len(all_runs) < 2:
             raise InputError(f"give two or more different runs to compare, got {' '.join(map(str, runs))}")

@@ -96,11 +96,11 @@ class CaptionIndex:
         """
         name, entries = str(origin or root), list(entries)
         split = str.split if tokenizer is None else tokenizer.tokenize
-        texts = [[" ".join(words) for caption in entry.captions if (words := split(caption))] for entry in entries]
-        images = [pair for pair in zip(entries, texts, strict=True) if pair[1] or uncaptioned]
+        all_texts = [[" ".join(words) for caption in entry.captions if (words := split(caption))] for entry in entries]
+        images = [(entry, texts) for entry, texts in zip(entries, all_texts, strict=True) if texts or uncaptioned]
         if not images:
             raise InputError(f"{name}: holds no image{'' if uncaptioned else ' with a caption'}")
-        captions = [text for _, image_captions in images for text in image_captions]
+        captions = [text for _, texts in images for text in texts]
         wordless = sum(len(entry.captions) for entry in entries) - len(captions)
         if wordless or len(images) < len(entries):
             left_out = f"{wordless} captions without a word and {len(entries) - len(images)} images without captions"
@@ -109,7 +109,7 @@ class CaptionIndex:
         if (twice := counts.most_common(1)[0])[1] > 1:
             raise InputError(f"{name}: image {twice[0]} appears twice, and would count twice; leave one entry")
         paths = [str(Path(entry.path)) for entry, _ in images]
-        first = np.cumsum([0, *(len(image_captions) for _, image_captions in images)])
+        first = np.cumsum([0, *(len(texts) for _, texts in images)])
         return cls(Path(root), np.array([*counts], dtype=np.int64), paths, captions, first, name)
 
     def __len__(self) -> int:
@@ -126,7 +126,7 @@ class CaptionIndex:
         return self.captions[self.first_caption[row] : self.first_caption[row + 1]]
 
     def take(self, limit: int | None) -> CaptionIndex:
-        """Return the first ``limit`` images with their captions, or all images if there are fewer or it is None."""
+        """Return the first ``limit`` images with their captions; all images if there are fewer or ``limit`` is None."""
         check_whole(1, limit_images=limit)
         ids, paths = self.image_ids[:limit], self.paths[:limit]
         first = self.first_caption[: len(ids) + 1]

@@ -64,14 +64,14 @@ def named_regions(words: Sequence[str], objects: Sequence[ObjectCells]) -> list[
     noun whose objects are out of view has no region.
     """
     regions: list[Region] = []
-    other_names, longest = long_names()
+    category_names, longest = long_names()
     longest = max([longest, *(len(name.split()) for item in objects for name in item.names)])
     noun_start = phrase_start = 0  # a phrase begins with its determiner, or after the last name
     while objects and noun_start < len(words):
         for end in range(min(noun_start + longest, len(words)), noun_start, -1):  # the longest name wins
             name, adjectives = " ".join(words[noun_start:end]), frozenset(words[phrase_start:noun_start])
             matches = [item for item in objects if name in item.names]
-            if not matches and name not in other_names:  # "a hot dog" does not name a dog
+            if not matches and name not in category_names:  # "a hot dog" does not name a dog
                 continue
             if pairs := [(len(adjectives & item.attributes), item.coverage) for item in matches if item.coverage.any()]:
                 most_shared = max(count for count, _ in pairs)

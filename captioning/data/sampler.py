@@ -25,8 +25,8 @@ class CaptionBatches(Sampler[list[int]]):
     ``start``. An epoch is cut into global batches of ``batch_size * world_size`` captions. With group ``length``,
     captions are sorted by length first, so most global batches have one length; then the global batches are
     shuffled. Each rank takes every ``world_size``-th caption of a global batch. Every caption appears once per epoch
-    unless ``captions_per_image`` is set. One global batch is smaller than the others. If it has fewer captions than
-    ranks, some are repeated so that each rank has one.
+    unless ``captions_per_image`` is set. One global batch may be smaller. If it has fewer captions than ranks, some are
+    repeated so that each rank has one.
     Differs from the paper, which draws a random length for each update: lengths come in proportion to their captions.
 
     Args:
@@ -34,7 +34,7 @@ class CaptionBatches(Sampler[list[int]]):
         batch_size: Captions per batch on each rank. With ``group="image"`` this is an average.
         group, captions_per_image: As in ``CaptionDataModule``. With ``"image"``, images are drawn regardless of caption
             length: batches sorted by length would hold similar pictures, from which the encoder learns badly.
-        start: (epoch, batch) at which the first pass begins; workers prefetch it before ``set_epoch`` is called.
+        start: (epoch, batch) of the first pass's first batch, which workers load before ``set_epoch`` is called.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The embedded data set: drawn and described locally from a seed, kept on disk as COCO files.
+"""The synthetic data set, drawn and described from a seed, and kept on disk as COCO files.
 
 Under ``root``: ``{train,val,test}/000001.png``, ``annotations/{captions,instances}_{split}.json`` and ``shapes.json``
 with the parameters. Unlike in COCO, instances have ``attributes``; masks cover the visible pixels.

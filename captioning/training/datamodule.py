@@ -31,7 +31,7 @@ class VocabularyOptions:
         max_words: Largest number of words; None sets no limit.
         file: Vocabulary to use instead of the words of the training captions.
         extend: Model whose vocabulary is kept and extended by new words of the training captions: a checkpoint, an
-            exported folder or a name on the hub. Needed to fine-tune it (``--init_from``) on new words.
+            exported folder or a name on the hub. Needed to fine-tune that model (``--init_from``).
         tokenizer: Splits captions into words and joins words to a text. English by Penn Treebank rules by default,
             ``Whitespace``, ``Characters`` for Chinese and Japanese, or a class of your own.
     """

@@ -178,7 +178,7 @@ class CaptioningModule(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def _run_length(self) -> tuple[int, int]:
-        """Return the run's numbers of optimizer steps and batches. Lightning's own would build the loader too early."""
+        """Return the run's numbers of optimizer steps and batches. Lightning would build the loader too early."""
         trainer: Any = self.trainer
         batches = self._batches_per_epoch()
         steps = max(1, math.ceil(batches / trainer.accumulate_grad_batches))  # of an epoch, like ``batches``

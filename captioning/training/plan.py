@@ -33,7 +33,7 @@ def plan_run(config: Mapping[str, Any], option_names: Collection[str], folder: s
         folder: The run's folder, if another process of the run has claimed it.
 
     Raises:
-        InputError: An option of Lightning has no effect here or is set by the run.
+        InputError: A checkpoint or monitor does not exist, or an option of Lightning cannot be used here.
     """
     _check_usable(config, option_names)
     name, checkpoint = config["name"], config["ckpt_path"]

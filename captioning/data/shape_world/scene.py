@@ -118,7 +118,7 @@ def _place_one(rng: np.random.Generator, radius: float) -> list[tuple[float, flo
 
 
 def _place_several(rng: np.random.Generator, radii: list[float]) -> list[tuple[float, float]] | None:
-    """Try a few times to place centers from left to right; None when the sizes don't seem to fit."""
+    """Try a few times to place centers from left to right. Return None if no layout fits."""
     low = np.asarray(radii) + 2
     least_distances = CLOSEST * np.add.outer(radii, radii)
     np.fill_diagonal(least_distances, 0)

@@ -45,16 +45,16 @@ def extract_features(
         index = index_by_split[split]
         name, identity = features_key(split, encoder.frozen_identity(), mirrored=mirrored)
         json_path, features, content = _open_or_create(encoder, index, output / name, identity)
-        total, done = len(features), content["done"]
-        print(f"{name}: {total:,} images, {features.nbytes / 1e9:.2f} GB; {done:,} images done already", flush=True)
-        missing, free = features.nbytes * (total - done) / total, shutil.disk_usage(output).free
-        if missing > free:  # a memory map on a full disk would end the process by SIGBUS
-            raise InputError(f"--output {output}: needs {missing / 1e9:.2f} GB, {free / 1e9:.2f} GB are free")
-        batches = [list(range(first, min(first + batch_size, total))) for first in range(done, total, batch_size)]
+        count, done = len(features), content["done"]
+        print(f"{name}: {count:,} images, {features.nbytes / 1e9:.2f} GB; {done:,} images done already", flush=True)
+        needed, free = features.nbytes * (count - done) / count, shutil.disk_usage(output).free
+        if needed > free:  # a memory map on a full disk would end the process by SIGBUS
+            raise InputError(f"--output {output}: needs {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free")
+        batches = [list(range(first, min(first + batch_size, count))) for first in range(done, count, batch_size)]
         augmentation = Augmentation(flip=float(mirrored))
         dataset = CaptionDataset(index, Vocabulary([]), encoder.preprocessing, augmentation=augmentation, by_image=True)
         loader = batch_loader(dataset, batches, num_workers=num_workers)
-        with Progress(name, total, done) as progress, torch.inference_mode():
+        with Progress(name, count, done) as progress, torch.inference_mode():
             try:
                 for number, batch in enumerate(loader, 1):
                     annotations = encoder(batch.images.to(device)).half().cpu()

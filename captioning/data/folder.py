@@ -74,8 +74,8 @@ class FolderSource(CaptionSource):
         by_folder = {image: _SPLIT_OF[folder] for image, folder in folders.items() if folder in _SPLIT_OF}
         split_of = {image: name for image, name in by_folder.items() if name != "train"} | split_of
         for image in entries.keys() - split_of:
-            drawn_split = hashed_split(image)
-            split_of[image] = "train" if drawn_split in by_folder.values() else drawn_split
+            split_by_hash = hashed_split(image)
+            split_of[image] = "train" if split_by_hash in by_folder.values() else split_by_hash
         split_entries = [entry for image, entry in entries.items() if split_of[image] == split]
         if not split_entries:
             count = f"none of {len(entries)} images is in the {split} split"
@@ -95,32 +95,32 @@ class _Row(msgspec.Struct):
 
 
 def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
-    """Yield each caption of a file with the line that it begins on."""
-    text, number = read_text(path), 1
+    """Yield the rows of a file, one for each caption, with the number of the line on which a row begins."""
+    text, line_number = read_text(path), 1
     lines, separator = io.StringIO(text, newline=""), max(",;\t", key=text.partition("\n")[0].count)
     is_json = path.suffix.lower() == ".jsonl"
     try:
         if is_json:
-            for number, line in enumerate(lines, 1):
+            for line_number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield number, _convert_row(msgspec.json.decode(line, type=dict[str, Any]))
+                    yield line_number, _convert_row(msgspec.json.decode(line, type=dict[str, Any]))
             return
         table = csv.DictReader(lines, delimiter=separator, skipinitialspace=True, strict=True)
         table.fieldnames = columns = [name.lower() for name in table.fieldnames or ()]
         for name in ("image", "caption"):
             if columns.count(name) > 1 or all(name not in (column, _NAMES.get(column)) for column in columns):
                 raise ValueError(f"one column must be called {name!r}, got {columns}")
-        number = table.line_num + 1
+        line_number = table.line_num + 1
         for row in table:
             if extra_values := row.pop(None, ()):
                 raise ValueError(f"has {len(columns) + len(extra_values)} columns, not {len(columns)}")
-            yield number, _convert_row(row)
-            number = table.line_num + 1
+            yield line_number, _convert_row(row)
+            line_number = table.line_num + 1
     except (csv.Error, ValueError, msgspec.MsgspecError) as error:
         quote = "a quote that opens here is not closed: " if isinstance(error, csv.Error) else ""
         in_quotes = "" if is_json else f", a caption with {separator!r} in quotes"
         form = f"a line has image, caption and perhaps split (train, val or test){in_quotes}"
-        raise InputError(f"{path}: line {number}: {quote}{one_line(error)}; {form}") from error
+        raise InputError(f"{path}: line {line_number}: {quote}{one_line(error)}; {form}") from error
 
 
 def _convert_row(row: dict[str, Any]) -> _Row:

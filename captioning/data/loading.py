@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def _obey_the_main_process(worker: int) -> None:
     """Ignore the signals that every process of a run gets from a terminal (Ctrl-C) or a scheduler (SIGTERM).
 
-    The main process finishes its step, for which it may need another batch, and saves; then it ends its workers itself.
+    The main process needs batches until its step is finished. Then it saves, and ends its workers itself.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # Linux

@@ -1,4 +1,4 @@
-"""The names that a package imports from its modules are documented as its own."""
+"""Documents the names that a package imports from its modules as names of the package."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import griffe
 
 
 class Exports(griffe.Extension):
-    """Lists the classes and functions that ``captioning/ROOM/__init__.py`` imports, which needs no ``__all__`` then."""
+    """Lists the classes and functions that ``captioning/ROOM/__init__.py`` imports, so that it needs no ``__all__``."""
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         for room in pkg.modules.values():

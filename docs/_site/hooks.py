@@ -1,7 +1,7 @@
-"""What the site has beyond the pages in docs/: pages made of files elsewhere (PAGES), reference, notebook, formulas.
+"""Adds to the site what docs/ lacks: pages made of other files (PAGES), the reference, the notebook, formulas.
 
-Pages link each other as files of the repository, so that they read the same without the site. Here a link out of docs/
-becomes one to the page made of that file: a module's to its reference, any other file's to a copy of it. A formula
+Pages link to files of the repository, so that links also work on GitHub. On the site, a link to a file outside of docs/
+leads to the page made of that file: of a module to its reference, of any other file to a copy. A formula
 between dollar signs, or in a block of ``math``, which GitHub renders, becomes an outline drawn by matplotlib.
 """
 
@@ -66,11 +66,11 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     return _LINK.sub(moved, _FORMULA.sub(_with_picture, markdown))
 
 
-def _with_picture(found: re.Match[str]) -> str:
-    """Return the picture of a formula, as high as the text around it; code as it is."""
-    if found["inline"]:
-        return _picture(found["inline"])
-    return f'<p class="formula">{_picture(found["block"])}</p>' if found["block"] else found[0]
+def _with_picture(match: re.Match[str]) -> str:
+    """Return the picture of a formula, as high as the text around it, and code unchanged."""
+    if match["inline"]:
+        return _picture(match["inline"])
+    return f'<p class="formula">{_picture(match["block"])}</p>' if match["block"] else match[0]
 
 
 def _picture(formula: str) -> str:
@@ -89,7 +89,7 @@ def _picture(formula: str) -> str:
 
 
 def notebook_page(notebook: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
-    """Return a notebook's cells and their outputs as Markdown, and the pictures by the names that it links."""
+    """Return a notebook's cells and outputs as Markdown, and its pictures by their names in the Markdown."""
     parts, pictures = [], {}
     for cell in notebook["cells"]:
         text = "".join(cell["source"])
@@ -106,7 +106,7 @@ def notebook_page(notebook: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
 
 
 def _outgoing(files: Files) -> Iterator[str]:
-    """Yield what pages link to that has no place on the site yet, as paths from the repository's root."""
+    """Yield the linked files that the site lacks, as paths from the repository's root."""
     for file in list(files.documentation_pages()):
         for link in _LINK.findall(file.content_string):
             target = _target(file.src_uri, link)

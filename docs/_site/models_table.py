@@ -1,6 +1,6 @@
 """The table of docs/models.md, made from the configurations and from files of docs/measurements.
 
-python docs/_site/models_table.py        writes it into the page; a test compares
+python docs/_site/models_table.py        writes the table into the page; a test checks that it is current
 """
 
 import json
@@ -21,7 +21,7 @@ PAGE = ROOT / "docs" / "models.md"
 START, END = "<!-- models, from: python docs/_site/models_table.py -->", "<!-- end of models -->"
 
 VOCABULARY = {"coco": 9_490, "flickr8k": 2_539, "shapes": 60, "own photos": 2_539}
-"""Words that are counted for the size of a model; shapes have a few less."""
+"""Sizes of vocabularies, for the sizes of models; shapes have a few words less."""
 DATA = {"ShapesSource": "shapes", "FolderSource": "own photos"}
 
 
@@ -31,7 +31,7 @@ def tables() -> str:
         "| Configuration | Data | Encoder | Attention | Parameters, million | BLEU-4, % | CIDEr-D, x 100 |",
         "|---|---|---|---|---|---|---|",
     ]
-    others = []
+    unmeasured = []
     for path in sorted((ROOT / "configs").glob("*.yaml")):
         text = path.read_text(encoding="utf-8")
         scores = _scores(text)
@@ -40,8 +40,8 @@ def tables() -> str:
             cells = [*_parts(config), f"{_parameters(config) / 1e6:.1f}", *scores]
             rows.append(f"| [`{path.stem}`](../configs/{path.name}) | {' | '.join(cells)} |")
         else:
-            others.append(f"`{path.stem}`")
-    return "\n".join([*rows, "", f"Not measured as they stand: {', '.join(others)}."])
+            unmeasured.append(f"`{path.stem}`")
+    return "\n".join([*rows, "", f"Not measured as they stand: {', '.join(unmeasured)}."])
 
 
 def _parts(config: dict[str, Any]) -> list[str]:
@@ -72,19 +72,19 @@ def _class(component: dict[str, Any] | None) -> str:
 
 
 def _scores(text: str) -> list[str]:
-    """Return BLEU-4 and CIDEr-D of the entry that the header of a config names first, [] if it names none."""
+    """Return BLEU-4 and CIDEr-D of the first entry in the header of a config, [] without an entry."""
     header = " ".join(line[1:].strip() for line in text.splitlines() if line.startswith("#"))
-    named = re.search(r"BLEU-4 \d+\.\d\d \(docs/measurements/(\w+\.json): (\w+)\)", header)
-    if named is None:
+    match = re.search(r"BLEU-4 \d+\.\d\d \(docs/measurements/(\w+\.json): (\w+)\)", header)
+    if match is None:
         return []
-    file, name = named.groups()
+    file, name = match.groups()
     values = json.loads((ROOT / "docs/measurements" / file).read_text(encoding="utf-8"))["scores"][name]["values"]
     cider_d = f"{values['cider_d']:.1f}" if "cider_d" in values else "-"
     return [f"{values['bleu4']:.2f} ([{name}](measurements/{file}))", cider_d]
 
 
 def filled(page: str) -> str:
-    """Return a page with its table made anew."""
+    """Return the page with the current table."""
     before, _, rest = page.partition(START)
     return f"{before}{START}\n{tables()}\n{END}{rest.partition(END)[2]}"
 

@@ -77,7 +77,7 @@ def random_alphas(steps: int, cells: int = CELLS, seed: int = 4) -> np.ndarray:
     return np.random.default_rng(seed).dirichlet(np.full(cells, 0.3), size=steps)
 
 
-class Attended(NamedTuple):
+class ShownCaption(NamedTuple):
     """A caption with the fields that the explorer reads."""
 
     words: list[str]
@@ -85,32 +85,34 @@ class Attended(NamedTuple):
     log_probs: list[float]
     log_prob: float
     cells: CellGrid = CellGrid.regular(GRID, (40, 60))
-    alternatives: Sequence["Attended"] = ()
+    alternatives: Sequence["ShownCaption"] = ()
 
 
-def attended(
+def caption_of(
     words: str, alphas=None, betas=None, locations=None, evidence=None, heads=None, **numbers: Any
-) -> Attended:
+) -> ShownCaption:
     alphas = random_alphas(len(words.split())) if alphas is None else alphas
     trace = trace_of(alphas, betas, locations)._replace(evidence=evidence, head_alphas=heads)
     log_probs = numbers.pop("log_probs", None) or [-1.0] * len(trace.alphas)
-    return Attended(words.split(), trace, log_probs, numbers.pop("log_prob", sum(log_probs)))
+    return ShownCaption(words.split(), trace, log_probs, numbers.pop("log_prob", sum(log_probs)))
 
 
-def run_captions(
+def run_data(
     run: str = "soft",
     words: str = "two cats sleep",
     *,
-    alternatives: Sequence[Attended] = (),
+    alternatives: Sequence[ShownCaption] = (),
     grid_size: tuple[int, int] = GRID,
     numbers: Mapping[str, float | str] | None = None,
     **caption: Any,
 ) -> ExplorerData:
-    shown = attended(words, **caption)._replace(cells=CellGrid.regular(grid_size, (40, 60)), alternatives=alternatives)
+    shown = caption_of(words, **caption)._replace(
+        cells=CellGrid.regular(grid_size, (40, 60)), alternatives=alternatives
+    )
     return explorer_run(run, shown, numbers=numbers)
 
 
-def explored(
+def image_data(
     *runs: ExplorerData, name: str = "cats.jpg", view: Image.Image | None = None, references: Sequence[str] = ()
 ) -> ExplorerData:
-    return explorer_image(name, view or random_view(), list(runs) or [run_captions()], references=references)
+    return explorer_image(name, view or random_view(), list(runs) or [run_data()], references=references)

@@ -10,7 +10,7 @@ def command(*words: object) -> None:
     main([str(word) for word in words])
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     """Run `captioning`, check that it ends with exit code 2 and one line, and return that line."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:

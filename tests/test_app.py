@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from helpers import save_image
-from helpers_faults import refused
+from helpers_faults import refusal
 from helpers_runs import WORDS, save_checkpoint
 
 from captioning.inference import load
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def test_a_missing_extra_is_one_line_with_the_command_that_installs_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "gradio", None)
-    assert refused(capsys, "app") == "error: captioning app needs gradio: pip install -e '.[app]'"
+    assert refusal(capsys, "app") == "error: captioning app needs gradio: pip install -e '.[app]'"
 
 
 @pytest.fixture(scope="module")

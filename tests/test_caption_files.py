@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers_faults import command, refused
+from helpers_faults import command, refusal
 
 from captioning.errors import InputError
 from captioning.evaluation import caption_files
@@ -109,4 +109,4 @@ def test_captions_are_paired_with_the_references_of_their_image(folder, capsys):
     assert printed["images"] == 2 and printed["values"]["ROUGE-L"]["value"] > 50
     Path("more.json").write_text(json.dumps([{"image_id": image_id, "caption": "a"} for image_id in (7, 5, 6)]))
     problem = "more.json: 2 of 3 images have no references, among them image_id 5"
-    assert problem in refused(capsys, "evaluate", "--captions", "more.json", *options)
+    assert problem in refusal(capsys, "evaluate", "--captions", "more.json", *options)

@@ -23,16 +23,16 @@ from captioning.run_folder import checksum
 NO_FILES = "The page shows no images: the tests name no files, or the files are gone."
 
 
-def explored_by(folders, edit=lambda runs, models: None, seed: int = 0) -> tuple[list[dict], list[str]]:
+def explorer_of(folders, edit=lambda runs, models: None, seed: int = 0) -> tuple[list[dict], list[str]]:
     """The images that the explorer shows of runs, and what it says is missing."""
     runs = [read_run(folder) for folder in folders]
     models, _ = load_models(runs)
     edit(runs, models)
     page, notices = explore_disagreements(runs, models, compare_runs(runs, resamples=9), seed=seed)
-    return explored_images(page), notices
+    return explorer_images(page), notices
 
 
-def explored_images(page: str) -> list[dict]:
+def explorer_images(page: str) -> list[dict]:
     match = re.search(r'class="explorer-data">(.*?)</script>', page, flags=re.S)
     return json.loads(match[1])["images"] if match else []
 
@@ -73,7 +73,7 @@ def test_two_runs_become_a_table_a_page_and_numbers(tested_pair, capsys):
     assert ONE_SEED in page and "teacher-forced through one run of each variant" in page
     assert options["figure"].read_text().count("<image ") > 2
     assert "longer n-grams. The captions are those of the test; teacher forcing gives" in page
-    images = explored_images(page)
+    images = explorer_images(page)
     for item in content["disagreements"]:
         assert item["file"].endswith(".png")
         (image,) = [image for image in images if image["name"] == f"{item['file']}, image {item['image_id']}"]
@@ -100,14 +100,14 @@ def test_images_that_the_page_cannot_show_are_named(tested_pair, tmp_path, capsy
     assert "explorer-data" not in page and "a shape number 1" in re.sub(r"<[^>]*>", "", page)
     assert NO_FILES in " ".join(capsys.readouterr().out.split())
     edit_images(tested_pair, lambda image: {key: value for key, value in image.items() if key != "file"})
-    assert explored_by(tested_pair) == ([], [NO_FILES])
+    assert explorer_of(tested_pair) == ([], [NO_FILES])
 
 
 def test_images_whose_files_are_gone_are_left_out_of_the_page(tested_pair):
     number = json.loads((tested_pair[0] / "test_captions.json").read_text())[1]["image_id"]
     gone = {"file": str(tested_pair[0] / "gone.png")}
     edit_images(tested_pair, lambda image: image | (gone if image["image_id"] == number else {}))
-    shown, _ = explored_by(tested_pair)
+    shown, _ = explorer_of(tested_pair)
     assert len(shown) == 3 and number not in map(number_of, shown)
 
 
@@ -125,7 +125,7 @@ def test_runs_with_other_crops_share_no_view(tested_pair):
         object.__setattr__(models["hard"].encoder.preprocessing, "crop", None)
         object.__setattr__(models["hard"].encoder.preprocessing, "resize", 12)
 
-    names = [image["name"] for image in explored_by(tested_pair, cut)[0]]
+    names = [image["name"] for image in explorer_of(tested_pair, cut)[0]]
     assert len(names) == 8 and sum(name.endswith(", as hard crops it") for name in names) == 4
 
 
@@ -134,7 +134,7 @@ def test_the_page_shows_attention_along_the_tested_caption(tested_pair, shapes_s
     index = shapes_settings[0].index("test")
     model = load(tested_pair[0] / "checkpoints/best.ckpt")
     rows = {image_id: row for row, image_id in enumerate(index.image_ids.tolist())}
-    for image in explored_by(tested_pair)[0]:
+    for image in explorer_of(tested_pair)[0]:
         path = index.image_path(rows[number_of(image)])
         soft, summed = (run["captions"][0] for run in image["runs"])
         caption = model.score_captions([path], [soft["words"]])[0]
@@ -149,7 +149,7 @@ def test_sampled_contexts_repeat_with_the_seed(tested_pair):
     def sample(runs, models):
         runs[1].conditions["context_mode"] = "sample"
 
-    first, again, other = (explored_by(tested_pair, sample, seed)[0] for seed in (1, 1, 2))
+    first, again, other = (explorer_of(tested_pair, sample, seed)[0] for seed in (1, 1, 2))
     assert first == again and first != other
 
 

@@ -1,7 +1,7 @@
 """The comparison's page in a real Chromium: it fits the window, is readable in light and dark, and has the explorer."""
 
 import pytest
-from helpers import explored, run_captions
+from helpers import image_data, run_data
 from helpers_runs import make_captions, run_of
 
 from captioning.comparison.compare import compare_runs
@@ -26,7 +26,7 @@ def document(tmp_path_factory) -> str:
     ]
     comparison = compare_runs(runs, resamples=30, images=3)
     images = [
-        explored(*(run_captions(name, text) for name, text in item.captions.items()), name=item.name)
+        image_data(*(run_data(name, text) for name, text in item.captions.items()), name=item.name)
         for item in comparison.disagreements
     ]
     page = tmp_path_factory.mktemp("page") / "comparison.html"

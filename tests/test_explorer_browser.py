@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from helpers import attended, explored, run_captions
+from helpers import caption_of, image_data, run_data
 from PIL import Image
 
 from captioning.cells import CellGrid
@@ -36,8 +36,8 @@ SOFT_CELLS, HARD_CELLS, OTHER_CELLS = [0, 3, 8, 11], [5, 6, 1, 10, 2], [7, 4]
 
 
 def run_pair() -> list[ExplorerData]:
-    other = attended("a dog", peaked(OTHER_CELLS), log_probs=[-4.5, -5.0], log_prob=-9.5)
-    soft = run_captions(
+    other = caption_of("a dog", peaked(OTHER_CELLS), log_probs=[-4.5, -5.0], log_prob=-9.5)
+    soft = run_data(
         "soft",
         " ".join(SOFT),
         alphas=peaked(SOFT_CELLS),
@@ -49,16 +49,16 @@ def run_pair() -> list[ExplorerData]:
         numbers={"BLEU-4": 0.25},
     )
     chosen = [9, *HARD_CELLS[1:]]  # the first was drawn where the distribution is low
-    hard = run_captions("hard", " ".join(HARD), alphas=peaked(HARD_CELLS), locations=chosen, grid_size=GRID)
+    hard = run_data("hard", " ".join(HARD), alphas=peaked(HARD_CELLS), locations=chosen, grid_size=GRID)
     return [soft, hard]
 
 
 def image_set() -> list[ExplorerData]:
-    boats = run_captions("soft", "boats at sea", alphas=peaked([1, 2, 3]), grid_size=GRID)
+    boats = run_data("soft", "boats at sea", alphas=peaked([1, 2, 3]), grid_size=GRID)
     return [
-        explored(*run_pair(), name="dogs.jpg", view=gray(), references=["some dogs", "reference 0"]),
-        explored(*run_pair(), name="more dogs.jpg", view=gray(), references=["some dogs", "reference 1"]),
-        explored(boats, name="boats.jpg", view=gray()),
+        image_data(*run_pair(), name="dogs.jpg", view=gray(), references=["some dogs", "reference 0"]),
+        image_data(*run_pair(), name="more dogs.jpg", view=gray(), references=["some dogs", "reference 1"]),
+        image_data(boats, name="boats.jpg", view=gray()),
     ]
 
 
@@ -171,10 +171,10 @@ def test_the_bar_under_a_word_is_its_probability(visit):
 
 
 def evidence_page() -> str:
-    both = run_captions(
+    both = run_data(
         "summed", " ".join(SOFT), alphas=peaked(SOFT_CELLS), evidence=peaked(SOFT_CELLS[::-1]), grid_size=GRID
     )
-    return explorer_page([explored(both, run_pair()[0], view=gray())])
+    return explorer_page([image_data(both, run_pair()[0], view=gray())])
 
 
 def test_a_key_switches_between_alphas_and_evidence(visit):
@@ -199,8 +199,8 @@ def test_a_key_switches_between_alphas_and_evidence(visit):
 
 def test_every_head_has_a_button(visit):
     heads = np.stack([peaked(SOFT_CELLS), peaked(SOFT_CELLS[::-1])], axis=1)  # (T, heads, L)
-    run = run_captions("heads", " ".join(SOFT), alphas=heads.mean(axis=1), heads=heads, grid_size=GRID)
-    page = visit(explorer_page([explored(run, run_pair()[0], view=gray())]))
+    run = run_data("heads", " ".join(SOFT), alphas=heads.mean(axis=1), heads=heads, grid_size=GRID)
+    page = visit(explorer_page([image_data(run, run_pair()[0], view=gray())]))
     word(page, "heads", "dogs").hover()
     page.locator('.attention[data-attention="head 2"]').click()
     assert page.locator('.attention[aria-pressed="true"]').inner_text() == "Head 2"
@@ -238,8 +238,8 @@ def test_cells_are_framed_and_found_where_the_encoder_has_them(visit):
     cells = CellGrid(
         (3, 4), (2, 20), (16, 16), (48, 64)
     )  # the first row begins 6 pixels above, columns 12 to the right
-    words = attended("here", peaked([5]), locations=[0])._replace(cells=cells)
-    page = visit(explorer_page([explored(explorer_run("own", words), view=gray())]))
+    words = caption_of("here", peaked([5]), locations=[0])._replace(cells=cells)
+    page = visit(explorer_page([image_data(explorer_run("own", words), view=gray())]))
     stage = panel(page, "own").locator(".stage")
     outer = stage.bounding_box()
     scale = outer["width"] / 64
@@ -323,7 +323,7 @@ def test_the_second_word_is_shown_first_and_arrow_keys_go_on_also_after_a_search
 
 def test_a_map_that_prefers_no_location_is_named_and_the_scale_ends_at_the_strongest(visit):
     alphas = np.stack([np.full(CELLS, 1 / CELLS), peaked([5])[0]])
-    page = visit(explorer_page([explored(run_captions("soft", "a dog", alphas=alphas, grid_size=GRID), view=gray())]))
+    page = visit(explorer_page([image_data(run_data("soft", "a dog", alphas=alphas, grid_size=GRID), view=gray())]))
     details = panel(page, "soft").locator(".details")
     assert "strongest in row 2, column 2" in details.inner_text()
     page.keyboard.press("ArrowLeft")
@@ -356,7 +356,7 @@ def test_keys_buttons_and_the_list_change_the_image(visit):
 def test_markup_in_captions_and_names_is_shown_as_text(visit):
     trap = "<img src=x onerror=window.caught=1> </script><script>window.caught=1</script>"
     alphas = np.full((len(trap.split()), CELLS), 1 / CELLS)
-    trapped = run_captions(trap, trap, alphas=alphas, grid_size=GRID, numbers={trap: trap})
+    trapped = run_data(trap, trap, alphas=alphas, grid_size=GRID, numbers={trap: trap})
     page = visit(explorer_page([explorer_image(trap, gray(), [trapped], references=[trap])], trap))
     assert page.evaluate("window.caught") is None
     assert page.title() == trap
@@ -377,8 +377,8 @@ def test_a_page_around_the_fragment_can_lead_to_an_image(visit):
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_no_text_is_cut_off_at_the_side(visit, width):
-    wordy = run_captions("a-run-with-quite-a-long-name_" * 3, "supercalifragilisticexpialidocious " * 20)
-    page = visit(explorer_page([*image_set(), explored(wordy, name="a" * 120)]), width=width)
+    wordy = run_data("a-run-with-quite-a-long-name_" * 3, "supercalifragilisticexpialidocious " * 20)
+    page = visit(explorer_page([*image_set(), image_data(wordy, name="a" * 120)]), width=width)
     for key in ("0", "n", "n", "n"):
         page.keyboard.press(key)
         assert page.evaluate("document.documentElement.scrollWidth") <= width

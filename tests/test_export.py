@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 from helpers import save_image
-from helpers_faults import command, refused
+from helpers_faults import command, refusal
 from helpers_runs import edit_checkpoint, make_captions, save_checkpoint
 from safetensors import safe_open
 
@@ -161,7 +161,7 @@ def test_a_folder_of_something_else_keeps_its_files(run, tmp_path, capsys):
     (tmp_path / "exported").mkdir()
     for name in ("README.md", "config.json", "model.safetensors"):  # as a clone from a hub
         (tmp_path / "exported" / name).write_text("mine")
-    line = refused(capsys, "export", "--model", run / "checkpoints/best.ckpt", "--output", tmp_path / "exported")
+    line = refusal(capsys, "export", "--model", run / "checkpoints/best.ckpt", "--output", tmp_path / "exported")
     assert "another program's README.md; choose an empty folder" in line
     assert {path.read_text() for path in (tmp_path / "exported").iterdir()} == {"mine"}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers_faults import command, refused
+from helpers_faults import command, refusal
 from helpers_runs import save_checkpoint
 
 from captioning.cli.build import build
@@ -44,7 +44,7 @@ def test_features_of_the_configured_splits_are_written_and_the_next_command_is_s
     advice = "add to the training command:  --data.features out --data.augmentation.flip 0.5 --init_from tuned.ckpt"
     assert advice in capsys.readouterr().out
     other = save_checkpoint(Path("other.ckpt"))
-    line = refused(capsys, "extract", *OPTIONS, "--output", "new", "--init_from", other)
+    line = refusal(capsys, "extract", *OPTIONS, "--output", "new", "--init_from", other)
     assert "other.ckpt: its encoder is not the config's" in line
 
 
@@ -70,7 +70,7 @@ def test_the_value_of_an_option_of_the_configuration_may_have_spaces():
 )
 def test_a_mistake_in_extract_is_one_line(capsys, options, message):
     save_checkpoint(Path("tuned.ckpt"), with_encoder=TorchvisionEncoder(**ENCODER))
-    line = refused(capsys, "extract", *OPTIONS, "--output", "out", *options)
+    line = refusal(capsys, "extract", *OPTIONS, "--output", "out", *options)
     assert message in line and not list(Path().glob("out/*"))
 
 

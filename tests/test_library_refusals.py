@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import wandb
-from helpers_faults import command, refused
+from helpers_faults import command, refusal
 from helpers_runs import tiny_config
 from helpers_training import enter
 
@@ -61,11 +61,11 @@ def nobody(workdir, monkeypatch) -> None:
 
 
 def test_what_lightning_refuses_when_training_starts_is_one_line(workdir, capsys):
-    assert "`val_check_interval` (500) must be less than" in refused(capsys, *FIT, "--trainer.val_check_interval", 500)
+    assert "`val_check_interval` (500) must be less than" in refusal(capsys, *FIT, "--trainer.val_check_interval", 500)
 
 
 def test_a_missing_library_of_a_logger_is_one_line(workdir, capsys):
-    line = refused(capsys, *FIT, "--import", "own", "--trainer.logger", "own.Needs")
+    line = refusal(capsys, *FIT, "--import", "own", "--trainer.logger", "own.Needs")
     assert line.startswith("error: 'own.Needs': needs nowhere; pip install nowhere")
 
 
@@ -115,7 +115,7 @@ def test_a_run_that_reaches_no_validation_says_that_it_kept_no_best_checkpoint(w
 )
 def test_wandb_without_a_login_or_with_a_bad_key_is_one_line(nobody, monkeypatch, capsys, name, value, message):
     monkeypatch.setenv(name, value)
-    line = refused(capsys, *FIT, "--trainer.logger", "true")
+    line = refusal(capsys, *FIT, "--trainer.logger", "true")
     assert line.startswith("error: trainer.logger: WandbLogger: ") and message in line
     assert line.endswith("set WANDB_MODE=offline, or --trainer.logger false (fit) or --no_logger (test)")
 
@@ -164,4 +164,4 @@ def test_wandb_without_a_network_logs_offline(nobody, monkeypatch, capsys, caplo
 
 
 def test_an_error_of_wandb_during_training_is_one_line(workdir, capsys):
-    assert refused(capsys, *FIT, "--import", "own", "--trainer.callbacks", "own.Silent") == "error: no answer"
+    assert refusal(capsys, *FIT, "--import", "own", "--trainer.callbacks", "own.Silent") == "error: no answer"

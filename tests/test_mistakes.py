@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 from helpers import save_image
-from helpers_faults import command, refused
+from helpers_faults import command, refusal
 from helpers_runs import make_run, save_checkpoint, tiny_config
 
 from captioning.cli import IMPORTED
@@ -193,7 +193,7 @@ MISTAKES = {
 @pytest.mark.parametrize("words", MISTAKES)
 def test_a_mistake_is_one_line_and_leaves_nothing_behind(workdir, capsys, words):
     before = {path for path in workdir.rglob("*") if path.is_file()}
-    line = refused(capsys, *words.split())
+    line = refusal(capsys, *words.split())
     assert MISTAKES[words] in line and len(line) < 900
     assert {path for path in workdir.rglob("*") if path.is_file()} == before
 
@@ -203,7 +203,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(workdir, capsys, words)
 def test_advice_on_a_device_names_those_that_are_there(workdir, capsys, monkeypatch, device, gpus, usable):
     if (device, gpus) != ("cuda", 1):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-        line = refused(capsys, "caption", "photo.png", "--device", device)
+        line = refusal(capsys, "caption", "photo.png", "--device", device)
         assert line == f"error: device {device}: torch finds no such device here; use {usable}"
 
 
@@ -211,8 +211,8 @@ def test_a_class_of_the_user_is_found_by_import(workdir, capsys):
     Path("mine.py").write_text("from captioning.encoders import ConvEncoder\n\n\nclass Mine(ConvEncoder):\n    pass\n")
     Path("mine.yaml").write_text("model: {encoder: {class_path: mine.Mine, init_args: {}}}\n")
     options = ["--config", "mine.yaml", "--trainer.accelerator", "toaster"]
-    assert "name its module by --import" in refused(capsys, *FIT.split(), *options)
-    assert "toaster" in refused(capsys, *FIT.split(), *options, "--import", "mine")
+    assert "name its module by --import" in refusal(capsys, *FIT.split(), *options)
+    assert "toaster" in refusal(capsys, *FIT.split(), *options, "--import", "mine")
     IMPORTED.clear()  # another command line of a user is another process
 
 

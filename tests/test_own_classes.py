@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from helpers_faults import refused
+from helpers_faults import refusal
 from helpers_runs import tiny_config
 
 from captioning.__main__ import main
@@ -149,7 +149,7 @@ ATTENTION = "model.decoder.init_args.attention"
 )
 def test_a_wrong_shape_is_named_with_its_class_and_both_shapes(workdir, capsys, place, name, line):
     words = [f"--{place}", f"own_classes.{name}"]
-    assert line in refused(capsys, "fit", "--config", "tiny.yaml", "--import", "own_classes", *words)
+    assert line in refusal(capsys, "fit", "--config", "tiny.yaml", "--import", "own_classes", *words)
 
 
 def test_a_decoder_and_its_parts_belong_to_one_captioner():

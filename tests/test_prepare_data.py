@@ -17,7 +17,7 @@ import pytest
 import torch
 import yaml
 from helpers import SCRIPTS
-from helpers_faults import command, refused
+from helpers_faults import command, refusal
 
 from captioning.cli import prepare
 from captioning.encoders import EfficientNetLite2, TimmEncoder
@@ -110,7 +110,7 @@ def test_an_archive_put_there_by_hand_is_used_and_deleted_when_it_is_unpacked(co
 
 def test_a_full_disk_is_reported_before_the_download(coco, server, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
-    assert "the disk has 0.0 GB free; give --root on another disk" in refused(capsys, *coco(tmp_path))
+    assert "the disk has 0.0 GB free; give --root on another disk" in refusal(capsys, *coco(tmp_path))
     assert server.requests == []
 
 
@@ -128,7 +128,7 @@ def flickr(server, monkeypatch):
 
 
 def test_files_to_request_by_hand_are_named(flickr, tmp_path, capsys):
-    line = refused(capsys, *flickr(tmp_path))
+    line = refusal(capsys, *flickr(tmp_path))
     assert f'image files of the split are missing or empty, such as "{tmp_path}/images/0.jpg"' in line
     assert f"Fill in https://forms.illinois.edu/sec/1713398, put Flickr8k_Dataset.zip into {tmp_path}" in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dataset_flickr8k.json"]
@@ -164,7 +164,7 @@ def test_images_that_are_unpacked_already_are_used_where_they_are(flickr, tmp_pa
 
 def test_an_archive_of_something_else_is_no_archive_of_images(flickr, tmp_path, capsys):
     write_zip(tmp_path / "Flickr8k_text.zip", {"Flickr8k.token.txt": "x"})
-    line = refused(capsys, *flickr(tmp_path))
+    line = refusal(capsys, *flickr(tmp_path))
     assert ". Fill in https://forms" in line
 
 
@@ -173,7 +173,7 @@ def test_shapes_are_generated_and_checked(tmp_path, capsys):
     command(*words, 7)
     command(*words, 7)
     assert len(re.findall(r"train +3 images +15 captions +all files there", capsys.readouterr().out)) == 2
-    assert "seed" in refused(capsys, *words, 8)
+    assert "seed" in refusal(capsys, *words, 8)
 
 
 @pytest.fixture
@@ -204,4 +204,4 @@ def test_a_file_of_another_networks_weights_is_refused(weights, tmp_path, capsys
     from safetensors.torch import save_file
 
     save_file({"conv_stem.weight": torch.ones(32, 3, 3, 3)}, path := tmp_path / prepare.WEIGHTS_FILE)
-    assert f"{path}: the file of another network" in refused(capsys, *weights(tmp_path))
+    assert f"{path}: the file of another network" in refusal(capsys, *weights(tmp_path))

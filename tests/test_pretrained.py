@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers import load_script, save_image
-from helpers_faults import command, refused
+from helpers_faults import command, refusal
 from helpers_runs import save_checkpoint
 
 from captioning.checkpoint.load import PRETRAINED_FOLDER
@@ -39,7 +39,7 @@ def test_load_and_the_command_use_the_pretrained_captioner_by_default(installed,
 
 def test_an_installation_without_the_captioner_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("captioning.checkpoint.load.PRETRAINED_FOLDER", tmp_path / "small")
-    line = refused(capsys, "caption", save_image(tmp_path / "photo.png"))
+    line = refusal(capsys, "caption", save_image(tmp_path / "photo.png"))
     assert f"{tmp_path / 'small'}: the checkpoint cannot be read (No such file or directory)" in line
 
 

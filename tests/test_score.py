@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from helpers_faults import command, refused
+from helpers_faults import command, refusal
 from helpers_runs import tiny_config
 from PIL import Image
 
@@ -91,7 +91,7 @@ def test_another_split_fewer_images_and_other_data_do_not_replace_the_test_of_a_
     command("test", "--ckpt_path", CHECKPOINT, "--split", "val")
     Path("moved").symlink_to("shapes")
     for words in (["--data.source.init_args.root", "moved"], ["--data.limit_images", "1"]):
-        error = refused(capsys, "test", "--ckpt_path", CHECKPOINT, *words)
+        error = refusal(capsys, "test", "--ckpt_path", CHECKPOINT, *words)
         assert f"{words[0]}: tests other data than the run's; name a folder" in error
         command("test", "--ckpt_path", CHECKPOINT, *words, "--results", words[1])
     assert read("runs/tiny/test_metrics.json") == own
@@ -130,9 +130,9 @@ def test_a_context_mode_reaches_the_models_of_an_ensemble_that_have_it(workdir, 
     mode: dict[str, Any] = {"beam_size": 1, "context_mode": "argmax"}
     assert caption["log_prob"] == pytest.approx(load([CHECKPOINT, OTHER]).caption(image, **mode).log_prob)
     assert caption["log_prob"] != pytest.approx(load([CHECKPOINT, OTHER]).caption(image, beam_size=1).log_prob)
-    assert "SoftAttention.context_mode" in refused(capsys, "test", "--ckpt_path", CHECKPOINT, *argmax)
+    assert "SoftAttention.context_mode" in refusal(capsys, "test", "--ckpt_path", CHECKPOINT, *argmax)
 
 
 def test_models_that_cannot_form_an_ensemble_are_refused(workdir, capsys):
     options = ["--ckpt_path", CHECKPOINT, "--ensemble", "nowhere.ckpt"]
-    assert "nowhere.ckpt: the checkpoint cannot be read" in refused(capsys, "test", *options)
+    assert "nowhere.ckpt: the checkpoint cannot be read" in refusal(capsys, "test", *options)

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from helpers import save_image
-from helpers_faults import command, refused
+from helpers_faults import command, refusal
 from helpers_runs import edit_checkpoint, save_checkpoint, tiny_config
 
 from captioning.checkpoint.load import read_model
@@ -65,7 +65,7 @@ def as_sent(kind: str, edit: Callable[[dict[str, Any]], Any]) -> str:
 )
 def test_a_class_that_is_no_known_component_is_not_imported(workdir, capsys, where, value, kind):
     model = as_sent(kind, lambda content: put(content, where, value))
-    assert refused(capsys, "caption", "photo.png", "--model", model).startswith(f"error: {model}: ")
+    assert refusal(capsys, "caption", "photo.png", "--model", model).startswith(f"error: {model}: ")
     assert not Path("marker").exists()
 
 
@@ -98,7 +98,7 @@ def test_a_pickle_does_not_run(workdir, capsys, where):
     Path("tiny.yaml").write_text(yaml.safe_dump(tiny_config(Path("shapes"))))
     training = ["--config", "tiny.yaml", "--ckpt_path"]
     for words in (["caption", "photo.png", "--model"], ["fit", *training], ["test", *training]):
-        assert "sent.ckpt: not a checkpoint of this project" in refused(capsys, *words, "sent.ckpt")
+        assert "sent.ckpt: not a checkpoint of this project" in refusal(capsys, *words, "sent.ckpt")
     torch.save(Pickled(), "sent.ckpt")
     with pytest.raises(InputError, match=r"sent\.ckpt: not a checkpoint of this project"):
         load("sent.ckpt")
@@ -161,6 +161,6 @@ def test_a_tensor_of_a_huge_shape_is_one_line(workdir, capsys, message):
     limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (32 << 30, limits[1]))  # bytes, also where the machine has more
     try:
-        assert message in refused(capsys, "caption", "photo.png", "--model", "sent.ckpt")
+        assert message in refusal(capsys, "caption", "photo.png", "--model", "sent.ckpt")
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)

@@ -146,7 +146,7 @@ def test_alphas_sum_to_one_over_locations_at_existing_steps():
 
 @pytest.mark.parametrize("attention", [SoftAttention(AdditiveScore(A)), UniformAttention()])
 def test_rows_of_one_image_share_its_memory(attention):
-    """Three rows per image give what three copies of the image give."""
+    """Three rows per image equal one row of each of three copies of the image."""
     decoder = make_decoder(attention)
     annotations = torch.randn(B, L, D)
     tokens = torch.randint(4, V, (B * 3,))

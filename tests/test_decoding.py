@@ -17,7 +17,7 @@ MAX_LENGTH = 5
 
 
 class Steps:
-    """A step function of ``image_count`` images that are alike."""
+    """A step function of ``image_count`` equal images."""
 
     def __init__(self, step, image_count: int) -> None:
         self.step, self.image_count = step, image_count
@@ -30,7 +30,7 @@ class Steps:
 
 
 def markov(table: torch.Tensor, image_count: int = 1) -> Steps:
-    """A step function whose alphas say which word was read and how many steps came before."""
+    """A step function whose alphas encode the previous word and the number of steps before."""
 
     def step(tokens, state):
         (count,) = state
@@ -137,7 +137,7 @@ STRATEGIES = {
 
 
 def content(hypotheses):
-    """Everything in (lists of) hypotheses as plain values."""
+    """Return hypotheses, or nested lists of them, as plain values."""
     if isinstance(hypotheses, list):
         return [content(item) for item in hypotheses]
     return [*list(vars(hypotheses).values())[:4], *(field.tolist() for field in hypotheses.trace[:3])]
@@ -145,7 +145,7 @@ def content(hypotheses):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_images_are_searched_independently(strategy):
-    """Images end at different times; a batch gives the captions of its images alone, with their own locations."""
+    """Images end at different steps; each has the caption and locations that it has without the batch."""
     tables = torch.stack([table(seed) for seed in range(5)])
     torch.manual_seed(3)
     together = content(STRATEGIES[strategy](Tables(tables, []), start(5)))

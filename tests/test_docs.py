@@ -21,9 +21,9 @@ from captioning.cli.parser import command_parser
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-ELSEWHERE = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "data/README.md"}
-PAGES = sorted([*(ROOT / name for name in ELSEWHERE), *DOCS.rglob("*.md")])
-MADE = {
+PAGES_OUTSIDE_DOCS = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "data/README.md"}
+PAGES = sorted([*(ROOT / name for name in PAGES_OUTSIDE_DOCS), *DOCS.rglob("*.md")])
+GENERATED_PAGES = {
     "index.md",
     "pretrained.md",
     "data.md",
@@ -43,7 +43,7 @@ def prose(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the link of every heading on GitHub and on the site."""
+    """Return the anchor of every heading, which is the same on GitHub and on the site."""
     headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
@@ -67,13 +67,15 @@ def test_every_page_is_in_the_navigation_once_and_every_entry_is_a_page():
 
     listed = list(entries(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
     assert len(listed) == len(set(listed))
-    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} - {"README.md"} | MADE  # GitHub's index
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} - {
+        "README.md"
+    } | GENERATED_PAGES  # GitHub's index
     modules = re.findall(r"\(\.\./captioning/([\w/]+?)(?:/__init__)?\.py\)", (DOCS / "reference.md").read_text())
     assert len(modules) > 8
     assert set(listed) == pages | {f"reference/{module}.md" for module in modules}
 
 
-class Fetched(HTMLParser):
+class FetchedAddresses(HTMLParser):
     """The addresses of scripts, styles, fonts and images that a page fetches from other hosts."""
 
     def __init__(self) -> None:
@@ -89,7 +91,7 @@ class Fetched(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    """The site. With --strict a dead link, a heading that is not there and a page outside the navigation are errors."""
+    """The site. With --strict, a dead link, a missing heading and a page outside of the navigation are errors."""
     if importlib.util.find_spec("mkdocs") is None:
         pytest.skip("needs mkdocs: pip install -e '.[docs]'")
     folder = tmp_path_factory.mktemp("built") / "site"
@@ -104,7 +106,7 @@ def test_the_site_is_built_without_a_warning_and_fetches_nothing_from_elsewhere(
     pages = sorted(site.rglob("*.html"))
     assert len(pages) >= len(PAGES)
     for page in pages:
-        fetched = Fetched()
+        fetched = FetchedAddresses()
         fetched.feed(page.read_text(encoding="utf-8"))
         assert not fetched.addresses, page
     styles = "".join(path.read_text(encoding="utf-8") for path in site.rglob("*.css"))
@@ -155,7 +157,7 @@ def test_the_table_of_the_configurations_is_the_one_that_the_configurations_give
 def test_every_measurement_that_a_page_names_is_there(page):
     text = (DOCS / page).read_text(encoding="utf-8")
     named = re.findall(r"`(?:docs/measurements/)?([a-z0-9_]+\.json)(?:: ([a-z0-9_]+))?`", text)
-    elsewhere = {
+    run_files = {
         "test_metrics.json",
         "test_captions.json",
         "test_results.json",
@@ -163,7 +165,7 @@ def test_every_measurement_that_a_page_names_is_there(page):
         "predict_results.json",
     }
     for file, name in named:
-        if file not in elsewhere:
+        if file not in run_files:
             content = json.loads((DOCS / "measurements" / file).read_text(encoding="utf-8"))
             assert not name or name in content["scores"] or name in content["comparisons"], f"{file}: {name}"
 
@@ -229,7 +231,7 @@ def test_every_option_of_the_first_level_that_a_page_names_is_one():
 
 
 def commands_in_blocks() -> list[tuple[str, list[str]]]:
-    """Return the name and the words of every command that a block of a page shows, but those of Lightning."""
+    """Return the name and the words of every command in a block of a page, without Lightning's."""
     texts = "".join(page.read_text(encoding="utf-8") for page in PAGES if page.name != "CHANGELOG.md")
     blocks = "\n".join(re.findall(r"^ *```.*?\n(.*?)^ *```", texts, re.DOTALL | re.MULTILINE)).replace("\\\n", " ")
     commands = re.findall(r"^[ $]*captioning (\w+)((?: +(?:'[^']*'|[^\s#>|&]+))*)", blocks, re.MULTILINE)

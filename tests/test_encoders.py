@@ -20,7 +20,7 @@ LITE2 = "tf_efficientnet_lite2"
 
 
 class TinyEncoder(Encoder):
-    """Batch norm, dropout and three stages; 6 x 6 pixels to a 3 x 3 grid of 5."""
+    """Batch norm, dropout and three stages, from 6 x 6 pixels to annotations of size 5 on a 3 x 3 grid."""
 
     def __init__(self, *, trainable_from: str | None = None, learning_rate: float | None = None) -> None:
         network = nn.Sequential(
@@ -34,7 +34,7 @@ class TinyEncoder(Encoder):
 
 
 def rebuilt(encoder: Encoder) -> Encoder:
-    """The encoder, built again as from a checkpoint."""
+    """Return the encoder, rebuilt as from a checkpoint."""
     again: Encoder = Encoder.from_config(encoder.to_config())
     again.preprocessing = Preprocessing(**vars(encoder.preprocessing))
     again.load_state_dict(encoder.state_dict())

@@ -42,7 +42,7 @@ TINY = {
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    """The folder of a finished demo of a minute model."""
+    """The folder of a finished demo of a tiny model."""
     folder = tmp_path_factory.mktemp("demo")
     (folder / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     with pytest.MonkeyPatch.context() as patch:
@@ -64,7 +64,7 @@ def run_demo(run=command) -> None:
 
 @pytest.fixture
 def demo(trained, monkeypatch) -> Path:
-    """Its runs; the folder is entered, and the same for all tests."""
+    """The runs of the demo, which all tests share; its folder is the working directory."""
     monkeypatch.chdir(trained)
     return trained / "runs/demo"
 

@@ -38,7 +38,7 @@ def make_member(seed: int, attention: Attention, output: Output | None = None, *
 
 
 def make_members() -> list[Captioner]:
-    """Soft with a state of its own, hard without a gate, summed; and a coarser grid of another view."""
+    """Return soft attention with a state, hard without a gate, summed, and one on a coarser grid of another view."""
     return [
         make_member(1, Soft(CoverageScore(5))),
         make_member(2, HardAttention(AdditiveScore(4))),
@@ -74,7 +74,7 @@ class Alone:
 
 
 def beam_by_hand(members: list[Alone], K: int) -> list[tuple[float, tuple[int, ...], list[np.ndarray]]]:
-    """Every hypothesis with a state of its own, no batch: (score, ids, alphas of each step by the first member)."""
+    """Search without batches; return each hypothesis: (log-probability, ids, the first member's alphas by step)."""
     live, done = [(0.0, (), [m.start() for m in members], [])], []
     for words in range(T):
         candidates = []

@@ -38,7 +38,7 @@ def make_captioner(sample_probability: float = 1.0, normalizer: Normalizer | Non
 
 
 def make_batch(copies: int = 1, chosen: slice = slice(None)) -> CaptionBatch:
-    """Copies of the chosen captions and their images: a copy draws for itself."""
+    """Return copies of the chosen captions and their images; each copy has its own draws."""
     annotations = 2 * torch.randn(2, L, D, dtype=torch.double, generator=torch.Generator().manual_seed(5))
     captions, lengths = pad_captions(list(CAPTIONS[chosen]))
     images, owners = torch.tensor(OWNERS[chosen]).unique(return_inverse=True)
@@ -133,7 +133,7 @@ def expected_gradient(captioner: Captioner, make_estimator: Callable[[], Estimat
 
 
 def assert_agrees(gradients: Tensor, exact: Tensor) -> None:
-    """Judge the largest z-score as three standard errors are judged for one entry: 0.27 % of false alarms in all."""
+    """Compare the largest z-score with a bound that has 0.27 % false alarms, as three standard errors for one entry."""
     mean = gradients.mean(dim=0)
     error = gradients.std(dim=0) / len(gradients) ** 0.5
     vary = error > 1e-12
@@ -173,7 +173,7 @@ def test_expected_gradient_of_the_first_batch_is_exact(form, monkeypatch):
 
 
 def test_expected_gradient_over_the_support_of_sparse_alphas_is_exact(monkeypatch):
-    """REINFORCE is unbiased there too: where alpha is 0, so is the gradient of the bound, entropy included."""
+    """REINFORCE is unbiased there, too: where alpha is 0, the gradient of bound and entropy is 0."""
     monkeypatch.setattr(sys.modules[__name__], "CAPTIONS", ([4], [5]))
     monkeypatch.setattr(sys.modules[__name__], "WORDS", 4)
     captioner = make_captioner(normalizer=Sparsemax())
@@ -246,7 +246,7 @@ def test_a_wrong_entropy_weight_fails_the_comparison():
 
 
 def test_enumerated_gradient_matches_finite_differences():
-    """The yardstick itself: autograd through the sum over paths against the bound at nearby parameters."""
+    """The reference itself: autograd through the sum over paths against the bound at nearby parameters."""
     captioner = make_captioner()
 
     def bound() -> float:

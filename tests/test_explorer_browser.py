@@ -64,7 +64,7 @@ def image_set() -> list[ExplorerData]:
 
 @pytest.fixture
 def visit(browser, tmp_path) -> Iterator[Callable[..., playwright.Page]]:
-    """Open a document from disk; at the end there may be no request and no message of the console."""
+    """Open a document from disk. It must make no request and log nothing to the console."""
     problems: list[str] = []
     opened = []
 

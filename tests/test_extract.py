@@ -20,7 +20,7 @@ ENCODER = {"name": "squeezenet1_1", "node": "features.4", "weights": None, "imag
 
 @pytest.fixture(autouse=True)
 def workdir(tmp_path, monkeypatch) -> Path:
-    """A configuration of an encoder with random weights on a few shapes; entered."""
+    """A working directory with a configuration: an encoder with random weights, and a few shapes."""
     monkeypatch.chdir(tmp_path)
     ShapesSource("shapes", image_size=48, **COUNTS).prepare()
     source = {"class_path": "captioning.data.ShapesSource", "init_args": {"root": "x", "image_size": 48, **COUNTS}}
@@ -33,7 +33,7 @@ OPTIONS = ["--config", "config.yaml", "--data.source.root", "shapes"]
 
 
 def extracted(*options: object) -> dict[str, int]:
-    """The number of images by the name of their split."""
+    """Run ``extract`` and return the number of images by split."""
     command("extract", *OPTIONS, "--output", "out", "--num_workers", 0, "--device", "cpu", *options)
     return {path.stem: len(json.loads(path.read_text())["paths"]) for path in Path("out").glob("*.json")}
 

@@ -30,7 +30,7 @@ def noun_hits(words, alphas, objects, cells=CELLS) -> list[NounHit]:
 
 
 def looking_at(*cells: tuple[int, int]) -> np.ndarray:
-    """Alphas of one word per cell, strongest at that (row, column)."""
+    """Return alphas of a word for each cell (row, column), at which they are strongest."""
     alphas = np.full((len(cells), L), 0.1)
     for step, (row, column) in enumerate(cells):
         alphas[step, row * GRID[1] + column] = 0.5

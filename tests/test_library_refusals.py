@@ -52,7 +52,7 @@ def workdir(tmp_path, monkeypatch) -> Iterator[Path]:
 
 @pytest.fixture
 def nobody(workdir, monkeypatch) -> None:
-    """Nobody is logged in to wandb, which reads its environment again."""
+    """A user without a login to wandb, which reads its environment again."""
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.setenv(name, "")  # so that the end of the test restores it
         monkeypatch.delenv(name)

@@ -17,7 +17,7 @@ from captioning.data.shapes import ShapesSource
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory) -> Iterator[Path]:
-    """A user's folder: a configuration, data, a run, and files of other kinds."""
+    """A working directory with a configuration, data, a run, and files of other kinds."""
     folder = tmp_path_factory.mktemp("mistakes")
     ShapesSource(str(folder / "shapes"), train=4, val=2, test=2, image_size=48).prepare()
     ShapesSource(str(folder / "holes"), train=4, val=2, test=2, image_size=48).prepare()

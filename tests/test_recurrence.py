@@ -40,7 +40,7 @@ def make_decoder(attention, output=None) -> AttentionDecoder:
 
 
 def forced(decoder: AttentionDecoder, words: list[int], masked: bool) -> dict[str, torch.Tensor]:
-    """Return what teacher forcing gives, and the gradients of annotations and parameters."""
+    """Return the output of teacher forcing, and the gradients of annotations and parameters."""
     generator = torch.Generator().manual_seed(1)
     annotations = torch.randn(B, L, D, generator=generator, requires_grad=True)
     captions, lengths = pad_captions([[4 + (5 * n + i) % (V - 4) for i in range(n)] for n in words])
@@ -88,7 +88,7 @@ def test_a_batch_of_nearly_one_length_keeps_its_images_in_place():
 
 
 def test_only_images_whose_contexts_are_drawn_draw_while_they_remain():
-    """Semi-sampling belongs to an image, wherever the recurrence puts it."""
+    """The recurrence sorts images; whether an image draws must move with it."""
     decoder = make_decoder(HardAttention(AdditiveScore(16), sample_probability=0.5))
     decoder.train()
     captions, lengths = pad_captions([[4] * n for n in WORDS[1]])

@@ -19,7 +19,7 @@ from captioning.metrics.resampling import (
 
 
 def corpus(images: int = 60, seed: int = 0):
-    """References, a system, and a better one that has a reference's word more often."""
+    """Return references, a system, and a better one, which has a word of the reference more often."""
     draw = random.Random(seed)
     references = [[[draw.choice("abcdefgh") for _ in range(8)] for _ in range(3)] for _ in range(images)]
 

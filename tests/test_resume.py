@@ -66,13 +66,13 @@ class Crash(pl.Callback):
 
 
 def hard(**options: Any) -> CaptioningModule:
-    """Dropout, coins, draws, statistics of the data, a baseline with a past, and a schedule."""
+    """A module with dropout, semi-sampling, draws, statistics of the data, a moving average and a schedule."""
     attention = HardAttention(AdditiveScore(10), sample_probability=0.5)
     return make_module(attention, standardize=True, scheduler=lambda o, steps: WarmupCosine(o, steps, 2), **options)
 
 
 def fit(shapes, folder: Path, *callbacks: pl.Callback, error: Any = None, data: Any = None, **options: Any):
-    """Train, and return the module and the diary; ``resume=True`` goes on from FOLDER/last.ckpt."""
+    """Train, and return the module and the diary; ``resume=True`` resumes from FOLDER/last.ckpt."""
     resume = {"ckpt_path": folder / "last.ckpt", "weights_only": True} if options.pop("resume", False) else {}
     module, diary = (options.pop("make", hard))(), Diary()
     last = last_checkpoint(folder, **options.pop("last", {}))

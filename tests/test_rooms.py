@@ -58,7 +58,7 @@ LIBRARIES = {
 
 
 def imports(path: Path, module: str) -> Iterator[str]:
-    """The full names that a file imports, but those for type checkers; ``from a import b`` gives ``a.b``."""
+    """Yield the full names that a file imports, without those for type checkers; ``from a import b`` gives ``a.b``."""
     package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
     nodes: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while nodes:
@@ -86,7 +86,7 @@ FILES = {
 
 
 def module_of(name: str) -> str:
-    """The module that a name of ours lives in: ``captioning.data.batch.CaptionBatch`` -> ``captioning.data.batch``."""
+    """Return the module of a name: ``captioning.data.batch`` for ``captioning.data.batch.CaptionBatch``."""
     return max((module for module in FILES if within(name, module)), key=len, default=name)
 
 

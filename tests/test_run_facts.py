@@ -25,7 +25,7 @@ def shapes(tmp_path_factory):
 
 
 class NormsByHand(Callback):
-    """Of every step: sqrt of the sum of all squares, before clipping, and the logged figure."""
+    """Collects the gradient norm before clipping, computed by hand, and the logged one, of every step."""
 
     def __init__(self) -> None:
         self.pairs: list[tuple[float, float]] = []

@@ -28,7 +28,7 @@ PICTURES = [
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory) -> Iterator[Path]:
-    """Two runs on shapes, and two pictures with captions and a mask in COCO's layout; entered."""
+    """A working directory with two runs on shapes, and two images with captions and a mask in COCO's layout."""
     folder = tmp_path_factory.mktemp("evaluate")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -109,7 +109,7 @@ def test_metrics_are_printed_although_their_files_cannot_be_written(workdir, cap
 
 
 def test_several_models_are_tested_as_an_ensemble(workdir, capsys):
-    """The second model's encoder sees the images otherwise, so its views are loaded beside the batches."""
+    """The second model's encoder has another preprocessing, so its views are loaded apart from the batches."""
     both = metrics_of_test("--ckpt_path", CHECKPOINT, "--ensemble", OTHER)
     assert "1 images; 2 models; beam 1" in capsys.readouterr().out
     (caption,) = json.loads(read("scored/test_captions.json"))

@@ -73,7 +73,7 @@ def test_words_tie_in_bfloat16_but_not_in_a_search(name):
 
 
 def test_equal_words_are_chosen_alike_by_greedy_and_beam():
-    """Two words may tie in float32, too, if the model has the same numbers for them."""
+    """Two words may tie in float32, too, if their output weights are equal."""
 
     class Ties:
         image_count = 3

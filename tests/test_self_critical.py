@@ -91,7 +91,7 @@ def hypothesis(ids: list[int], finished: bool) -> Hypothesis:
 
 
 def reward(rows: Sequence[int], captions: Sequence[Hypothesis]) -> Tensor:
-    """Every image likes its captions a little more than the one before."""
+    """The reward of a caption; it grows a little from image to image."""
     return torch.tensor([REWARDS[tuple(c.ids)] + row for row, c in zip(rows, captions, strict=True)]).double()
 
 
@@ -163,7 +163,7 @@ def test_captions_are_sampled_with_the_probability_that_is_differentiated(case):
 
 @pytest.mark.parametrize("case", ["soft", "hard, argmax", "gumbel", "read first", "summed", "transformer"])
 def test_dropout_drops_units_and_changes_nothing_else(case, monkeypatch):
-    """Masks change the gradient; without dropped units it stays the same; statistics and schedules do not move."""
+    """Dropout changes the gradient, dropout of probability 0 does not; statistics and schedules stay the same."""
 
     def gradients(probability: float, *, dropout: bool) -> list[Tensor]:
         captioner, batch = make_captioner(case), make_batch(2)

@@ -73,7 +73,7 @@ def measured_scores() -> dict:
 
 
 def forget(name: str) -> None:
-    """Delete a score from the study's file, by hand."""
+    """Delete a score from the study's file."""
     content = json.loads(MEASURED.read_text())
     del content["scores"][name]
     MEASURED.write_text(json.dumps(content))
@@ -84,7 +84,7 @@ def written_tests() -> list[dict]:
 
 
 def table(page: str, corner: str) -> dict[str, list[str]]:
-    """The rows of a table by their first cell."""
+    """Return the rows of a table by their first cell."""
     lines = page[page.index(f"| {corner}") :].partition("\n\n")[0].splitlines()
     return {cells[1]: cells[2:-1] for cells in ([c.strip() for c in re.split(r"(?<!\\)\|", line)] for line in lines)}
 
@@ -136,7 +136,7 @@ def test_a_study_says_each_thing_once(workdir):
 
 
 def test_reproducing_begins_anew_whatever_was_measured_before():
-    """The repository's own files of scores would be taken for finished runs."""
+    """Otherwise the scores in the repository would count as finished runs."""
     target = (ROOT / "Makefile").read_text().partition("reproduce-flickr8k: ")[2].partition("\n\n")[0]
     assert target.count("--measurements runs/reproduced") == target.count("scripts/study.py") == 2
 

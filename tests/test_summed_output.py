@@ -83,7 +83,7 @@ def log_likelihoods(captioner: Captioner, batch: CaptionBatch) -> list[tuple[np.
 
 
 def summed_of(captioner: Captioner, batch: CaptionBatch) -> np.ndarray:
-    """log p of every word at all steps of all captions, (M, V)."""
+    """Return log p of every word at all steps of all captions, (M, V)."""
     captions = log_likelihoods(captioner, batch)
     return np.concatenate([np.logaddexp.reduce(log_w[:, :, None] + log_p, axis=1) for log_w, log_p in captions])
 

@@ -100,7 +100,7 @@ def test_steps_equal_teacher_forcing(attention, masked, rows):
 
 
 def reference_of(decoder: TransformerDecoder) -> list[nn.TransformerDecoderLayer]:
-    """PyTorch's layers with the decoder's weights; their memory attention needs as many heads as their words'."""
+    """Return PyTorch's layers with the decoder's weights; words and annotations have one number of heads there."""
     references = []
     for layer, attention in zip(decoder.layers, decoder.attentions(), strict=True):
         reference = nn.TransformerDecoderLayer(
@@ -257,7 +257,7 @@ def test_every_parameter_learns_through_every_term():
 
 
 class CountingAttention(SoftAttention):
-    """Carries a state of its own, beside its score's."""
+    """An attention with a state of its own besides that of its score."""
 
     def init_state(self, memory):
         return (memory.annotations.new_zeros(len(memory.annotations), 1),)

@@ -106,7 +106,7 @@ def test_a_pickle_does_not_run(workdir, capsys, where):
 
 
 def test_a_path_in_a_setting_is_neither_read_nor_written(workdir):
-    """An encoder's published weights are read when a run begins, never when its checkpoint is opened."""
+    """A new run reads the published weights of its encoder; opening a checkpoint does not."""
     save_checkpoint(Path("sent.ckpt"), with_encoder=EfficientNetLite2(weights=None, image_size=64))
     os.mkfifo("pipe")  # reading it would wait forever
     before = sorted(os.listdir())

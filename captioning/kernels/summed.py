@@ -33,7 +33,7 @@ def plain_summed_log_probs(Q: Tensor, G: Tensor, log_w: Tensor) -> Tensor:
     """Return log p of every word in nats, (.., V), at least float32. The reference, for logits of any size.
 
     Args:
-        Q: (.., V), the logits without the image.
+        Q: (.., V), the logits without the context.
         G: (.., L, V), the summand of each location.
         log_w: (.., L + 1), log of the weights, component 0 first; -inf leaves a component out.
     """

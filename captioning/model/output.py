@@ -80,7 +80,7 @@ class Output(Component):
         """Return W_y . L_z a_i, what location i alone adds to the logit of a word, for words (N, T): (N, T, L).
 
         W_y is the row of L_o for word y. Eq. 7 is linear in the context, z_t = beta_t sum_i alpha_ti a_i, so that the
-        logit of y_t is a term without the image plus a sum over locations:
+        logit of y_t is a term without the context plus a sum over locations:
 
             W_y . (E y_{t-1} + L_h h_t) + b_y + sum_i beta_t alpha_ti (W_y . L_z a_i)
 

@@ -17,6 +17,11 @@ OPTIONS_OF_TEST |= {"logger": "no_logger", "bound_samples": "bound_draws", "ense
 OPTIONS_OF_TEST |= {"precision": "precision"}
 """Options of `captioning test` by what follows the last dot, such as ``--data.test_split``; read by ``cli.score``."""
 
+GONE: dict[str, tuple[str, ...]] = {"ConvEncoder": ("learning_rate",), "MovingAverage": ("initial",)}
+GONE |= {"TorchvisionEncoder": ("mean", "std", "model_args"), "TimmEncoder": ("mean", "std")}
+GONE |= {"SelfCriticalTraining": ("baseline",)}
+"""Options that are gone, by class. The ``config.yaml`` of an earlier run has their defaults; read by ``settings``."""
+
 SUGGESTIONS = {"inference": "context_mode", "normaliser": "normalizer", "CaptionSamples": "ValidationFigures"}
 SUGGESTIONS |= dict.fromkeys(("per_word", "all_captions"), "ArcticMovingAverage")
 """Names that an error suggests in place of unknown ones; read by ``errors``."""

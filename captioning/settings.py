@@ -52,7 +52,7 @@ def install_yaml() -> Callable[[str], Any]:
     def load(text: str) -> Any:
         if repeated := [*_repeated_keys(yaml.compose(text, yaml.SafeLoader), {})]:
             raise InputError("; ".join(repeated))
-        settings = map_strings(_expand_home, parse(text))
+        settings = _without_gone_options(map_strings(_expand_home, parse(text)))
         for section, name, option in earlier_names.SETTINGS:
             values = settings.get(section) if isinstance(settings, dict) else None
             if isinstance(values, dict) and values.pop(name, None) is not None:
@@ -62,6 +62,20 @@ def install_yaml() -> Callable[[str], Any]:
     set_loader("yaml", load, (yaml.YAMLError,))
     set_dumper("yaml", config_text)  # jsonargparse writes and reads the arguments of classes while it parses
     return load
+
+
+def _without_gone_options(value: Any) -> Any:
+    """Return settings without options that are gone and have their defaults, so that an earlier run can be resumed."""
+    if isinstance(value, list):
+        return [_without_gone_options(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    value = {key: _without_gone_options(inner) for key, inner in value.items()}
+    init_args = value.get("init_args")
+    for name in earlier_names.GONE.get(str(value.get("class_path")).rpartition(".")[2], ()):
+        if isinstance(init_args, dict) and init_args.get(name) in (None, "leave_one_out"):
+            init_args.pop(name, None)
+    return value
 
 
 def config_text(settings: Any) -> str:

@@ -30,6 +30,19 @@ def test_settings_of_version_02_that_are_options_now_are_left_out_with_a_line(tm
     assert caplog.messages == ["data.test_split is ignored; it is an option now: captioning test --split"]
 
 
+def test_options_that_are_gone_are_left_out_if_an_earlier_run_has_their_defaults(tmp_path):
+    path = tmp_path / "config.yaml"
+    encoder = {"class_path": "captioning.encoders.ConvEncoder", "init_args": {"image_size": 56, "learning_rate": None}}
+    guidance = [{"class_path": "captioning.objective.MovingAverage", "init_args": {"decay": 0.9, "initial": None}}]
+    objective = {"class_path": "SelfCriticalTraining", "init_args": {"baseline": "leave_one_out", "parts": guidance}}
+    path.write_text(config_text({"model": {"encoder": encoder, "objective": objective}}))
+    del encoder["init_args"]["learning_rate"], guidance[0]["init_args"]["initial"], objective["init_args"]["baseline"]
+    assert read_config(path) == {"model": {"encoder": encoder, "objective": objective}}
+    encoder["init_args"]["learning_rate"] = 0.1  # it is refused where the encoder is made
+    path.write_text(config_text({"model": {"encoder": encoder}}))
+    assert read_config(path) == {"model": {"encoder": encoder}}
+
+
 def test_a_path_in_the_home_folder_is_written_out_in_settings_and_on_command_lines(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     path = tmp_path / "paths.yaml"

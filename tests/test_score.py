@@ -89,15 +89,17 @@ def test_another_split_fewer_images_and_other_data_do_not_replace_the_test_of_a_
     command("test", "--ckpt_path", CHECKPOINT)
     own = read("runs/tiny/test_metrics.json")
     command("test", "--ckpt_path", CHECKPOINT, "--split", "val")
+    command("test", "--ckpt_path", CHECKPOINT, "--config", "runs/other/config.yaml")
     Path("moved").symlink_to("shapes")
     for words in (["--data.source.init_args.root", "moved"], ["--data.limit_images", "1"]):
         error = refusal(capsys, "test", "--ckpt_path", CHECKPOINT, *words)
         assert f"{words[0]}: tests other data than the run's; name a folder" in error
         command("test", "--ckpt_path", CHECKPOINT, *words, "--results", words[1])
     assert read("runs/tiny/test_metrics.json") == own
-    written = [json.loads(read(f"{name}/test_metrics.json")) for name in ("runs/tiny/val", "moved", "1")]
+    folders = ("runs/tiny/val", "runs/tiny/other", "moved", "1")
+    written = [json.loads(read(f"{name}/test_metrics.json")) for name in folders]
     sources = [metrics["provenance"]["settings"]["data"]["source"]["init_args"]["root"] for metrics in written]
-    assert sources == [str(workdir / "shapes"), "moved", str(workdir / "shapes")]
+    assert sources == [str(workdir / "shapes"), str(workdir / "shapes"), "moved", str(workdir / "shapes")]
 
 
 def test_metrics_are_printed_although_their_files_cannot_be_written(workdir, capsys):

@@ -149,9 +149,9 @@ def test_frames_of_one_buffer_or_file_are_captioned_with_their_own_pixels(captio
 
 
 def test_images_that_a_generator_changes_later_are_captioned_with_their_pixels(captioner, images):
-    def opened():
+    def opened(open_image):
         for path in images:
-            with Image.open(path) as image:
+            with open_image(path) as image:
                 yield image
 
     def canvas():
@@ -161,7 +161,8 @@ def test_images_that_a_generator_changes_later_are_captioned_with_their_pixels(c
             yield one
 
     expected = [caption.text for caption in captioner.caption(images)]
-    assert [caption.text for caption in captioner.caption(opened())] == expected
+    for sources in (opened(Image.open), opened(lambda path: path.open("rb"))):
+        assert [caption.text for caption in captioner.caption(sources)] == expected
     drawn = [np.asarray(caption.view) for caption in captioner.caption(canvas())]
     assert len({view.tobytes() for view in drawn}) == len(images)
 

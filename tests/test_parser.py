@@ -161,7 +161,7 @@ def test_options_of_the_search_replace_those_of_the_training_and_can_turn_one_of
     words = "--no_repeat_content false --max_length 7 --min_length 0".split()
     call("captioning caption", caption, [str(image), *words])
     assert calls.pop() == dataclasses.replace(Recorder.options, no_repeat_content=False, max_length=7, min_length=0)
-    with pytest.raises(InputError, match="argument --no_repeat_content: invalid loads value: 'no'"):
+    with pytest.raises(InputError, match="--no_repeat_content: must be true or false, got 'no'"):
         call("captioning caption", caption, [str(image), "--no_repeat_content", "no"])
     caption(str(image), no_repeat_content=True, sample=True)
     assert calls.pop() == dataclasses.replace(Recorder.options, method="sample")

@@ -113,7 +113,7 @@ def test_metrics_are_printed_although_their_files_cannot_be_written(workdir, cap
 def test_several_models_are_tested_as_an_ensemble(workdir, capsys):
     """The second model's encoder has another preprocessing, so its views are loaded apart from the batches."""
     both = metrics_of_test("--ckpt_path", CHECKPOINT, "--ensemble", OTHER)
-    assert "1 images; 2 models; beam 1" in capsys.readouterr().out
+    assert "1 images; 2 models, attention of the first; beam 1" in capsys.readouterr().out
     (caption,) = json.loads(read("scored/test_captions.json"))
     (image,) = sorted(Path("shapes").rglob("val*/*.png"))[:1]
     expected = load([CHECKPOINT, OTHER]).caption(image, beam_size=1)

@@ -3,7 +3,6 @@
 import argparse
 import functools
 import inspect
-import json
 import re
 import shutil
 import sys
@@ -87,7 +86,7 @@ def command_parser(command: Command, prog: str) -> argparse.ArgumentParser:
             # An option with several values would take the words after it.
             options |= {"action": "extend", "nargs": 1 if has_words else "+"}
         if hint is bool and parameter.default is None:
-            options |= {"type": json.loads, "choices": (True, False), "metavar": "true|false"}
+            options |= {"type": _boolean, "metavar": "true|false"}
         elif hint is bool:
             options["action"] = "store_true"
         elif get_origin(hint) is Literal:
@@ -106,6 +105,12 @@ def command_parser(command: Command, prog: str) -> argparse.ArgumentParser:
             usage += [*action.option_strings, value]
     parser.usage = " ".join([*usage, "[options]"])
     return parser
+
+
+def _boolean(word: str) -> bool:
+    if word not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"must be true or false, got {word!r}")
+    return word == "true"
 
 
 def call(prog: str, command: Command | Mapping[str, Command], args: Sequence[str], **fixed: Any) -> None:

@@ -200,7 +200,7 @@ def _print_metrics(metrics: Mapping[str, float], evaluator: Evaluator, condition
     from captioning.metrics.table import METRICS, few_images_warning
 
     image_count = len(evaluator.images)
-    models = f"; {conditions['ensemble']} models" if "ensemble" in conditions else ""
+    models = f"; {conditions['ensemble']} models, attention of the first" if "ensemble" in conditions else ""
     context = f"beam {evaluator.search.beam_size}, {conditions['context_mode']} context"
     warning = few_images_warning(image_count)
     print(f"\n{conditions['split']} split, {image_count} images{models}; {context}; in percent{warning}")

@@ -66,6 +66,7 @@ def test_the_value_of_an_option_of_the_configuration_may_have_spaces():
         (["--data.batch_size", "3"], "--data.batch_size 3; captioning fit has it"),
         (["--data.limit_images", "0"], "limit_images must be at least 1, got 0"),
         (["--data.source", "os.system"], "name its module by --import"),
+        (["--split", "val", "--flipped"], "--flipped: mirrors the training images; add train to --split"),
     ],
 )
 def test_a_mistake_in_extract_is_one_line(capsys, options, message):

@@ -42,6 +42,8 @@ def extract(
     splits = split or ["train", "val"]
     check_whole(1, batch_size=batch_size)
     check_whole(0, num_workers=num_workers)
+    if flipped and "train" not in splits:
+        raise InputError("--flipped: mirrors the training images; add train to --split")
     from captioning.checkpoint.load import check_device
     from captioning.cli.build import build
     from captioning.data import CaptionSource

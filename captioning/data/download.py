@@ -38,12 +38,14 @@ def fetch(url: str, path: Path, *, md5: str | None = None) -> None:
             _receive(url, part_file)
             break
         except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as error:
-            reason = one_line(error)
-            if getattr(error, "code", None) == 416:  # nothing is left to send
+            code, reason = getattr(error, "code", 0), one_line(error)
+            if code == 416:  # nothing is left to send
                 break
+            is_final = 400 <= code < 500 and code not in (408, 429)  # 408 and 429 are a busy server's
+            if is_final or attempt + 1 == ATTEMPTS:
+                again = "" if is_final else "run the same command again to resume, or "
+                raise InputError(f"{url}: {reason}; {again}download the file to {path}") from error
             print(f"{path.name}: {reason}; attempt {attempt + 1} of {ATTEMPTS}", flush=True)
-    else:
-        raise InputError(f"{url}: {reason}; run the same command again to resume, or download the file to {path}")
     digest = hashlib.md5(usedforsecurity=False)
     with part_file.open("rb") as file:
         for chunk in iter(lambda: file.read(CHUNK), b""):

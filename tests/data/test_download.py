@@ -82,10 +82,18 @@ def test_an_incomplete_download_is_resumed_or_restarted(server, tmp_path, have, 
 def test_a_busy_server_gets_five_attempts(server, tmp_path):
     server.codes = [503, 429]
     fetch(server.url, tmp_path / "x.zip", md5=MD5)
-    server.codes = [404] * 9
-    with pytest.raises(InputError, match=r"HTTP Error 404: .*; run the same command again to resume, or .*y\.zip"):
+    server.codes = [503] * 9
+    with pytest.raises(InputError, match=r"HTTP Error 503: .*; run the same command again to resume, or .*y\.zip"):
         fetch(server.url, tmp_path / "y.zip")
     assert len(server.codes) == 4
+
+
+@pytest.mark.parametrize("code", [403, 404])
+def test_a_wrong_address_gets_one_attempt(server, tmp_path, code):
+    server.codes = [code] * 2
+    with pytest.raises(InputError, match=rf"x\.zip: HTTP Error {code}: .*; download the file to .*y\.zip"):
+        fetch(server.url, tmp_path / "y.zip")
+    assert server.codes == [code]
 
 
 def test_a_download_with_a_wrong_checksum_is_refused_and_deleted(server, tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from captioning.cli import json_output
 from captioning.errors import InputError
 from captioning.files import check_output, replacing, write_json, write_text
 from captioning.run_folder import RunFolder
@@ -17,6 +18,14 @@ def test_a_file_is_replaced_as_a_whole_and_its_folders_are_made(tmp_path):
     write_json(path, {"ö": "a\udc80"}, indent=None)  # what UTF-8 cannot hold is written as JSON escapes it
     assert json.loads(path.read_text(encoding="utf-8")) == {"ö": "a\udc80"}
     assert os.listdir(path.parent) == ["a.json"]
+
+
+def test_a_metric_without_a_value_is_null_in_the_json_of_a_command(tmp_path, capsys):
+    for target in (Path("-"), tmp_path / "a.json"):
+        with json_output(target) as numbers:
+            numbers |= {"bleu4": [1.5, float("nan")]}
+    output = (tmp_path / "a.json").read_text(), capsys.readouterr().out
+    assert [text.split() for text in output] == [["{", '"bleu4":', "[", "1.5,", "null", "]", "}"]] * 2
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])

@@ -109,6 +109,7 @@ def json_output(json: Path | None) -> Iterator[dict[str, Any]]:
     numbers: dict[str, Any] = {}
     with contextlib.redirect_stdout(sys.stderr) if str(json) == "-" else contextlib.nullcontext():
         yield numbers
+    numbers = json_text.loads(json_text.dumps(numbers), parse_constant=lambda _: None)  # JSON has no NaN
     if str(json) == "-":
         print(json_text.dumps(numbers, ensure_ascii=False, indent=1))
     elif json is not None:

@@ -22,7 +22,8 @@ class InputError(ValueError):
 
     def __init__(self, message: object) -> None:
         # PyTorch raises the error of a data-loading process again, with its traceback in the message.
-        super().__init__(str(message).rpartition("InputError: ")[2].strip())
+        text = str(message)
+        super().__init__(text.rpartition("InputError: ")[2].strip() if text.startswith("Caught InputError") else text)
 
 
 def check_whole(low: int, high: float = math.inf, **values: int | None) -> None:

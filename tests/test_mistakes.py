@@ -216,6 +216,12 @@ def test_a_class_of_the_user_is_found_by_import(workdir, capsys):
     IMPORTED.clear()  # another command line of a user is another process
 
 
+def test_a_module_that_fails_is_named_with_its_error(workdir, capsys):
+    Path("wrong.py").write_text("from captioning.attention import AdditiveScore\n\nAdditiveScore(0)\n")
+    line = refusal(capsys, "caption", "photo.png", "--import", "wrong")
+    assert "--import wrong: InputError: attention_dim must be" in line
+
+
 def test_the_version_is_printed(capsys):
     command("--version")
     assert capsys.readouterr().out.startswith("captioning ")

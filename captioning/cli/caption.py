@@ -89,7 +89,7 @@ def caption(
                 picture = captioner.with_members(result, labels)
                 picture.save_figure(content["overlay"], style=style, details=details)
             if lines is not None:
-                print(json_text.dumps(content), file=lines, flush=True)
+                print(json_text.dumps(content), file=lines, flush=True)  # ASCII: a path need not be UTF-8
             if lines is not sys.stdout:
                 path_column = [] if is_single else [printable(result.path)]
                 for candidate in [result, *(result.alternatives if options.samples else ())]:

@@ -153,6 +153,7 @@ MISTAKES = {
     "test --ckpt_path runs/soft/checkpoints/best.ckpt --model.bound_samples 2": "is now --bound_draws",
     "test --ckpt_path runs/soft/checkpoints/best.ckpt --bound_samples 2": "is now --bound_draws",
     "test --ckpt_path pretrained --config limit.yaml": "got 'limit_imagess'; did you mean limit_images?",
+    "test --ckpt_path pretrained --config names.yaml": "names.yaml: data is a file; give its settings, as in a run",
     "test --ckpt_path notes.txt --config tiny.yaml": "notes.txt: ",
     "test --ckpt_path foreign.ckpt --config tiny.yaml": "foreign.ckpt: not a checkpoint of this project",
     "caption photo.png --model runs/soft/checkpoints/best.ckpt --json notes.txt/x": "notes.txt/x",

@@ -52,8 +52,9 @@ def score(
         context_mode: Context of hard attention: the expectation over all locations, the most probable location, or a
             drawn location.
         ensemble: Further models; the word probabilities of all models are averaged.
-        results: Folder of the files; by default the run's folder, or a subfolder for another context mode, an ensemble,
-            --config or another split. Needed with --data.source and --data.limit_images.
+        results: Folder of the files; by default the run's folder, or runs/scored/NAME for a model without a run, and in
+            it a subfolder for another context mode, an ensemble, --config or another split. Required with --data.source
+            and --data.limit_images.
         bound_draws: Draws per caption that estimate the bounds of stochastic attention; 0 for none.
         device: auto, cpu, cuda or cuda:N.
         precision: Precision of the model; by default the fastest of this machine.
@@ -131,13 +132,15 @@ def _name_of(file: Path) -> str:
 
 
 def _read_settings(files: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return the settings in each file. Raises InputError if ``data`` has an unknown option."""
+    """Return the settings in each file. Raises InputError if ``data`` is a file's name or has an unknown option."""
     from captioning.training.datamodule import CaptionDataModule
 
     data_options, settings = inspect.signature(CaptionDataModule).parameters, []
     for file in files:
         settings.append(read_config(file, "--config"))
-        for name in settings[-1].get("data") or {}:
+        if isinstance(data := settings[-1].get("data") or {}, str):
+            raise InputError(f"--config {file}: data is a file; give its settings, as in a run's config.yaml")
+        for name in data:
             check_choice(data_options, **{f"--config {file}: an option of data": name.partition(".")[0]})
     return settings
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,8 +41,8 @@ def write_export(
     Args:
         settings: The full training configuration. config.json has only the file's name of an absolute path.
         card: The model card, in Markdown.
-        dtype: Type in which the large parameters are stored. The model still computes in float32. The buffers and the
-            smallest parameters, 2 % of all numbers, keep their types, because they need the digits.
+        dtype: Type in which the large parameters are stored. The model still computes in float32. The buffers and
+            small parameters keep their types, because they need the digits.
 
     Raises:
         InputError: The folder cannot be written or has another program's model, or a weight is too large for ``dtype``.
@@ -81,15 +80,13 @@ def read_export(folder: Path) -> dict[str, Any]:
 
 
 def _stored_weights(captioner: Captioner, dtype: StoredType) -> dict[str, Tensor]:
-    """Return the model's state, with all parameters in ``dtype`` except the smallest ones, 2 % of all numbers.
+    """Return the model's state, with all parameters in ``dtype`` except those with less than 0.15 % of all numbers.
 
     In the pretrained captioner the smallest parameters are the biases, the depthwise convolutions and the encoder's
     first layers. Rounding them to float16 changed more captions than rounding all others.
     """
     sizes = {name: parameter.numel() for name, parameter in captioner.named_parameters(remove_duplicate=False)}
-    by_size = sorted(sizes, key=sizes.__getitem__)
-    cumulative_sizes = np.cumsum([sizes[name] for name in by_size])
-    large = set(by_size[np.searchsorted(cumulative_sizes, 0.02 * cumulative_sizes[-1], side="right") :])
+    large = {name for name, size in sizes.items() if size >= 0.0015 * sum(sizes.values())}
     weights = {}
     for name, tensor in captioner.state_dict().items():
         # Tied embeddings are one tensor with two names, and safetensors stores no tensor twice: each name gets a copy.

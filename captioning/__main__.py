@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from captioning import __version__
-from captioning.cli import FIT_HELP, HELP, IMPORTED, OTHER_COMMANDS, RUN_COMMANDS, announce
+from captioning.cli import FIT_HELP, HELP, IMPORTED_MODULES, OTHER_COMMANDS, RUN_COMMANDS, announce
 from captioning.cli.parser import CommandParser, call
 from captioning.errors import InputError, did_you_mean, exits_on_input_error
 from captioning.settings import command_line
@@ -42,7 +42,7 @@ def _run(name: str, words: list[str]) -> None:
     if options.imports:  # a module may lie beside the configuration that names its classes
         files = [word.rpartition("=")[2] for word in words if word.endswith((".yaml", ".yml"))]
         sys.path[:0] = [os.getcwd(), *(str(Path(file).resolve().parent) for file in files)]
-    IMPORTED[:] = options.imports
+    IMPORTED_MODULES[:] = options.imports
     try:
         for module in options.imports:
             importlib.import_module(module)

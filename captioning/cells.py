@@ -70,7 +70,7 @@ class CellGrid:
         )
         return y.clip(0, self.size[0]), x.clip(0, self.size[1])
 
-    def square(self, location: int) -> tuple[float, float, float, float]:
+    def box(self, location: int) -> tuple[float, float, float, float]:
         """Return (left, top, right, bottom) of a location's cell in pixels, inside the view."""
         row, column = divmod(location, self.grid_size[1])
         y, x = self.edges()

@@ -46,7 +46,7 @@ class PennTreebank(Tokenizer):
         text = html.unescape(text) if "&" in text and ";" in text else text
         text = text.lower().translate(_PLAIN).replace("''", " ").replace("--", " ")
         # No rule crosses a space, so pieces between spaces are cached: nltk's rules take minutes for 592,000 captions.
-        return [word for piece in _WHOLE.sub(r" \g<0> ", text).split() for word in _tokenize_piece(piece)]
+        return [word for piece in _ATOMS.sub(r" \g<0> ", text).split() for word in _tokenize_piece(piece)]
 
 
 class Whitespace(Tokenizer):
@@ -83,7 +83,7 @@ _PLAIN = str.maketrans(
     dict.fromkeys("\u2019\u2018`", "'") | dict.fromkeys('"“”«»\u2013—…', " ") | {"\xad": "", "*": " * "}
 )
 # Words that stay whole: <unk> and other tags, !!, #topic, u.s., and -lrb-, this tokenizer's word for a bracket.
-_WHOLE = re.compile(r"</?[a-z][\w:.-]*/?>|[?!]{2,}|[„\u201a]|#[a-z]\w*|\b(?:[a-z]\.){2,}|-[lr][rsc]b-|/(?!\w)|(?<!\w)/")
+_ATOMS = re.compile(r"</?[a-z][\w:.-]*/?>|[?!]{2,}|[„\u201a]|#[a-z]\w*|\b(?:[a-z]\.){2,}|-[lr][rsc]b-|/(?!\w)|(?<!\w)/")
 _OPENING = re.compile(r"(?<![\w.])'+(?=\w)(?!(?:[smd]|re|ve|ll|n|em|til|cause)\b|\d0s|t(?:is|was))")  # a quote, not 's
 _BRACKETS = {"(": "-lrb-", ")": "-rrb-", "[": "-lsb-", "]": "-rsb-", "{": "-lcb-", "}": "-rcb-"}
 _PUNCTUATION = frozenset("' . ? ! , : ;".split())
@@ -94,7 +94,7 @@ _CONTRACTIONS = frozenset("cannot gimme gonna gotta lemme wanna".split())
 
 @functools.lru_cache(maxsize=1 << 16)
 def _tokenize_piece(piece: str) -> tuple[str, ...]:
-    if (piece.isascii() and piece.isalnum() and piece not in _CONTRACTIONS) or _WHOLE.fullmatch(piece):
+    if (piece.isascii() and piece.isalnum() and piece not in _CONTRACTIONS) or _ATOMS.fullmatch(piece):
         return (piece,)  # no rule changes it
     from nltk.tokenize import TreebankWordTokenizer  # slow to import, and rarely needed
 

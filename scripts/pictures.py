@@ -102,7 +102,7 @@ def figures(captioner: ImageCaptioner[Any]) -> None:
     step = max(named, key=lambda step: float(caption.alphas[step].max()))
     decoder, ids = captioner.model.decoder, [START, *captioner.vocabulary.encode(caption.words[:step])]
     with torch.inference_mode():
-        memory = captioner.model.encode_views([captioner.encoder.preprocessing.normalize_all([caption.view])])
+        memory = captioner.model.encode_views([captioner.encoder.preprocessing.to_input_batch([caption.view])])
         soft, soft_trace = next_word(decoder, memory, ids)
         hard, hard_trace = next_word(with_hard_attention(decoder), memory, ids)
         summed, _ = next_word(with_summed_output(decoder), memory, ids)
@@ -189,7 +189,7 @@ def selections(
     outline(map_axes[1], caption, drawn, "white", 2)
     map_axes[2].imshow(np.asarray(caption.view) // 3)
     for location in alphas.argsort()[-SHOWN_CELLS:]:
-        left, top, right, bottom = caption.cells.square(int(location))
+        left, top, right, bottom = caption.cells.box(int(location))
         outline(map_axes[2], caption, int(location), "white", 0.8)
         text = f"{cell_words[location]}\n{100 * alphas[location]:.0f} %"
         map_axes[2].text((left + right) / 2, (top + bottom) / 2, text, color="white", ha="center", va="center", size=7)
@@ -213,7 +213,7 @@ def draw_bars(axes: Axes, words: dict[str, float]) -> None:
 
 
 def outline(axes: Axes, caption: Caption, location: int, color: str, width: float) -> None:
-    left, top_, right, bottom = caption.cells.square(location)
+    left, top_, right, bottom = caption.cells.box(location)
     axes.add_patch(Rectangle((left, top_), right - left, bottom - top_, fill=False, edgecolor=color, linewidth=width))
 
 
@@ -232,7 +232,9 @@ def explorer(captioner: ImageCaptioner[Any]) -> None:
     from playwright.sync_api import sync_playwright
 
     caption = captioner.caption(str(EXAMPLES / EXAMPLE), beam_size=5)
-    page = explorer_page([explorer_image(EXAMPLE, caption.seen(), [explorer_run("pretrained", caption)])], caption.text)
+    page = explorer_page(
+        [explorer_image(EXAMPLE, caption.seen_photo(), [explorer_run("pretrained", caption)])], caption.text
+    )
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         file = Path(folder) / "explorer.html"
         file.write_text(page, encoding="utf-8")

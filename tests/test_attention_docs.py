@@ -14,7 +14,7 @@ import yaml
 import captioning.attention
 from captioning.attention import Attention, Normalizer, Score
 from captioning.attention.hard import StochasticAttention
-from captioning.cli import IMPORTED
+from captioning.cli import IMPORTED_MODULES
 from captioning.cli.build import build, restrict_imports
 from captioning.data.batch import pad_captions
 from captioning.model import AttentionDecoder, SummedOutput
@@ -80,12 +80,12 @@ def test_example_attends_to_the_k_best_locations_and_learns(my_attention, masked
 
 def test_example_config_builds_it(my_attention):
     config = yaml.safe_load(block("yaml"))["model"]["decoder"]["init_args"]["attention"]
-    IMPORTED.append("my_attention")  # as --import does
+    IMPORTED_MODULES.append("my_attention")  # as --import does
     try:
         restrict_imports()
         attention = build({"attention": Attention}, [{"attention": config}])[0]["attention"]
     finally:
-        IMPORTED.remove("my_attention")
+        IMPORTED_MODULES.remove("my_attention")
     assert isinstance(attention, my_attention.TopAttention) and attention.k == 3
     assert isinstance(attention.score, my_attention.HadamardScore)
 

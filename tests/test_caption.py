@@ -104,7 +104,7 @@ def test_the_explorer_gets_the_caption_and_its_beam(caption):
 
 
 def test_seen_is_the_undistorted_part_of_the_photo_in_view(caption):
-    assert caption.seen().size == (40, 24)  # there is only the view
+    assert caption.seen_photo().size == (40, 24)  # there is only the view
     photo = random_view(160, 90)
-    seen = dataclasses.replace(caption, read_photo=lambda: Photo(photo, (0.25, 0, 0.75, 1))).seen()
+    seen = dataclasses.replace(caption, read_photo=lambda: Photo(photo, (0.25, 0, 0.75, 1))).seen_photo()
     np.testing.assert_array_equal(np.asarray(seen), np.asarray(photo)[:, 40:120])

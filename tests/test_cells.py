@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from captioning.cells import CellGrid
 from captioning.data.records import GroundedObject
-from captioning.data.regions import named_regions, object_cells
+from captioning.data.regions import named_regions, object_regions
 from captioning.data.transforms import Preprocessing
 from captioning.encoders import ConvEncoder, Encoder, TimmEncoder, TorchvisionEncoder
 from captioning.evaluation.grounding import center_attention, noun_hits
@@ -124,8 +124,8 @@ def test_cells_are_measured_at_the_first_use_and_after_a_change_of_the_weights()
 
 
 def test_a_cell_reaches_half_a_stride_around_its_center_and_ends_at_the_view():
-    assert SHIFTED.square(6) == (19, 7, 27, 17)
-    assert SHIFTED.square(0) == (3, 0, 11, 7) and SHIFTED.square(11) == (27, 17, 32, 27)
+    assert SHIFTED.box(6) == (19, 7, 27, 17)
+    assert SHIFTED.box(0) == (3, 0, 11, 7) and SHIFTED.box(11) == (27, 17, 32, 27)
     y, x = SHIFTED.edges()
     assert y.tolist() == [0, 7, 17, 27] and x.tolist() == [3, 11, 19, 27, 32]
     assert SHIFTED.scaled((60, 16)) == CellGrid((3, 4), (4, 3.5), (20, 4), (60, 16))
@@ -160,7 +160,7 @@ def test_noun_hits_use_the_measured_cells():
     dog = GroundedObject("dog", frozenset(), frozenset(), mask)
     alphas = np.full((1, 12), 0.05)
     alphas[0, 5] = 0.45
-    (hit,) = noun_hits(["dog"], alphas, named_regions(["dog"], object_cells([dog], SHIFTED)), SHIFTED)
+    (hit,) = noun_hits(["dog"], alphas, named_regions(["dog"], object_regions([dog], SHIFTED)), SHIFTED)
     assert hit.hit and hit.chance == 1 / 12
     assert hit.correctness == pytest.approx(0.45 * 48 / 80)
     assert hit.centre_hit == 1  # the middle is (15, 16): row 1 at 12, columns 1 and 2 at 15 and 23
@@ -169,5 +169,5 @@ def test_noun_hits_use_the_measured_cells():
     rows = np.exp(-0.5 * ((np.array([2, 12, 22]) / 30 - 0.5) / 0.25) ** 2)
     np.testing.assert_allclose(weights.sum(axis=1), rows / rows.sum())
     regular = CellGrid.regular((3, 4), (30, 32))
-    (elsewhere,) = noun_hits(["dog"], alphas, named_regions(["dog"], object_cells([dog], regular)), regular)
+    (elsewhere,) = noun_hits(["dog"], alphas, named_regions(["dog"], object_regions([dog], regular)), regular)
     assert elsewhere.chance == 4 / 12

@@ -78,13 +78,13 @@ def watched(alphas: Tensor, beta: float = 0.5, batches: int = PATIENCE, *, locat
     ],
 )
 def test_every_cause_of_collapse_is_named_after_the_first_batches(alphas, beta, cause):
-    assert cause in str(watched(alphas, beta).cause())
-    assert watched(alphas, beta, PATIENCE - 1).cause() is None
+    assert cause in str(watched(alphas, beta).diagnosis())
+    assert watched(alphas, beta, PATIENCE - 1).diagnosis() is None
 
 
 def test_only_existing_locations_count_for_uniform_alphas_and_changing_alphas_are_no_collapse():
-    assert "every word gets the same map" in str(watched(UNIFORM, locations=10 * L).cause())
-    assert watched(torch.softmax(3 * torch.randn(N, T, L), -1)).cause() is None
+    assert "every word gets the same map" in str(watched(UNIFORM, locations=10 * L).diagnosis())
+    assert watched(torch.softmax(3 * torch.randn(N, T, L), -1)).diagnosis() is None
 
 
 def test_old_batches_lose_their_weight_in_the_means():
@@ -94,5 +94,5 @@ def test_old_batches_lose_their_weight_in_the_means():
     moving = torch.softmax(3 * torch.randn(N, T, L), -1) * mask.unsqueeze(-1)
     for alphas in [still] * PATIENCE + [moving] * 20:
         watcher.update(attention_statistics(AttentionTrace(alphas, 0.5 * mask, None), mask), L)
-    assert watcher.cause() is None
+    assert watcher.diagnosis() is None
     assert math.isclose(float(watcher.means["beta"]), 0.5, rel_tol=1e-4)

@@ -15,7 +15,7 @@ from helpers_runs import captioned_image, make_captions, run_of
 from captioning.cli.compare import compare
 from captioning.comparison.compare import compare_runs
 from captioning.comparison.page import _line_chart, comparison_page
-from captioning.comparison.result import ONE_SEED, Comparison, TableCell, finding
+from captioning.comparison.result import ONE_SEED, Comparison, TableCell, conclusion
 from captioning.errors import InputError
 from captioning.metrics.resampling import Difference, Interval, holm
 from captioning.metrics.table import caption_metrics
@@ -40,7 +40,7 @@ def pair() -> Comparison:
 
 def metrics_of(images) -> dict[str, float]:
     references = [[reference.split() for reference in image.references] for image in images]
-    return caption_metrics([image.caption.split() for image in images], references, java=False)
+    return caption_metrics([image.caption.split() for image in images], references, meteor=False)
 
 
 def test_metrics_are_corpus_bleu_with_interval_and_difference(pair):
@@ -61,7 +61,7 @@ def test_the_verdict_on_one_seed_each_gives_numbers_and_no_conclusion(pair):
     values = [pair.metrics[run]["bleu4"].value for run in ("hard", "soft")]
     assert verdict.startswith("BLEU-4: hard {:.1f}, soft {:.1f} on these 40 images, +".format(*values))
     assert verdict.endswith("; one seed each, so nothing follows about the method.")
-    assert finding(pair.tests["hard"]["bleu4"]) == "Clear difference"
+    assert conclusion(pair.tests["hard"]["bleu4"]) == "Clear difference"
     runs = [run_of("a", make_captions(9, 0.6)), run_of("b", make_captions(9, 0.6, seed=2))]
     other = compare_runs(runs, metric="bleu1", resamples=200)
     assert other.verdicts["b"].startswith("BLEU-1: b ")
@@ -84,7 +84,7 @@ def test_the_verdict_on_one_seed_each_gives_numbers_and_no_conclusion(pair):
     ],
 )
 def test_a_difference_is_clear_if_interval_and_test_agree(low, corrected, expected):
-    assert finding(Difference(Interval(1.0, low, 2.5), corrected, corrected)) == expected
+    assert conclusion(Difference(Interval(1.0, low, 2.5), corrected, corrected)) == expected
 
 
 def test_p_values_are_corrected_for_all_tests_of_a_table():

@@ -91,7 +91,7 @@ def test_every_variant_of_a_study_is_instantiated_with_its_options(study, name, 
     monkeypatch.chdir(CONFIGS.parent)
     variant, options = study.variants[name], [*study.fit, *study.variants[name].fit]
     modules = [option.removeprefix("--import=") for option in options if option.startswith("--import=")]
-    monkeypatch.setattr("captioning.cli.build.IMPORTED", modules)
+    monkeypatch.setattr("captioning.cli.build.IMPORTED_MODULES", modules)
     for module in modules:
         importlib.import_module(module)
     restrict_imports()  # an earlier test may have, without these modules

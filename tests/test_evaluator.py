@@ -76,7 +76,7 @@ def test_a_split_is_scored_on_its_captions_and_its_references(split):
     scores, images = evaluator.finish(), evaluator.captioned_images
     assert [image.image_id for image in images] == split.index.image_ids.tolist()
     assert [image.references for image in images] == [split.index.references(row) for row in range(IMAGES)]
-    expected = caption_metrics([i.words for i in images], [i.reference_words for i in images], java=False)
+    expected = caption_metrics([i.words for i in images], [i.reference_words for i in images], meteor=False)
     assert {name: scores[name] for name in expected} == expected
     nll, words = 0.0, 0
     for row in range(IMAGES):  # image by image, without the padding of a batch

@@ -249,11 +249,11 @@ def test_cells_are_framed_and_found_where_the_encoder_has_them(visit):
         top, left = (inner["y"] - outer["y"]) / scale, (inner["x"] - outer["x"]) / scale
         return [left, top, left + inner["width"] / scale, top + inner["height"] / scale]
 
-    np.testing.assert_allclose(box("chosen"), cells.square(0), atol=1)
+    np.testing.assert_allclose(box("chosen"), cells.box(0), atol=1)
     for y, x, location in [(9.5, 27, 0), (10.5, 29, 5), (30, 27, 8), (47, 2, 8), (1, 62, 3), (20, 43, 5), (20, 45, 6)]:
         stage.hover(position={"x": x * scale, "y": y * scale})
         assert panel(page, "own").locator(".frame.marked").get_attribute("data-location") == str(location)
-        np.testing.assert_allclose(box("marked"), cells.square(location), atol=1)
+        np.testing.assert_allclose(box("marked"), cells.box(location), atol=1)
     page.locator('.style[data-style="cells"]').click()
     drawn = pixels(page, "own").astype(int)
     factor = drawn.shape[1] / 64

@@ -5,7 +5,7 @@ import pytest
 
 from captioning.cells import CellGrid
 from captioning.data.records import GroundedObject
-from captioning.data.regions import named_regions, object_cells
+from captioning.data.regions import named_regions, object_regions
 from captioning.evaluation import grounding
 from captioning.evaluation.caption_files import CaptionedImage, NounHit
 from captioning.evaluation.grounding import center_attention, grounding_metrics
@@ -26,7 +26,7 @@ def thing(noun: str, mask: np.ndarray, attributes: str = "", synonyms: str = "")
 
 
 def noun_hits(words, alphas, objects, cells=CELLS) -> list[NounHit]:
-    return grounding.noun_hits(words, alphas, named_regions(words, object_cells(objects, cells)), cells)
+    return grounding.noun_hits(words, alphas, named_regions(words, object_regions(objects, cells)), cells)
 
 
 def looking_at(*cells: tuple[int, int]) -> np.ndarray:

@@ -12,7 +12,7 @@ from helpers_faults import command, refusal
 from helpers_runs import tiny_config
 from helpers_training import enter
 
-from captioning.cli import IMPORTED
+from captioning.cli import IMPORTED_MODULES
 from captioning.cli.fit import Fit
 
 FIT = ["fit", "--config", "tiny.yaml"]
@@ -47,7 +47,7 @@ class Silent(Callback):
 def workdir(tmp_path, monkeypatch) -> Iterator[Path]:
     (tmp_path / "own.py").write_text(OWN)
     yield enter(tmp_path, tiny_config(tmp_path / "shapes"), monkeypatch)
-    IMPORTED.clear()  # another command line of a user is another process
+    IMPORTED_MODULES.clear()  # another command line of a user is another process
 
 
 @pytest.fixture

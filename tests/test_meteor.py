@@ -133,7 +133,7 @@ def test_the_metrics_of_a_corpus_have_meteor_where_java_is(fake):
     fake(f"for line in lines: print(*{COUNTS})")
     values = caption_metrics([["a"], ["c", "d"]], [[["a", "b"]], [["c", "d"]]])
     assert values["meteor"] == pytest.approx(meteor_metric(2 * np.array(COUNTS)).item())
-    assert "meteor" not in caption_metrics([["a"]], [[["a"]]], java=False)
+    assert "meteor" not in caption_metrics([["a"]], [[["a"]]], meteor=False)
 
 
 @pytest.mark.parametrize(

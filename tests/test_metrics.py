@@ -161,7 +161,7 @@ def test_missing_references_are_refused():
 
 def test_the_metrics_of_a_corpus_are_those_of_their_functions():
     hypotheses, references = make_corpus(8)
-    values = caption_metrics(hypotheses, references, java=False)
+    values = caption_metrics(hypotheses, references, meteor=False)
     assert values == corpus_bleu(hypotheses, references) | {
         "rouge_l": pytest.approx(100 * rouge_l(hypotheses, references).mean()),
         "cider_d": pytest.approx(100 * cider_d(hypotheses, references).mean()),
@@ -178,8 +178,8 @@ def test_every_family_gives_intervals_and_paired_tests():
     hypotheses, references = make_corpus(9)
     better = [of_image[0] for of_image in references]
     for (family, counts), (_, other) in zip(
-        metrics.family_counts(hypotheses, references, java=False),
-        metrics.family_counts(better, references, java=False),
+        metrics.family_counts(hypotheses, references, meteor=False),
+        metrics.family_counts(better, references, meteor=False),
         strict=True,
     ):
         bounds = intervals(counts, family.statistic, resamples=200)
@@ -194,7 +194,7 @@ def test_every_family_gives_intervals_and_paired_tests():
 def test_one_image_has_no_document_frequencies_and_the_log_says_so(caplog):
     warn_once.cache_clear()
     references = [[["a", "dog"]], [["two", "cats"]]]
-    both, one = (caption_metrics([["a", "dog"]] * n, references[:n], java=False)["cider_d"] for n in (2, 1))
+    both, one = (caption_metrics([["a", "dog"]] * n, references[:n], meteor=False)["cider_d"] for n in (2, 1))
     assert both > 0 == one and caplog.text.count("CIDEr-D of one image is 0: there are no document frequencies") == 1
 
 

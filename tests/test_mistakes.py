@@ -11,7 +11,7 @@ from helpers import save_image
 from helpers_faults import command, refusal
 from helpers_runs import make_run, save_checkpoint, tiny_config
 
-from captioning.cli import IMPORTED
+from captioning.cli import IMPORTED_MODULES
 from captioning.data.shapes import ShapesSource
 
 
@@ -214,7 +214,7 @@ def test_a_class_of_the_user_is_found_by_import(workdir, capsys):
     options = ["--config", "mine.yaml", "--trainer.accelerator", "toaster"]
     assert "name its module by --import" in refusal(capsys, *FIT.split(), *options)
     assert "toaster" in refusal(capsys, *FIT.split(), *options, "--import", "mine")
-    IMPORTED.clear()  # another command line of a user is another process
+    IMPORTED_MODULES.clear()  # another command line of a user is another process
 
 
 def test_a_module_that_fails_is_named_with_its_error(workdir, capsys):

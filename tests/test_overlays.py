@@ -62,7 +62,7 @@ def test_cells_that_begin_elsewhere_move_the_map(offset):
     for location in (0, 13, 90, 182, 195):
         smooth = smooth_alphas(one_hot(location, 196), cells)
         y, x = np.add(np.unravel_index(smooth.argmax(), smooth.shape), 0.5)
-        left, top, right, bottom = cells.square(location)
+        left, top, right, bottom = cells.box(location)
         assert top <= y <= bottom and left <= x <= right
 
 

@@ -12,7 +12,7 @@ from helpers_runs import tiny_config
 
 from captioning.__main__ import main
 from captioning.attention import AdditiveScore, SoftAttention
-from captioning.cli import IMPORTED
+from captioning.cli import IMPORTED_MODULES
 from captioning.data.shapes import ShapesSource
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
@@ -129,7 +129,7 @@ def workdir(tmp_path_factory) -> Iterator[Path]:
         patch.chdir(folder)
         patch.syspath_prepend(str(folder))
         yield folder
-    IMPORTED.clear()
+    IMPORTED_MODULES.clear()
 
 
 SCORE = "model.decoder.init_args.attention.init_args.score"

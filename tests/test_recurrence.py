@@ -73,7 +73,7 @@ def test_images_that_have_ended_leave_and_change_no_output_and_no_gradient(make,
     assert counts == [captions * sum(end > t for end in ends) for t in range(max(ends))]
 
     counts.clear()
-    monkeypatch.setattr(recurrence, "FEW_ENOUGH", 0.0)
+    monkeypatch.setattr(recurrence, "LARGEST_REMAINDER", 0.0)
     whole = forced(decoder, WORDS[captions], masked)
     assert set(counts) == {B * captions} and left.keys() == whole.keys()
     for name, value in left.items():

@@ -132,7 +132,7 @@ def test_chinese_from_photos_to_scores(trained, monkeypatch):
     metrics = json.loads(Path("runs/tiny/test_metrics.json").read_text())
     assert metrics["search"]["tokenizer"] == "Characters"
     captions = [Characters().tokenize(results[i]) for i in sorted(results)]
-    expected = caption_metrics(captions, [[list(text.rstrip("。"))] for text in CHINESE], java=False)
+    expected = caption_metrics(captions, [[list(text.rstrip("。"))] for text in CHINESE], meteor=False)
     for name in ("bleu1", "bleu4", "rouge_l", "cider_d"):
         assert metrics[f"test/{name}"] == pytest.approx(expected[name])
     written = json.loads(Path("runs/tiny/test_captions.json").read_text())

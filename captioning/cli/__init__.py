@@ -32,7 +32,7 @@ OTHER_COMMANDS = {
     "extract": "compute a frozen encoder's features once, for faster training",
 }
 
-IMPORTED: list[str] = []
+IMPORTED_MODULES: list[str] = []
 """Modules that ``--import`` named; a configuration may name their classes."""
 
 

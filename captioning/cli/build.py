@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace, set_parsing_settings
 
-from captioning.cli import FIT_HELP, IMPORTED
+from captioning.cli import FIT_HELP, IMPORTED_MODULES
 from captioning.cli.parser import refusal
 from captioning.errors import InputError
 from captioning.settings import install_yaml
@@ -16,7 +16,7 @@ from captioning.settings import install_yaml
 def restrict_imports() -> None:
     """Let settings name classes only of this package, PyTorch, Lightning, and the modules of ``--import``."""
     install_yaml()
-    allowed = ["captioning", "torch.optim", "torch.nn", "pytorch_lightning", "lightning_fabric", *IMPORTED]
+    allowed = ["captioning", "torch.optim", "torch.nn", "pytorch_lightning", "lightning_fabric", *IMPORTED_MODULES]
     set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=allowed)
 
 

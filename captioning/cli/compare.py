@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from captioning.cli import IMPORTED, json_output, print_written
+from captioning.cli import IMPORTED_MODULES, json_output, print_written
 from captioning.errors import InputError, check_choice, check_whole
 from captioning.files import FIGURE_SUFFIXES, JSON_SUFFIXES, PAGE_SUFFIXES, check_output, write_text
 from captioning.provenance import provenance
@@ -107,7 +107,7 @@ def _test_if_needed(run: Run) -> Run:
     if run.captions is not None or run.checkpoint is None:
         return run
     print(f"testing {run.name} ...", file=sys.stderr, flush=True)
-    options = ["--ckpt_path", str(run.checkpoint), *(f"--import={module}" for module in IMPORTED)]
+    options = ["--ckpt_path", str(run.checkpoint), *(f"--import={module}" for module in IMPORTED_MODULES)]
     command = [sys.executable, "-m", "captioning", "test", *options]
     if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
         raise InputError(f"{run.name}: captioning test failed")

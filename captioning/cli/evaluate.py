@@ -49,7 +49,7 @@ def evaluate(
         print(f"{images} captions of {len(all_references)} images with references{few_images_warning(images)}")
         print(f"{'':12}{'metric':>8}  {'95 % interval':>18}")
         values: dict[str, Any] = {}
-        for family, counts in family_counts(hypotheses, image_references, java=splitter.english):
+        for family, counts in family_counts(hypotheses, image_references, meteor=splitter.english):
             for name, metric in zip(family.metrics, intervals(counts, family.statistic), strict=True):
                 print(f"{TITLES[name]:12}{metric.value:8.2f}  {f'{metric.low:.2f} to {metric.high:.2f}':>18}")
                 values[TITLES[name]] = {"value": metric.value, "interval": [metric.low, metric.high]}

@@ -23,7 +23,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from captioning.checkpoint.format import read_checkpoint
 from captioning.checkpoint.load import SavedModel, read_model
-from captioning.cli import IMPORTED
+from captioning.cli import IMPORTED_MODULES
 from captioning.cli.build import parse_training, restrict_imports
 from captioning.cli.parser import CommandParser
 from captioning.errors import InputError, one_line
@@ -240,7 +240,7 @@ class Fit(LightningCLI):
             finish_loggers(exit_code)
             if exit_code:
                 options = ["--ckpt_path", str(self.plan.folder.checkpoint("last"))]
-                options += [word for module in IMPORTED for word in ("--import", module)]
+                options += [word for module in IMPORTED_MODULES for word in ("--import", module)]
                 print(f"to go on: captioning fit {shlex.join(options)}", file=sys.stderr, flush=True)
                 raise SystemExit(exit_code)
             if self.trainer.is_global_zero:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 import docstring_parser
 
-from captioning.cli import IMPORTED, announce
+from captioning.cli import IMPORTED_MODULES, announce
 from captioning.errors import InputError, did_you_mean
 
 Command = Callable[..., Any]
@@ -35,7 +35,7 @@ def refusal(prog: str, message: str, help_text: str) -> InputError:
         option = f"--{match[1]}"
         hint = "; captioning fit has it" if option in options else did_you_mean(option, options)
     elif match := re.search(r"(?:has no attribute '|dot import path string: )([\w.]+)", message):
-        packages = ("captioning.", "torch.optim.", "torch.nn", "pytorch_lightning.", *IMPORTED)
+        packages = ("captioning.", "torch.optim.", "torch.nn", "pytorch_lightning.", *IMPORTED_MODULES)
         modules = [module for name, module in sys.modules.items() if name.startswith(packages)]
         classes = {name for module in modules for name, value in vars(module).items() if isinstance(value, type)}
         hint = did_you_mean(match[1], classes)

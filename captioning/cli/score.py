@@ -180,7 +180,7 @@ def _report(
     from captioning.tokenizers import PennTreebank
 
     tokenizer = evaluator.vocabulary.tokenizer
-    metrics, images = evaluator.finish(java=tokenizer.english), evaluator.captioned_images
+    metrics, images = evaluator.finish(meteor=tokenizer.english), evaluator.captioned_images
     search = vars(evaluator.search) | conditions
     if "bound" in metrics:
         search["bound_draws"] = evaluator.bound_draws

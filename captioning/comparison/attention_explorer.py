@@ -70,7 +70,7 @@ def explore_disagreements(
         for item, caption in zip(items, captions, strict=True):
             name = f"{item.name}{suffix}"
             if name not in images:
-                images[name] = explorer_image(name, caption.seen(), [], references=item.references)
+                images[name] = explorer_image(name, caption.seen_photo(), [], references=item.references)
             numbers = {TITLES[comparison.metric]: f"{item.metrics[run.name]:.1f}"}
             # The first word that differs between the captions; a caption may end before it.
             columns = zip(*(text.split() for text in item.captions.values()), strict=False)

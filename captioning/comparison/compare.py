@@ -54,7 +54,7 @@ def compare_runs(
     captions_by_run = {run.name: run.captions for run in runs if run.captions}
     common, image_notices = _common_images(captions_by_run)
     images_by_run = {name: [captions[i] for i in common] for name, captions in captions_by_run.items()}
-    caption_counts = caption_families(images_by_run, java=not any(run.conditions.get("tokenizer") for run in runs))
+    caption_counts = caption_families(images_by_run, meteor=not any(run.conditions.get("tokenizer") for run in runs))
     noun_counts = grounding_families(images_by_run)
     if caption_counts and not any(metric in family.metrics for family in caption_counts):
         raise InputError(f"metric: {TITLES[metric]} cannot be computed here; it needs Java and English captions")

@@ -48,12 +48,12 @@ class CountedFamily(NamedTuple):
     is_baseline: bool = False  # whether it is of attention that ignores the caption; then it is not tested
 
 
-def caption_families(images_by_run: Mapping[str, Sequence[CaptionedImage]], *, java: bool) -> list[CountedFamily]:
-    """Return the metrics of captions, with METEOR if ``java`` and available."""
+def caption_families(images_by_run: Mapping[str, Sequence[CaptionedImage]], *, meteor: bool) -> list[CountedFamily]:
+    """Return the metrics of captions, with METEOR if ``meteor`` and available."""
     families: dict[Family, CountedFamily] = {}
     for run, images in Progress("scoring captions", items=images_by_run.items(), unit=" runs"):
         hypotheses, references = [image.words for image in images], [image.reference_words for image in images]
-        for family, counts in family_counts(hypotheses, references, java=java):
+        for family, counts in family_counts(hypotheses, references, meteor=meteor):
             families.setdefault(family, CountedFamily(family.metrics, {}, family.statistic)).counts[run] = counts
     return list(families.values())
 

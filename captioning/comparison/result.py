@@ -167,10 +167,10 @@ def _variant_verdict(result: Comparison, name: str, test: Difference) -> str:
     before, after = (f"{variant.mean(result.metric):.1f}" for variant in (first, second))
     seeds = f"{len(second.runs)} + {len(first.runs)} seeds"
     numbers = f"{TITLES[result.metric]}, {change_text(test)}; {result.image_count} images, {seeds}."
-    return f"{finding(test)}: {name} has {after} and {first.name} {before} {numbers}"
+    return f"{conclusion(test)}: {name} has {after} and {first.name} {before} {numbers}"
 
 
-def finding(test: Difference) -> str:
+def conclusion(test: Difference) -> str:
     """Return a test's result in words; a difference is clear only if interval and test agree."""
     if test.is_clear:
         return "Clear difference"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from captioning.encoders import Encoder
 
 
-def _obey_the_main_process(worker: int) -> None:
+def _ignore_signals(worker: int) -> None:
     """Ignore the signals that every process of a run gets from a terminal (Ctrl-C) or a scheduler (SIGTERM).
 
     The main process needs batches until its step is finished. Then it saves, and ends its workers itself.
@@ -36,10 +36,10 @@ def _obey_the_main_process(worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # Linux
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})
-        threading.Thread(target=_end_with_the_main_process, daemon=True).start()
+        threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _end_with_the_main_process() -> None:
+def _exit_with_parent() -> None:
     parent = os.getppid()
     while os.getppid() == parent:  # a process whose parent was killed gets another parent
         sent = signal.sigtimedwait({signal.SIGTERM}, 5)
@@ -66,7 +66,7 @@ def batch_loader(
         # The worker puts its batch into shared memory itself, so that the main process raises its errors. In PyTorch's
         # default, a thread of the worker does so, and its errors are lost.
         options["collate_fn"] = functools.partial(map_fields, function=Tensor.share_memory_)
-    options |= {"num_workers": num_workers, "worker_init_fn": _obey_the_main_process}
+    options |= {"num_workers": num_workers, "worker_init_fn": _ignore_signals}
     return BatchLoader(dataset, None, sampler=batches, **options)
 
 
@@ -108,7 +108,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
         images = annotations = None
         if self.features is None:
             pairs = [self._load_image(row, epoch_and_batch) for row in rows.tolist()]
-            images, get_views = torch.stack([image for image, _ in pairs]), [get_view for _, get_view in pairs]
+            images, view_functions = torch.stack([image for image, _ in pairs]), [function for _, function in pairs]
         else:
             annotations, preprocessing = self.features.gather(rows), self.preprocessing
             is_mirrored = np.zeros(len(rows), dtype=bool)
@@ -117,10 +117,10 @@ class CaptionDataset(Dataset[CaptionBatch]):
                 uniform = np.random.default_rng((self.seed, epoch_and_batch[0], 1)).random(len(index))
                 is_mirrored = uniform[rows] < self.augmentation.flip
                 annotations[torch.from_numpy(is_mirrored)] = self.mirrored_features.gather(rows[is_mirrored])
-            get_views = [preprocessing.mirrored_view if m else preprocessing.evaluation_view for m in is_mirrored]
+            view_functions = [preprocessing.mirrored_view if m else preprocessing.evaluation_view for m in is_mirrored]
         caption_images, image_ids, image_rows = map(torch.from_numpy, (image_index, index.image_ids[rows], rows))
         batch = CaptionBatch(ids, lengths, caption_images, image_ids, image_rows, images, annotations)
-        return batch if self.regions is None else self._add_regions(batch, captions, get_views)
+        return batch if self.regions is None else self._add_regions(batch, captions, view_functions)
 
     def _load_image(self, row: int, epoch_and_batch: tuple[int, int]) -> tuple[Tensor, ViewFunction]:
         """Return an image's input (3, height, width) for the batch at ``epoch_and_batch``, and its view."""
@@ -131,11 +131,13 @@ class CaptionDataset(Dataset[CaptionBatch]):
         view = self.augmentation.random_view(self.preprocessing, image.size, torch.Generator().manual_seed(int(seed)))
         return self.preprocessing(image, view), lambda _: view
 
-    def _add_regions(self, batch: CaptionBatch, captions: np.ndarray, get_views: list[ViewFunction]) -> CaptionBatch:
+    def _add_regions(
+        self, batch: CaptionBatch, captions: np.ndarray, view_functions: list[ViewFunction]
+    ) -> CaptionBatch:
         """Return the batch with the regions of its captions' phrases, without regions that fill most of the view."""
         assert self.regions is not None
-        rows = zip(batch.index_rows.tolist(), get_views, strict=True)  # the two views of cached features recur
-        phrases = [self.regions.phrases(row, get_view, cached=self.features is not None) for row, get_view in rows]
+        images = zip(batch.index_rows.tolist(), view_functions, strict=True)  # cached features recur in two views
+        phrases = [self.regions.phrases(*image, cached=self.features is not None) for image in images]
         coverage, region_steps = [], []
         for position, (caption, image) in enumerate(zip(captions.tolist(), batch.image_index.tolist(), strict=True)):
             for region in phrases[image][caption - self.index.first_caption[batch.index_rows[image]]]:

@@ -36,7 +36,7 @@ class Region(NamedTuple):
     coverage: Floats  # (height, width) of the grid: the fraction of each cell's area that lies in the region
 
 
-class ObjectCells(NamedTuple):
+class ObjectRegion(NamedTuple):
     """Objects that share noun and attributes, so that no caption tells them apart."""
 
     names: frozenset[str]  # the noun and its synonyms
@@ -44,24 +44,24 @@ class ObjectCells(NamedTuple):
     coverage: Floats  # as in ``Region``
 
 
-def object_cells(objects: Sequence[GroundedObject], cells: CellGrid) -> list[ObjectCells]:
+def object_regions(objects: Sequence[GroundedObject], cells: CellGrid) -> list[ObjectRegion]:
     """Return an image's objects on the encoder's cells."""
     groups: dict[tuple[str, frozenset[str]], list[GroundedObject]] = {}
     for item in objects:
         groups.setdefault((item.noun, item.attributes), []).append(item)
-    groups_on_cells = []
+    regions = []
     for (noun, attributes), items in groups.items():
         coverage = cells.coverage(np.logical_or.reduce([item.mask for item in items]))
         names = frozenset({noun}).union(*(item.synonyms for item in items))
-        groups_on_cells.append(ObjectCells(names, attributes, coverage))
-    return groups_on_cells
+        regions.append(ObjectRegion(names, attributes, coverage))
+    return regions
 
 
-def named_regions(words: Sequence[str], objects: Sequence[ObjectCells]) -> list[Region]:
+def named_regions(words: Sequence[str], objects: Sequence[ObjectRegion]) -> list[Region]:
     """Return the regions of the objects that a caption names, in caption order.
 
-    If several objects have the name, those whose attributes share most words with the noun phrase give the region. A
-    noun whose objects are out of view has no region.
+    If several objects have the name, the region is that of the objects with the most attributes in the noun phrase. A
+    noun has no region if its objects are out of view.
     """
     regions: list[Region] = []
     category_names, longest = long_names()
@@ -114,31 +114,33 @@ class RegionsInView:
         """Whether the data set has regions at all."""
         return self._object_lookup is not None or self._phrase_lookup is not None
 
-    def objects(self, row: int) -> list[ObjectCells]:
+    def objects(self, row: int) -> list[ObjectRegion]:
         """Return an image's objects in the view of evaluation."""
         return self._objects(row, self.encoder.preprocessing.evaluation_view, self.cells or self.encoder.cells)
 
-    def phrases(self, row: int, get_view: ViewFunction | None = None, *, cached: bool = True) -> list[list[Region]]:
+    def phrases(
+        self, row: int, view_function: ViewFunction | None = None, *, cached: bool = True
+    ) -> list[list[Region]]:
         """Return, for each caption of an image, the regions of its phrases, or of the objects that it names.
 
         By default the view is the evaluation view. Regions in a view that does not recur need not be ``cached``.
         """
-        phrases = self._phrases if cached else self._phrases_in
-        return phrases(row, get_view or self.encoder.preprocessing.evaluation_view, self.cells or self.encoder.cells)
+        view_function = view_function or self.encoder.preprocessing.evaluation_view
+        return (self._phrases if cached else self._phrases_in)(row, view_function, self.cells or self.encoder.cells)
 
-    def _phrases_in(self, row: int, get_view: ViewFunction, cells: CellGrid) -> list[list[Region]]:
+    def _phrases_in(self, row: int, view_function: ViewFunction, cells: CellGrid) -> list[list[Region]]:
         path, references = self.index.image_path(row), self.index.references(row)
         captions = [] if self._phrase_lookup is None else self._phrase_lookup(path, references)
         masks = {id(phrase.mask): phrase.mask for phrases in captions for phrase in phrases}  # captions share masks
-        by_mask = {key: cells.coverage(get_view(mask.shape[::-1]).mask(mask)) for key, mask in masks.items()}
+        by_mask = {key: cells.coverage(view_function(mask.shape[::-1]).mask(mask)) for key, mask in masks.items()}
         if masks:
             regions = [[Region(start, start, end, by_mask[id(m)]) for start, end, m in phrases] for phrases in captions]
             return [[item for item in caption if 0 < item.coverage.mean() <= LARGEST_REGION] for caption in regions]
-        is_cached = get_view == self.encoder.preprocessing.evaluation_view
-        objects = self._objects(row, get_view, cells) if is_cached else self._objects_in(row, get_view, cells)
+        is_cached = view_function == self.encoder.preprocessing.evaluation_view
+        objects = self._objects(row, view_function, cells) if is_cached else self._objects_in(row, view_function, cells)
         return [named_regions(caption.split(), objects) for caption in references]
 
-    def _objects_in(self, row: int, get_view: ViewFunction, cells: CellGrid) -> list[ObjectCells]:
+    def _objects_in(self, row: int, view_function: ViewFunction, cells: CellGrid) -> list[ObjectRegion]:
         objects = [] if self._object_lookup is None else self._object_lookup(self.index.image_path(row))
-        in_view = [item._replace(mask=get_view(item.mask.shape[::-1]).mask(item.mask)) for item in objects]
-        return object_cells(in_view, cells)
+        in_view = [item._replace(mask=view_function(item.mask.shape[::-1]).mask(item.mask)) for item in objects]
+        return object_regions(in_view, cells)

@@ -73,9 +73,9 @@ class Preprocessing:
 
     def __call__(self, image: Image.Image, view: View | None = None) -> Tensor:
         """Return the encoder's input, (3, height, width) float32, from a view: by default the view of evaluation."""
-        return self.normalize_all([self.view_image(image, view)])[0].contiguous()
+        return self.to_input_batch([self.view_image(image, view)])[0].contiguous()
 
-    def normalize_all(self, views: Sequence[Image.Image], device: torch.device | None = None) -> Tensor:
+    def to_input_batch(self, views: Sequence[Image.Image], device: torch.device | None = None) -> Tensor:
         """Return the input (B, 3, height, width) float32, channels last in memory, from the views of B images."""
         pixels = torch.from_numpy(np.stack([np.asarray(view, dtype=np.uint8) for view in views]))
         mean, std = (torch.tensor(values, device=device).mul_(255) for values in (self.mean, self.std))

@@ -103,8 +103,8 @@ def read_captions(path: Path) -> dict[int, CaptionedImage]:
     return {image.image_id: image for image in images}
 
 
-class ImageCaption(msgspec.Struct):
-    """A caption and the id of its image, an entry of a file."""
+class CaptionEntry(msgspec.Struct):
+    """An entry of a file in COCO's format: a caption and the id of its image."""
 
     image_id: int
     caption: str
@@ -126,7 +126,7 @@ def write_results(path: Path, images: Sequence[CaptionedImage]) -> None:
 def read_results(path: Path) -> dict[int, str]:
     """Return the captions of a results file by image id. Raises InputError if an image has two captions."""
     captions: dict[int, str] = {}
-    for entry in convert(path, read_json(path), list[ImageCaption], '[{"image_id": 17, "caption": "a dog"}, ..]'):
+    for entry in convert(path, read_json(path), list[CaptionEntry], '[{"image_id": 17, "caption": "a dog"}, ..]'):
         if entry.image_id in captions:
             raise InputError(f"{path}: image_id {entry.image_id} has two captions; only one is allowed")
         captions[entry.image_id] = entry.caption
@@ -144,7 +144,7 @@ def read_references(path: Path, *, split: str, tokenizer: Tokenizer) -> dict[int
     content = read_json(path)
     references: dict[int, list[list[str]]] = {}
     if isinstance(content, dict) and "annotations" in content:
-        for entry in convert(path, content["annotations"], list[ImageCaption], "COCO's annotations"):
+        for entry in convert(path, content["annotations"], list[CaptionEntry], "COCO's annotations"):
             if words := tokenizer.tokenize(entry.caption):
                 references.setdefault(entry.image_id, []).append(words)
     elif isinstance(content, dict) and "images" in content:

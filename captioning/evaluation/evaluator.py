@@ -59,15 +59,15 @@ class Evaluator:
         """The images in the order of the split."""
         return [self.images[row] for row in sorted(self.images)]
 
-    def finish(self, *, java: bool = False) -> dict[str, float]:
+    def finish(self, *, meteor: bool = False) -> dict[str, float]:
         """Return ``caption_metrics``, the NLL and bounds of the references in nats per word, and ``grounding_metrics``.
 
-        Returns {} without images or references. METEOR, which knows only English, is computed if ``java`` is true.
+        Returns {} without images or references. METEOR, which knows only English, is computed if ``meteor`` is true.
         """
         images = self.captioned_images
         if not (images and self.with_references):
             return {}
-        metrics = caption_metrics([image.words for image in images], [i.reference_words for i in images], java=java)
+        metrics = caption_metrics([image.words for image in images], [i.reference_words for i in images], meteor=meteor)
         totals: dict[str, float] = defaultdict(float)
         for row in sorted(self.sums):
             for name, value in self.sums[row].items():

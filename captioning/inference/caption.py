@@ -91,7 +91,7 @@ class Caption:
         """Return the whole image with the box that the model saw; without the image, the view."""
         return (self.read_photo and self.read_photo()) or Photo(self.view, WHOLE)
 
-    def seen(self) -> Image.Image:
+    def seen_photo(self) -> Image.Image:
         """Return the image within the box that the model saw, undistorted; without the image, the view."""
         photo, box = self.photo()
         left, top, right, bottom = map(round, np.multiply(box, photo.size * 2).tolist())
@@ -124,7 +124,7 @@ class Caption:
         """Return the image with this caption and its alternatives for a page of the explorer."""
         from captioning.views.explorer import explorer_image, explorer_run
 
-        return explorer_image(printable(Path(self.path or "").name), self.seen(), [explorer_run(run, self)])
+        return explorer_image(printable(Path(self.path or "").name), self.seen_photo(), [explorer_run(run, self)])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the caption as plain data for JSON, with attention rounded to 6 digits, without pixels and heads.

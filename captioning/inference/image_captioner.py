@@ -204,12 +204,12 @@ class ImageCaptioner(Generic[Model]):
             options = dataclasses.replace(options, seed=options.seed + batch_number)
         with torch.inference_mode():
             pairs = zip(self.model.preprocessings, views_by_preprocessing, strict=True)
-            inputs = [preprocessing.normalize_all(views, device) for preprocessing, views in pairs]
+            inputs = [preprocessing.to_input_batch(views, device) for preprocessing, views in pairs]
             memory = self.model.encode_views(inputs)
             if forced_ids is None:
                 results = self.model.with_evidence(memory, self.model.search(memory, options, self.vocabulary))
             else:
-                with self.model.using(options):
+                with self.model.with_context_and_seed(options):
                     results = [[hypothesis] for hypothesis in self.model.score_captions(memory, forced_ids)]
         return [
             [self._to_caption(source, views[0], read_photo, hypothesis) for hypothesis in hypotheses]

@@ -57,7 +57,7 @@ def deferred_uses(tensor: Tensor) -> dict[DeferredGradient, list[Use]] | None:
     return getattr(tensor.grad_fn, "deferred_uses", None)
 
 
-class _Leading(torch.autograd.Function):
+class _TakeFirst(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, count: int) -> Tensor:
         ctx.set_materialize_grads(False)
@@ -72,7 +72,7 @@ class _Leading(torch.autograd.Function):
 
 def take_first(tensor: Tensor, count: int) -> Tensor:
     """Return the first ``count`` entries of ``tensor``. Steps that use these store their factors with ``tensor``."""
-    return tensor[:count] if deferred_uses(tensor) is None else _Leading.apply(tensor, count)
+    return tensor[:count] if deferred_uses(tensor) is None else _TakeFirst.apply(tensor, count)
 
 
 def pad_rows(x: Tensor, count: int) -> Tensor:

@@ -15,7 +15,7 @@ from captioning.kernels.deferred import defer_gradient, pad_rows, take_first
 from captioning.precision import to_autocast
 from captioning.trace import State
 
-FEW_ENOUGH = 0.9  # images leave if less than this fraction of all steps remains; else copies cost more than steps
+LARGEST_REMAINDER = 0.9  # images leave if a smaller fraction of all steps remains; else copies cost more than steps
 
 Out = TypeVar("Out", bound=tuple)
 
@@ -82,7 +82,7 @@ def _leaving_order(lengths: Tensor, B: int, T: int) -> tuple[Tensor, list[int]] 
     """Return the images, the last to leave first, and the number of images at each step; None if few leave."""
     ends = lengths.view(B, -1).amax(dim=1)
     counts = (ends > torch.arange(T).unsqueeze(1)).sum(dim=1).clamp(min=1).tolist()
-    return (ends.argsort(descending=True, stable=True), counts) if sum(counts) < FEW_ENOUGH * B * T else None
+    return (ends.argsort(descending=True, stable=True), counts) if sum(counts) < LARGEST_REMAINDER * B * T else None
 
 
 def _stack(tensors: Sequence[Tensor | None]) -> Tensor | None:

@@ -69,7 +69,6 @@ class Family:
     """Maps counts that are summed over images, (.., counts), to the corpus' metrics in ``UNIT``, (.., metrics)."""
     image_statistic: Callable[[Floats], Floats]
     """Maps (images, counts) to metrics of images, (images, metrics). Their mean is not the corpus' BLEU or METEOR."""
-    java: bool = False  # whether counting needs Java
 
 
 def _mean_over_images(name: str, title: str, measure: ImageMeasure) -> Family:
@@ -89,7 +88,7 @@ FAMILIES = (
     _mean_over_images("rouge_l", "ROUGE-L", rouge_l),
     # The document frequencies stay those of all images when images are resampled.
     _mean_over_images("cider_d", "CIDEr-D", lambda captions, references: CiderD(references).values(captions)),
-    Family({"meteor": Metric("METEOR", in_validation=False)}, meteor_counts, meteor_metric, meteor_metric, java=True),
+    Family({"meteor": Metric("METEOR", in_validation=False)}, meteor_counts, meteor_metric, meteor_metric),
 )
 """The metrics of captions, which have intervals and tests."""
 
@@ -122,17 +121,17 @@ def few_images_warning(image_count: int) -> str:
 
 
 def family_counts(
-    hypotheses: Sequence[Words], references: Sequence[Sequence[Words]], *, java: bool = True
+    hypotheses: Sequence[Words], references: Sequence[Sequence[Words]], *, meteor: bool = True
 ) -> Iterator[tuple[Family, Floats]]:
     """Yield each family of metrics that is available here with its counts (images, counts).
 
-    METEOR, which takes 4 s and more, is computed if ``java`` is true; a warning says once why it is not available.
+    METEOR, which takes 4 s and more, is computed if ``meteor`` is true; a warning says once why it is not available.
     Raises ValueError if the lists differ in length, or an image has no reference.
     """
     if len(references) == 1:
         warn_once("CIDEr-D of one image is 0: there are no document frequencies; evaluate several images together")
     for family in FAMILIES:
-        if java or not family.java:
+        if meteor or "meteor" not in family.metrics:
             try:
                 yield family, family.count(hypotheses, references)
             except InputError as error:
@@ -140,11 +139,11 @@ def family_counts(
 
 
 def caption_metrics(
-    hypotheses: Sequence[Words], references: Sequence[Sequence[Words]], *, java: bool = True
+    hypotheses: Sequence[Words], references: Sequence[Sequence[Words]], *, meteor: bool = True
 ) -> dict[str, float]:
     """Return the corpus' metrics in ``UNIT``, and all of ``bleu_metrics``; arguments are as in ``family_counts``."""
     metrics: dict[str, float] = {}
-    for family, counts in family_counts(hypotheses, references, java=java):
+    for family, counts in family_counts(hypotheses, references, meteor=meteor):
         sums = counts.sum(axis=0)
         values = dict(zip(family.metrics, family.statistic(sums).tolist(), strict=True))
         metrics |= bleu_metrics(sums) if "bleu4" in values else values

@@ -25,7 +25,7 @@ from captioning.trace import State, map_fields
 from captioning.vocabulary import Vocabulary
 
 
-class _DecoderStep:
+class _DecoderStepFunction:
     """The decoder's step function over the images of a memory, as ``decoding`` takes it."""
 
     def __init__(self, decoder: Decoder, memory: Memory) -> None:
@@ -36,8 +36,8 @@ class _DecoderStep:
         logits, state, trace = self.decoder.step(tokens, state, self.memory)
         return Step(torch.log_softmax(logits.float(), dim=-1), state, trace)
 
-    def select_images(self, images: Tensor) -> _DecoderStep:
-        return _DecoderStep(self.decoder, self.memory.select_images(images))
+    def select_images(self, images: Tensor) -> _DecoderStepFunction:
+        return _DecoderStepFunction(self.decoder, self.memory.select_images(images))
 
 
 class CaptionModel(nn.Module, metaclass=ABCMeta):
@@ -88,7 +88,7 @@ class CaptionModel(nn.Module, metaclass=ABCMeta):
         return hypotheses
 
     @contextmanager
-    def using(self, options: BeamOptions) -> Iterator[None]:
+    def with_context_and_seed(self, options: BeamOptions) -> Iterator[None]:
         """Use the context mode and the seed of ``DecodingOptions`` within a ``with`` block, where they are not None."""
         mode, seed = (getattr(options, name, None) for name in ("context_mode", "seed"))
         device = next(self.parameters()).device
@@ -101,7 +101,7 @@ class CaptionModel(nn.Module, metaclass=ABCMeta):
     @torch.inference_mode()
     def search(self, memory: Any, options: BeamOptions, vocabulary: Vocabulary | None = None) -> list[list[Hypothesis]]:
         """Return the captions of every image in ``memory``, in the order of ``decoding.decode``."""
-        with self.using(options):
+        with self.with_context_and_seed(options):
             return decode(self.step_function(memory), self.init_state(memory), options, vocabulary)
 
     @torch.inference_mode()
@@ -183,7 +183,7 @@ class Captioner(CaptionModel):
         return self.decoder(batch.captions, batch.lengths, memory_of_captions(batch, memory), samples)
 
     def step_function(self, memory: Memory) -> StepFunction:
-        return _DecoderStep(self.decoder, self.decoder.to_search_memory(memory))
+        return _DecoderStepFunction(self.decoder, self.decoder.to_search_memory(memory))
 
     def init_state(self, memory: Memory) -> State:
         return self.decoder.init_state(memory)

@@ -89,7 +89,7 @@ class Ensemble(CaptionModel):
     def step_function(self, memory: Memories) -> StepFunction:
         step_functions = [member.step_function(memory[n]) for n, member in enumerate(self.members)]
         sizes = [len(member.init_state(memory[n])) for n, member in enumerate(self.members)]
-        return MeanStep(step_functions, sizes)
+        return MeanStepFunction(step_functions, sizes)
 
     def init_state(self, memory: Memories) -> State:
         return tuple(tensor for n, member in enumerate(self.members) for tensor in member.init_state(memory[n]))
@@ -106,7 +106,7 @@ class Ensemble(CaptionModel):
             yield
 
 
-class MeanStep:
+class MeanStepFunction:
     """A step function that averages the word distributions of several members.
 
     Its state has the members' states one after the other; ``state_sizes`` are their numbers of tensors.
@@ -126,8 +126,8 @@ class MeanStep:
             outputs[0].trace,
         )
 
-    def select_images(self, images: Tensor) -> MeanStep:
-        return MeanStep([member.select_images(images) for member in self.members], self.state_sizes)
+    def select_images(self, images: Tensor) -> MeanStepFunction:
+        return MeanStepFunction([member.select_images(images) for member in self.members], self.state_sizes)
 
 
 def mean_log_probs(log_probs: Sequence[Tensor]) -> Tensor:

@@ -56,7 +56,7 @@ class CollapseWatch:
         for name, value in (statistics | {"max_entropy": max_entropy}).items():
             self.means[name] = DECAY * self.means.get(name, value) + (1 - DECAY) * value
 
-    def cause(self) -> str | None:
+    def diagnosis(self) -> str | None:
         """Return the problem and its remedies in one line; None if there is no problem, or too few batches to tell."""
         if self.batches < PATIENCE:
             return None

@@ -161,8 +161,8 @@ class CaptioningModule(pl.LightningModule):
 
     def on_train_epoch_end(self) -> None:
         learns = any(parameter.requires_grad for parameter in self.attention.parameters())
-        if learns and (cause := self._watch.cause()) is not None:
-            rank_zero_warn(f"attention has collapsed: {cause}")
+        if learns and (diagnosis := self._watch.diagnosis()) is not None:
+            rank_zero_warn(f"attention has collapsed: {diagnosis}")
 
     def configure_optimizers(self) -> Any:
         steps = 0 if self.scheduler is None else self._run_length()[0]

@@ -46,7 +46,7 @@ def explorer_image(
 ) -> ExplorerData:
     """Return an image with the ``explorer_run`` entries of runs with different names.
 
-    ``view`` is what the models saw of the image, such as ``Caption.seen``; the page's search finds ``name``.
+    ``view`` is what the models saw of the image, such as ``Caption.seen_photo``; the page's search finds ``name``.
     """
     view = view.convert("RGB")
     view.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE), Image.Resampling.LANCZOS)

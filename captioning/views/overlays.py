@@ -87,7 +87,7 @@ def attention_figure(
             if len(strips) > 1 and starts_line:
                 axes.set_ylabel(strip.label, fontsize=8, color=_GRAY)
             if (location := strip.chosen[step]) is not None:
-                _outline(axes, strip.cells.square(location))
+                _outline(axes, strip.cells.box(location))
     _draw_scale(figure, scale_maxima, style)
     return figure
 

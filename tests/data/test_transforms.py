@@ -76,7 +76,7 @@ def drawn(preprocessing: Preprocessing, image: Image.Image, **changes: float) ->
 def test_random_crops_are_windows_of_the_resized_image():
     preprocessing = Preprocessing(20, 14, (0, 0, 0), (1, 1, 1))
     image = picture(30, 20)
-    resized = Preprocessing(20, None, (0, 0, 0), (1, 1, 1)).normalize_all([image])[0]  # (3, 20, 30)
+    resized = Preprocessing(20, None, (0, 0, 0), (1, 1, 1)).to_input_batch([image])[0]  # (3, 20, 30)
     windows = resized.unfold(1, 14, 1).unfold(2, 14, 1)  # (3, 7, 17, 14, 14)
     places = set()
     for _ in range(20):

@@ -20,11 +20,11 @@ from captioning.errors import InputError
 T = TypeVar("T")
 
 
-def check_shape(owner: object, what: str, value: Any, *shape: int) -> None:
-    """Raise InputError if a user's class returned a value of another shape; ``what`` is like "logits (B, R, L)"."""
+def check_shape(owner: object, value_name: str, value: Any, *shape: int) -> None:
+    """Raise InputError if a user's class returned another shape; ``value_name`` is like "logits (B, R, L)"."""
     if getattr(value, "shape", None) != shape:
         got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise InputError(f"{type(owner).__name__}: {what} must have the shape {shape}, got {got}")
+        raise InputError(f"{type(owner).__name__}: {value_name} must have the shape {shape}, got {got}")
 
 
 class _RecordsInitArgs(ABCMeta):

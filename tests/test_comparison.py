@@ -58,7 +58,7 @@ def test_metrics_are_corpus_bleu_with_interval_and_difference(pair):
 
 def test_the_verdict_on_one_seed_each_gives_numbers_and_no_conclusion(pair):
     verdict = pair.verdicts["hard"]
-    values = [pair.metrics[run]["bleu4"].value for run in ("hard", "soft")]
+    values = [pair.intervals[run]["bleu4"].value for run in ("hard", "soft")]
     assert verdict.startswith("BLEU-4: hard {:.1f}, soft {:.1f} on these 40 images, +".format(*values))
     assert verdict.endswith("; one seed each, so nothing follows about the method.")
     assert conclusion(pair.tests["hard"]["bleu4"]) == "Clear difference"
@@ -66,7 +66,7 @@ def test_the_verdict_on_one_seed_each_gives_numbers_and_no_conclusion(pair):
     other = compare_runs(runs, metric="bleu1", resamples=200)
     assert other.verdicts["b"].startswith("BLEU-1: b ")
     same = compare_runs([run_of("a", make_captions(9)), run_of("b", make_captions(9))], resamples=20)
-    value = same.metrics["a"]["bleu4"].value
+    value = same.intervals["a"]["bleu4"].value
     assert same.verdicts["b"] == (
         f"BLEU-4: b {value:.1f}, a {value:.1f} on these 9 images, equal (+0.00 to +0.00), p = 1.000; {ONE_SEED}."
     )

@@ -18,7 +18,7 @@ from captioning.data.shapes import ShapesSource
 from captioning.errors import InputError
 from captioning.inference import load
 from captioning.training import CaptioningModule, Unfreeze, WarmupCosine
-from captioning.training.callbacks import ResumableStopping, StopOnRequest
+from captioning.training.callbacks import ResumableEarlyStopping, StopOnRequest
 
 STEPS, EPOCHS = 7, 3  # steps of an epoch
 
@@ -180,8 +180,8 @@ class TimeIsUp(pl.Callback):
         trainer.should_stop |= trainer.fit_loop.total_batch_idx + 1 >= self.batch
 
 
-def never_better(patience: int) -> ResumableStopping:
-    return ResumableStopping("val/nll", mode="max", min_delta=100, patience=patience)
+def never_better(patience: int) -> ResumableEarlyStopping:
+    return ResumableEarlyStopping("val/nll", mode="max", min_delta=100, patience=patience)
 
 
 def accumulating(shapes, folder: Path, *callbacks: pl.Callback, patience: int = 100, **options: Any):

@@ -14,7 +14,7 @@ from pytorch_lightning.callbacks import Callback
 from captioning.__main__ import main
 from captioning.settings import read_config
 from captioning.training import Throughput
-from captioning.training.callbacks import LogLines
+from captioning.training.callbacks import TerminalReport
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -81,7 +81,7 @@ def test_a_validation_inside_an_epoch_does_not_count_as_training(shapes, tmp_pat
 
 
 def test_the_line_of_an_epoch_has_no_metric_without_a_value(shapes, tmp_path, capsys):
-    trainer = make_trainer(tmp_path, callbacks=[LogLines()])
+    trainer = make_trainer(tmp_path, callbacks=[TerminalReport()])
     trainer.fit(make_module(lr=0), make_data(shapes))
     assert trainer.callback_metrics["val/pointing_accuracy"].isnan()  # no caption names an object
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch 1"))

@@ -39,8 +39,8 @@ def touch(path: str) -> str:
 def test_a_run_has_the_name_of_its_first_configuration_and_planning_writes_nothing(tmp_path, monkeypatch):
     run_plan = plan()
     assert (run_plan.folder.path, run_plan.taken_folder) == (Path("runs/soft"), None)
-    assert run_plan.claims_folder and run_plan.settings["ckpt_path"] is None
-    assert run_plan.settings["checkpoint.dirpath"] == run_plan.settings["last.dirpath"] == "runs/soft/checkpoints"
+    assert run_plan.claims_folder and run_plan.changes["ckpt_path"] is None
+    assert run_plan.changes["checkpoint.dirpath"] == run_plan.changes["last.dirpath"] == "runs/soft/checkpoints"
     assert plan(name="").folder.path == Path("runs/soft")  # an unset variable of a shell
     assert plan(name="mine", runs="elsewhere").folder.path == Path("elsewhere/mine")
     monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
@@ -54,7 +54,7 @@ def test_a_taken_name_gets_the_first_free_number(tmp_path):
     Path("runs/soft-3").symlink_to("nowhere")
     run_plan = plan()
     assert run_plan.folder.path == Path("runs/soft-4") and run_plan.taken_folder.path == Path("runs/soft")
-    assert run_plan.settings["name"] == "soft-4" and run_plan.settings["trainer.default_root_dir"] == "runs/soft-4"
+    assert run_plan.changes["name"] == "soft-4" and run_plan.changes["trainer.default_root_dir"] == "runs/soft-4"
     second = plan(folder="runs/soft")  # another process of the run
     assert second.folder.path == Path("runs/soft") and not second.claims_folder
 
@@ -64,34 +64,34 @@ def test_a_resumed_run_keeps_its_folder(checkpoint, file):
     path = touch(f"runs/soft/checkpoints/{file}.ckpt")
     resumed = plan(ckpt_path=checkpoint or path)
     assert resumed.folder.path == Path("runs/soft") and not resumed.claims_folder
-    assert resumed.settings["ckpt_path"] == path
+    assert resumed.changes["ckpt_path"] == path
     assert plan(ckpt_path=path, name="new").folder.path == Path("runs/new")
 
 
 def test_a_mode_is_that_of_its_metric():
-    assert plan(checkpoint={"monitor": "val/cider_d", "mode": "max"}).settings["checkpoint.mode"] == "max"
+    assert plan(checkpoint={"monitor": "val/cider_d", "mode": "max"}).changes["checkpoint.mode"] == "max"
     with pytest.raises(InputError, match=r"^--checkpoint\.mode max: val/nll is best at its minimum; set it to min$"):
         plan(checkpoint={"monitor": "val/nll", "mode": "max"})
-    assert plan(early_stopping={"monitor": "val/nll"}).settings["early_stopping.mode"] == "min"
+    assert plan(early_stopping={"monitor": "val/nll"}).changes["early_stopping.mode"] == "min"
 
 
 def test_every_run_logs_to_csv_and_wandb_goes_on_with_a_resumed_run():
-    wandb, csv = plan().settings["trainer.logger"]
+    wandb, csv = plan().changes["trainer.logger"]
     assert csv == {
         "class_path": "pytorch_lightning.loggers.CSVLogger",
         "init_args": {"save_dir": "runs/soft", "name": "metrics"},
     }
     named = wandb["init_args"]
     assert (named["name"], named["group"], named["save_dir"]) == ("soft", "soft", "runs/soft") and named["id"]
-    assert plan(trainer={"logger": False}).settings["trainer.logger"] == [csv]
+    assert plan(trainer={"logger": False}).changes["trainer.logger"] == [csv]
     trainer = {"logger": [wandb | {"init_args": named | {"name": "other"}}, csv]}  # of a run's config.yaml
-    new = plan(trainer=trainer).settings["trainer.logger"][0]["init_args"]
+    new = plan(trainer=trainer).changes["trainer.logger"][0]["init_args"]
     assert new["name"] == "soft" and new["id"] != named["id"]
     own = {"class_path": wandb["class_path"], "init_args": {"name": "mine", "id": "abc"}}  # a user's list
-    kept = plan(trainer={"logger": [own]}).settings["trainer.logger"][0]["init_args"]
+    kept = plan(trainer={"logger": [own]}).changes["trainer.logger"][0]["init_args"]
     assert (kept["name"], kept["id"]) == ("mine", "abc")
     touch("runs/soft/checkpoints/last.ckpt")
-    again = plan(trainer=trainer, ckpt_path="last").settings["trainer.logger"]
+    again = plan(trainer=trainer, ckpt_path="last").changes["trainer.logger"]
     assert again == [trainer["logger"][0] | {"init_args": named | {"name": "other"}}, csv]
 
 

@@ -18,7 +18,7 @@ from captioning.errors import InputError
 from captioning.model import SummedOutput
 from captioning.objective import Likelihood
 from captioning.training import Throughput, Unfreeze, ValidationFigures, WarmupCosine
-from captioning.training.callbacks import BestCheckpoint, ResumableStopping
+from captioning.training.callbacks import BestCheckpoint, ResumableEarlyStopping
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +232,7 @@ def test_of_equally_good_checkpoints_that_of_the_lowest_nll_is_kept_and_ends_the
 
     best = BestCheckpoint(tmp_path, monitor="val/bleu4", mode="max")
     assert best.state_key == ModelCheckpoint(monitor="val/bleu4", mode="max").state_key  # in checkpoints of 0.2
-    assert ResumableStopping("val/bleu4").state_key == EarlyStopping("val/bleu4").state_key  # as well
+    assert ResumableEarlyStopping("val/bleu4").state_key == EarlyStopping("val/bleu4").state_key  # as well
     assert [is_kept(best, 0.0, nll) for nll in (4.0, 3.0, 3.5)] == [True, True, False] and stopping.wait_count == 1
     assert is_kept(best, 0.0, 2.5) and stopping.wait_count == 0
     assert is_kept(best, 1.0, 5.0)  # BLEU comes first

@@ -114,7 +114,7 @@ def test_controls_of_metrics_have_keys_of_their_own(runs):
     )
     assert controls >= {"brevity_penalty", "bleu4_no_penalty", "reference_pointing_chance"}
     assert metrics >= {"bleu4", "nll", "reference_pointing_accuracy"} and len(metrics) <= 15
-    assert all(METRICS[name].better is None for name in controls) and all(METRICS[name].better for name in metrics)
+    assert all(METRICS[name].mode is None for name in controls) and all(METRICS[name].mode for name in metrics)
 
 
 def test_every_validation_logs_the_same_photos_with_captions_also_in_a_moved_run(runs):

@@ -106,12 +106,12 @@ def print_written(path: Path) -> None:
 @contextlib.contextmanager
 def json_output(json: Path | None) -> Iterator[dict[str, Any]]:
     """Yield a dict for results and write it as JSON at the end; with ``-``, stdout has only the JSON."""
-    numbers: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with contextlib.redirect_stdout(sys.stderr) if str(json) == "-" else contextlib.nullcontext():
-        yield numbers
-    numbers = json_text.loads(json_text.dumps(numbers), parse_constant=lambda _: None)  # JSON has no NaN
+        yield results
+    results = json_text.loads(json_text.dumps(results), parse_constant=lambda _: None)  # JSON has no NaN
     if str(json) == "-":
-        print(json_text.dumps(numbers, ensure_ascii=False, indent=1))
+        print(json_text.dumps(results, ensure_ascii=False, indent=1))
     elif json is not None:
-        write_json(json, numbers)
+        write_json(json, results)
         print_written(json)

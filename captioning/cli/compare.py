@@ -66,7 +66,7 @@ def compare(
     from captioning.comparison.runs import INPUTS, find_runs, name_runs
     from captioning.comparison.terminal import print_comparison
 
-    with json_output(json) as numbers:
+    with json_output(json) as results:
         # A run counts once, even if it is named by its folder and by the folder of runs.
         all_runs = list({os.path.realpath(run.folder): run for name in runs for run in find_runs(name)}.values())
         if len(all_runs) < 2:
@@ -97,7 +97,7 @@ def compare(
         footer = [command, f"Version {version}; {provenance_record['date']}; {resamples} resamples from seed {seed}."]
         write_text(page, comparison_page(comparison, explorer=explorer, reference=reference, footer=footer), "--output")
         print(f"\npage          {page}")
-        numbers |= comparison.to_dict() | {"provenance": provenance_record}
+        results |= comparison.to_dict() | {"provenance": provenance_record}
 
 
 def _test_if_needed(run: Run) -> Run:

@@ -37,7 +37,7 @@ def evaluate(
     from captioning.metrics.table import TITLES, UNIT, family_counts, few_images_warning
     from captioning.vocabulary import tokenizer_from
 
-    with json_output(json) as numbers:
+    with json_output(json) as results:
         splitter = tokenizer_from(tokenizer)
         results = read_results(captions)
         all_references = read_references(references, split=split, tokenizer=splitter)
@@ -53,5 +53,5 @@ def evaluate(
             for name, metric in zip(family.metrics, intervals(counts, family.statistic), strict=True):
                 print(f"{TITLES[name]:12}{metric.value:8.2f}  {f'{metric.low:.2f} to {metric.high:.2f}':>18}")
                 values[TITLES[name]] = {"value": metric.value, "interval": [metric.low, metric.high]}
-        numbers |= {"values": values, "unit": UNIT, "images": images, "tokens": splitter.description}
+        results |= {"values": values, "unit": UNIT, "images": images, "tokens": splitter.description}
         print(f"{UNIT}. Intervals: bootstrap over images, {RESAMPLES} resamples.\nTokens: {splitter.description}.")

@@ -33,8 +33,8 @@ from captioning.precision import best_precision
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
 from captioning.settings import attention_kind, config_text, read_config
-from captioning.training import CaptionDataModule, CaptioningModule, Throughput, ValidationFigures
-from captioning.training.callbacks import BestCheckpoint, CheckpointFiles, LogLines, ResumableStopping, StopOnRequest
+from captioning.training import CaptionDataModule, CaptioningModule, TerminalReport, Throughput, ValidationFigures
+from captioning.training.callbacks import BestCheckpoint, CheckpointFiles, ResumableEarlyStopping, StopOnRequest
 from captioning.training.loggers import finish_loggers, start_loggers, upload_advice
 from captioning.training.plan import monitor_mode, plan_run
 
@@ -93,7 +93,7 @@ def _quieten() -> None:
     ):
         warnings.filterwarnings("ignore", message=message)
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # type: ignore[assignment,misc]
-    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)  # ``LogLines`` prints instead
+    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)  # ``TerminalReport`` prints instead
     logging.getLogger("pytorch_lightning.profilers").setLevel(logging.INFO)  # the report of a profiler
 
 
@@ -138,7 +138,7 @@ class Fit(LightningCLI):
         self._add(callbacks.ModelCheckpoint, "last", default=last)
         # A short run may have no validation. NaN means that no caption named an object.
         stopping = {"patience": 5, "strict": False, "check_finite": False}
-        self._add(ResumableStopping, "early_stopping", default=monitor | stopping)
+        self._add(ResumableEarlyStopping, "early_stopping", default=monitor | stopping)
         parser.link_arguments("runs", "trainer.logger.init_args.save_dir")  # some loggers require it
 
     def _add(self, cls: type, key: str, **options: Any) -> None:
@@ -159,7 +159,7 @@ class Fit(LightningCLI):
             reason = f" ({self.plan.taken_folder.path} is taken)" if self.plan.taken_folder else ""
             print(f"run folder: {self.plan.folder.path}{reason}", flush=True)
         os.environ[_FOLDER_VARIABLE] = str(self.plan.folder.path)  # processes started by this one take the same folder
-        for key, value in self.plan.settings.items():
+        for key, value in self.plan.changes.items():
             self.config[key] = value
         trainer = self.config.trainer
         trainer.use_distributed_sampler = False  # the samplers know the processes
@@ -210,11 +210,11 @@ class Fit(LightningCLI):
         options = self._instantiate("trainer") | kwargs
         setting = options["callbacks"] or []
         all_callbacks = [*setting] if isinstance(setting, list) else [setting]
-        for default in (ValidationFigures(), Throughput(), LogLines(), self.stop_on_request):
+        for default in (ValidationFigures(), Throughput(), TerminalReport(), self.stop_on_request):
             if not any(isinstance(callback, type(default)) for callback in all_callbacks):
                 all_callbacks.append(default)
         last = callbacks.ModelCheckpoint(**vars(self.config.last))
-        all_callbacks += [self.best_checkpoint, last, ResumableStopping(**vars(self.config.early_stopping))]
+        all_callbacks += [self.best_checkpoint, last, ResumableEarlyStopping(**vars(self.config.early_stopping))]
         # on_fit_start comes after the weights are restored, so a resume that fails there leaves config.yaml as it was.
         all_callbacks.append(callbacks.LambdaCallback(on_fit_start=self._write_config))
         options["plugins"] = options["plugins"] or [CheckpointFiles()]

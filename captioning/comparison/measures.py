@@ -64,11 +64,11 @@ def grounding_families(images_by_run: Mapping[str, Sequence[CaptionedImage]]) ->
     for name, metric in sorted(NOUN_METRICS.items(), key=lambda item: item[0].startswith("reference_")):
         counts = {}
         for run, images in images_by_run.items():
-            nouns = [[float(getattr(hit, metric.field)) for hit in getattr(image, metric.hits)] for image in images]
+            nouns = [[getattr(hit, metric.hit_field) for hit in getattr(image, metric.hit_list)] for image in images]
             if any(nouns):  # (images, 2): the sum over an image's nouns, and their number
                 counts[run] = np.array([[sum(values), len(values)] for values in nouns], dtype=np.float64)
         if counts:
-            families.append(CountedFamily({name: metric}, counts, percentage, is_baseline=metric.better is None))
+            families.append(CountedFamily({name: metric}, counts, percentage, is_baseline=metric.mode is None))
     return families
 
 
@@ -87,8 +87,8 @@ def measure_runs(
     for family in Progress(f"{title}: intervals", items=families, unit=" metrics"):
         first = family.counts.get(comparison.runs[0])
         for run, counts in () if family.is_baseline else family.counts.items():
-            run_metrics = intervals(counts, family.statistic, resamples=resamples, seed=seed)
-            comparison.metrics.setdefault(run, {}).update(zip(family.metrics, run_metrics, strict=True))
+            run_intervals = intervals(counts, family.statistic, resamples=resamples, seed=seed)
+            comparison.intervals.setdefault(run, {}).update(zip(family.metrics, run_intervals, strict=True))
             if run in tested_runs and first is not None:
                 run_tests = differences(first, counts, family.statistic, resamples=resamples, seed=seed)
                 tests |= {(run, metric): test for metric, test in zip(family.metrics, run_tests, strict=True)}
@@ -117,7 +117,7 @@ def _run_cell(comparison: Comparison, family: CountedFamily, run: str, metric: s
         return TableCell()
     if family.is_baseline:
         return TableCell.plain(family.statistic(counts.sum(axis=0)).item(), "{:.1f}")
-    interval, count = comparison.metrics[run][metric], int(counts[:, 1].sum())
+    interval, count = comparison.intervals[run][metric], int(counts[:, 1].sum())
     nouns = f", {count} noun{'s' * (count != 1)}" if metric in NOUN_METRICS else ""
     test = comparison.tests.get(run, {}).get(metric)
     return TableCell.measured(interval.value, f"{interval.low:.1f} to {interval.high:.1f}{nouns}", test)

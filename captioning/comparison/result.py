@@ -110,7 +110,7 @@ class Comparison:
     metric: str  # name of the metric of verdicts and of single images
     notices: list[str] = field(default_factory=list)  # sentences on what limits the comparison
     tables: list[Table] = field(default_factory=list)  # the most important first
-    metrics: dict[str, dict[str, Interval]] = field(default_factory=dict)  # by run and metric
+    intervals: dict[str, dict[str, Interval]] = field(default_factory=dict)  # by run and metric
     tests: dict[str, dict[str, Difference]] = field(default_factory=dict)
     """By run and metric, the difference from the first run, corrected for the tests of its table."""
     variants: list[Variant] = field(default_factory=list)  # with captions; empty if every run is a variant of its own
@@ -140,7 +140,7 @@ class Comparison:
             "verdicts": list(self.verdicts.values()),
             "notices": self.notices,
             "intervals": {
-                run: {key: vars(metric) for key, metric in by_key.items()} for run, by_key in self.metrics.items()
+                run: {name: vars(x) for name, x in by_metric.items()} for run, by_metric in self.intervals.items()
             },
             "differences": {run: _tests_to_dict(tests) for run, tests in self.tests.items()},
             "variants": {variant.name: variant.to_dict() for variant in self.variants},
@@ -157,17 +157,17 @@ def _tests_to_dict(tests: Mapping[str, Difference]) -> dict[str, dict[str, float
 
 
 def _run_verdict(result: Comparison, name: str, test: Difference) -> str:
-    after, before = (f"{run} {result.metrics[run][result.metric].value:.1f}" for run in (name, result.runs[0]))
-    numbers = f"on these {result.image_count} images, {change_text(test)}"
-    return f"{TITLES[result.metric]}: {after}, {before} {numbers}; {ONE_SEED}."
+    after, before = (f"{run} {result.intervals[run][result.metric].value:.1f}" for run in (name, result.runs[0]))
+    result_text = f"on these {result.image_count} images, {change_text(test)}"
+    return f"{TITLES[result.metric]}: {after}, {before} {result_text}; {ONE_SEED}."
 
 
 def _variant_verdict(result: Comparison, name: str, test: Difference) -> str:
     first, (second,) = result.variants[0], [variant for variant in result.variants if variant.name == name]
     before, after = (f"{variant.mean(result.metric):.1f}" for variant in (first, second))
     seeds = f"{len(second.runs)} + {len(first.runs)} seeds"
-    numbers = f"{TITLES[result.metric]}, {change_text(test)}; {result.image_count} images, {seeds}."
-    return f"{conclusion(test)}: {name} has {after} and {first.name} {before} {numbers}"
+    result_text = f"{TITLES[result.metric]}, {change_text(test)}; {result.image_count} images, {seeds}."
+    return f"{conclusion(test)}: {name} has {after} and {first.name} {before} {result_text}"
 
 
 def conclusion(test: Difference) -> str:

@@ -61,7 +61,7 @@ class BatchLoader(DataLoader[Any]):
 def batch_loader(
     dataset: Dataset[Any], batches: Iterable[list[int]], num_workers: int = 0, **options: Any
 ) -> BatchLoader:
-    """Return a loader that asks the data set for each list of numbers in ``batches``."""
+    """Return a loader that asks the data set for each list of indices in ``batches``."""
     if num_workers:
         # The worker puts its batch into shared memory itself, so that the main process raises its errors. In PyTorch's
         # default, a thread of the worker does so, and its errors are lost.
@@ -72,13 +72,13 @@ def batch_loader(
 
 @dataclass(eq=False)
 class CaptionDataset(Dataset[CaptionBatch]):
-    """Turns a list of numbers, captions or images, from a sampler into one batch.
+    """Turns a list of indices, of captions or images, from a sampler into one batch.
 
     Args:
         seed: Seed of the augmentation. An image's augmentation is a function of seed, epoch, batch and image, so
             neither workers nor resuming change it.
         features, mirrored_features: Cached annotations, read instead of the images and of the mirrored images.
-        by_image: Whether the sampler's numbers are images, each with all its captions, instead of single captions.
+        by_image: Whether the sampler's indices are of images, each with all its captions, instead of single captions.
         regions: Regions of the captions' phrases, for training that teaches attention by them.
     """
 
@@ -93,16 +93,16 @@ class CaptionDataset(Dataset[CaptionBatch]):
     by_image: bool = False
     regions: RegionsInView | None = None
 
-    def __getitem__(self, numbers: list[int]) -> CaptionBatch:
+    def __getitem__(self, indices: list[int]) -> CaptionBatch:
         index = self.index
-        epoch_and_batch = getattr(numbers, "epoch_and_batch", (0, 0))
+        epoch_and_batch = getattr(indices, "epoch_and_batch", (0, 0))
         if self.by_image:
-            rows = np.array(numbers, dtype=np.int64)
-            captions = np.concatenate([np.arange(*index.first_caption[row : row + 2]) for row in numbers])
+            rows = np.array(indices, dtype=np.int64)
+            captions = np.concatenate([np.arange(*index.first_caption[row : row + 2]) for row in indices])
             image_index = np.repeat(np.arange(len(rows)), np.diff(index.first_caption)[rows])
         else:
             # Captions of one image become neighbors; image_index is 0, 1, 2, .. unless an image has several.
-            captions = np.array(numbers)[np.argsort(index.caption_image[numbers], kind="stable")]
+            captions = np.array(indices)[np.argsort(index.caption_image[indices], kind="stable")]
             rows, image_index = np.unique(index.caption_image[captions], return_inverse=True)
         ids, lengths = pad_captions([self.vocabulary.encode(index.captions[n].split()) for n in captions])
         images = annotations = None

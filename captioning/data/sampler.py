@@ -13,7 +13,7 @@ Group = Literal["length", "image"]
 
 
 class PlacedBatch(list[int]):
-    """The numbers of a batch's captions; ``epoch_and_batch`` is its position, the same on all ranks."""
+    """The indices of a batch's captions; ``epoch_and_batch`` is its position, the same on all ranks."""
 
     epoch_and_batch = 0, 0
 
@@ -27,6 +27,7 @@ class CaptionBatches(Sampler[list[int]]):
     shuffled. Each rank takes every ``world_size``-th caption of a global batch. Every caption appears once per epoch
     unless ``captions_per_image`` is set. One global batch may be smaller. If it has fewer captions than ranks, some are
     repeated so that each rank has one.
+
     Differs from the paper, which draws a random length for each update: lengths come in proportion to their captions.
 
     Args:

@@ -33,9 +33,9 @@ class Constraints:
     @classmethod
     def of(cls, options: DecodingOptions, vocabulary: Vocabulary | None) -> Constraints:
         """Return the constraints of options. Raises InputError if they need a missing vocabulary or an unknown word."""
-        limits = options.min_length, options.no_repeat_ngram or None
+        numeric = options.min_length, options.no_repeat_ngram or None
         if not (options.prefix or options.no_repeat_content):
-            return cls(*limits)
+            return cls(*numeric)
         if vocabulary is None:
             raise InputError(f"{'prefix' if options.prefix else 'no_repeat_content'} needs the model's vocabulary")
         words = vocabulary.tokenizer.tokenize(options.prefix or "")
@@ -43,7 +43,7 @@ class Constraints:
             size = f"it knows {len(vocabulary.words):,} words"
             raise InputError(f"prefix {options.prefix!r}: the model does not know {unknown!r}; {size}")
         repeatable = tuple(vocabulary.encode(word for word in FUNCTION_WORDS if word in vocabulary))
-        return cls(*limits, tuple(vocabulary.encode(words)), repeatable if options.no_repeat_content else None)
+        return cls(*numeric, tuple(vocabulary.encode(words)), repeatable if options.no_repeat_content else None)
 
     def check(self, max_length: int) -> None:
         """Raise InputError if the prefix leaves no room for a word in captions of at most ``max_length`` words."""

@@ -24,16 +24,16 @@ def decode(
     """
     if not isinstance(options, DecodingOptions):
         options = DecodingOptions(**vars(options))
-    limits: dict[str, Any] = {"max_length": options.max_length, "constraints": Constraints.of(options, vocabulary)}
+    shared: dict[str, Any] = {"max_length": options.max_length, "constraints": Constraints.of(options, vocabulary)}
     S = options.samples or 1
     if options.method == "greedy":
-        return [[hypothesis] for hypothesis in greedy(step, state, **limits)]
+        return [[hypothesis] for hypothesis in greedy(step, state, **shared)]
     if options.method == "beam":
-        limits["length_normalization"] = options.length_normalization
-        beams = beam_search(step, state, beam_size=max(options.beam_size, S), **limits)
+        shared["length_normalization"] = options.length_normalization
+        beams = beam_search(step, state, beam_size=max(options.beam_size, S), **shared)
         return [beam[: options.samples] for beam in beams]
-    states = tuple(tensor.repeat_interleave(S, dim=0) for tensor in state)
-    sampled = sample(step, states, temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, **limits)
+    state = tuple(tensor.repeat_interleave(S, dim=0) for tensor in state)
+    sampled = sample(step, state, temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, **shared)
     return [sampled[first : first + S] for first in range(0, len(sampled), S)]
 
 
@@ -67,8 +67,8 @@ def beam_search(
         slots = _best_continuations(log_probs, beam_log_prob, K)
         return slots._replace(log_prob=slots.log_prob.masked_fill(slot_index >= open_count, float("-inf")))
 
-    limits: dict[str, Any] = {"max_length": max_length, "constraints": constraints}
-    hypotheses = search(step, state, choose, K=K, length_normalization=length_normalization, **limits)
+    shared: dict[str, Any] = {"max_length": max_length, "constraints": constraints}
+    hypotheses = search(step, state, choose, K=K, length_normalization=length_normalization, **shared)
     return [sorted(image, key=lambda caption: (not caption.finished, -caption.log_prob)) for image in hypotheses]
 
 

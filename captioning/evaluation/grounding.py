@@ -61,7 +61,7 @@ def grounding_metrics(images: Sequence[CaptionedImage]) -> dict[str, float]:
     """
     metrics = {}
     for name, metric in NOUN_METRICS.items():
-        values = [getattr(hit, metric.field) for image in images for hit in getattr(image, metric.hits)]
+        values = [getattr(hit, metric.hit_field) for image in images for hit in getattr(image, metric.hit_list)]
         if values:
             metrics[name] = 100 * sum(values) / len(values)
     return metrics

@@ -58,7 +58,7 @@ class ReferenceNGrams:
         number_of: dict[str, int] = defaultdict(lambda: len(number_of), self._word_numbers)  # new words follow
         numbers = np.array([number_of[word] for word in chain.from_iterable(sentences)], dtype=np.int64)
         lengths = np.array([len(words) for words in sentences], dtype=np.int64)
-        sentence = np.repeat(np.arange(len(sentences)), lengths)  # the number of each word's sentence
+        sentence_index = np.repeat(np.arange(len(sentences)), lengths)  # of each word
         remaining = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(numbers))  # words up to the sentence's end
         ngrams = np.zeros_like(numbers)  # the number of the n-gram that begins at each word
         counts = []
@@ -69,27 +69,27 @@ class ReferenceNGrams:
             if len(self._keys) < n:  # the sentences are the references themselves
                 self._keys.append(np.unique(keys))
             known_keys = self._keys[n - 1]
-            position = np.searchsorted(known_keys, keys)
-            is_new = np.append(known_keys, -1)[position] != keys
-            position[is_new] = len(known_keys) + np.unique(keys[is_new], return_inverse=True)[1]
-            ngrams[starts] = position
-            shape = len(sentences), max(len(known_keys), int(position.max(initial=-1)) + 1)
-            counts.append(csr_array((np.ones(len(position)), (sentence[starts], position)), shape=shape))
+            positions = np.searchsorted(known_keys, keys)
+            is_new = np.append(known_keys, -1)[positions] != keys
+            positions[is_new] = len(known_keys) + np.unique(keys[is_new], return_inverse=True)[1]
+            ngrams[starts] = positions
+            shape = len(sentences), max(len(known_keys), int(positions.max(initial=-1)) + 1)
+            counts.append(csr_array((np.ones(len(positions)), (sentence_index[starts], positions)), shape=shape))
         return counts
 
     def pairs(self, hypotheses: Sequence[Words], images: Sequence[int] | None) -> tuple[Ints, Ints, Ints]:
         """Pair each hypothesis with every reference of its image. ``images`` is as in ``bleu_counts``.
 
-        Returns the numbers of the images (hypotheses,), and for each pair the number of its hypothesis (pairs,) and of
+        Returns the indices of the images (hypotheses,), and for each pair the index of its hypothesis (pairs,) and of
         its reference (pairs,). Raises ValueError if there is not one image for each hypothesis.
         """
-        numbers = np.asarray(range(len(self.sizes)) if images is None else images, dtype=np.int64)
-        if len(hypotheses) != len(numbers):
-            raise ValueError(f"each hypothesis needs a reference set, got {len(hypotheses)} and {len(numbers)}")
-        sizes = self.sizes[numbers]
-        hypothesis = np.repeat(np.arange(len(numbers)), sizes)
-        position = np.arange(len(hypothesis)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # in the image's references
-        return numbers, hypothesis, self._first_references[numbers][hypothesis] + position
+        image_index = np.asarray(range(len(self.sizes)) if images is None else images, dtype=np.int64)
+        if len(hypotheses) != len(image_index):
+            raise ValueError(f"each hypothesis needs a reference set, got {len(hypotheses)} and {len(image_index)}")
+        sizes = self.sizes[image_index]
+        hypothesis_index = np.repeat(np.arange(len(image_index)), sizes)
+        positions = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # in the image's references
+        return image_index, hypothesis_index, self._first_references[image_index][hypothesis_index] + positions
 
 
 def bleu_counts(
@@ -112,16 +112,16 @@ def bleu_counts(
         (hypotheses, 10): matched n-grams, n = 1..4; all n-grams, n = 1..4; words; words of the closest reference.
     """
     ngrams = references if isinstance(references, ReferenceNGrams) else ReferenceNGrams(references)
-    numbers, hypothesis, reference = ngrams.pairs(hypotheses, images)
+    image_index, hypothesis_index, reference_index = ngrams.pairs(hypotheses, images)
     counts = np.zeros((len(hypotheses), 2 * ORDERS + 2))
     lengths = np.array([len(words) for words in hypotheses], dtype=np.int64)
     for n, (hypothesis_counts, max_counts) in enumerate(zip(ngrams.count(hypotheses), ngrams.max_counts, strict=True)):
-        counts[:, n] = hypothesis_counts[:, : max_counts.shape[1]].minimum(max_counts[numbers]).sum(axis=1)
+        counts[:, n] = hypothesis_counts[:, : max_counts.shape[1]].minimum(max_counts[image_index]).sum(axis=1)
         counts[:, ORDERS + n] = np.maximum(lengths - n, 0)
-    reference_lengths = ngrams.lengths[reference]
-    order = np.lexsort((reference_lengths, abs(reference_lengths - lengths[hypothesis]), hypothesis))[::-1]
+    reference_lengths = ngrams.lengths[reference_index]
+    order = np.lexsort((reference_lengths, abs(reference_lengths - lengths[hypothesis_index]), hypothesis_index))[::-1]
     counts[:, -2] = lengths
-    counts[hypothesis[order], -1] = reference_lengths[order]  # the closest one is written last
+    counts[hypothesis_index[order], -1] = reference_lengths[order]  # the closest one is written last
     return counts
 
 

@@ -34,18 +34,18 @@ class CiderD:
 
         ``images`` is as in ``bleu_counts``. Raises ValueError if there is not one image for each hypothesis.
         """
-        numbers, hypothesis, reference = self.ngrams.pairs(hypotheses, images)
-        similarity = np.zeros(len(hypothesis))
+        image_index, hypothesis_index, reference_index = self.ngrams.pairs(hypotheses, images)
+        similarity = np.zeros(len(hypothesis_index))
         orders = zip(self.ngrams.count(hypotheses), self._idf, self._tf_idf, strict=True)  # n = 1 .. 4
         for counts, idf, reference_tf_idf in orders:
             idf_of_unseen = np.full(counts.shape[1] - len(idf), self._log_documents)
             tf_idf = (counts * np.append(idf, idf_of_unseen)).tocsr()
-            first, second = tf_idf[:, : len(idf)][hypothesis], reference_tf_idf[reference]
+            first, second = tf_idf[:, : len(idf)][hypothesis_index], reference_tf_idf[reference_index]
             products = (first.minimum(second) * second).sum(axis=1)
-            similarity += ratio(products, norm(tf_idf, axis=1)[hypothesis] * norm(second, axis=1))
+            similarity += ratio(products, norm(tf_idf, axis=1)[hypothesis_index] * norm(second, axis=1))
         # The toolkit measures length in bigrams, so no word and one word are equally long.
         lengths = np.array([max(len(words) - 1, 0) for words in hypotheses], dtype=np.int64)
-        difference = lengths[hypothesis] - np.maximum(self.ngrams.lengths[reference] - 1, 0)
+        difference = lengths[hypothesis_index] - np.maximum(self.ngrams.lengths[reference_index] - 1, 0)
         similarity *= np.exp(-(difference**2) / (2 * SIGMA**2))
-        sums = np.bincount(hypothesis, similarity, minlength=len(numbers))
-        return SCALE * sums / (ORDERS * self.ngrams.sizes[numbers])
+        sums = np.bincount(hypothesis_index, similarity, minlength=len(image_index))
+        return SCALE * sums / (ORDERS * self.ngrams.sizes[image_index])

@@ -25,34 +25,34 @@ class Metric(NamedTuple):
 
     title: str
     unit: Literal["percent", "nats per word", "ratio"] = "percent"
-    better: Literal["max", "min"] | None = "max"  # whether the highest or the lowest value is best; None for neither
-    hits: str = ""  # the list of ``NounHit`` in a ``CaptionedImage`` that the metric averages over; "" if there is none
-    field: str = ""  # the field of ``NounHit`` that is averaged
+    mode: Literal["max", "min"] | None = "max"  # whether the highest or the lowest value is best; None for neither
+    hit_list: str = ""  # name of the list of ``NounHit`` in a ``CaptionedImage`` that is averaged over; "" for none
+    hit_field: str = ""  # name of the field of ``NounHit`` that is averaged
     in_validation: bool = True  # False for a metric that is too slow for the validations of training
     needs_model: bool = False  # whether captions alone do not suffice; comparisons then read the run's test
 
 
 _ALPHA_METRICS = {
-    "pointing_accuracy": Metric("Pointing accuracy", field="hit"),
-    "pointing_chance": Metric("Pointing, by chance", better=None, field="chance"),
-    "pointing_centre": Metric("Pointing, always the center", better=None, field="centre_hit"),
-    "attention_correctness": Metric("Attention correctness", field="correctness"),
-    "correctness_uniform": Metric("Correctness, spread evenly", better=None, field="uniform"),
-    "correctness_centre": Metric("Correctness, around the center", better=None, field="centre"),
+    "pointing_accuracy": Metric("Pointing accuracy", hit_field="hit"),
+    "pointing_chance": Metric("Pointing, by chance", mode=None, hit_field="chance"),
+    "pointing_centre": Metric("Pointing, always the center", mode=None, hit_field="centre_hit"),
+    "attention_correctness": Metric("Attention correctness", hit_field="correctness"),
+    "correctness_uniform": Metric("Correctness, spread evenly", mode=None, hit_field="uniform"),
+    "correctness_centre": Metric("Correctness, around the center", mode=None, hit_field="centre"),
 }
 _EVIDENCE_METRICS = {
-    "pointing_evidence": Metric("Pointing of the evidence", field="hit"),
-    "correctness_evidence": Metric("Correctness of the evidence", field="correctness"),
+    "pointing_evidence": Metric("Pointing of the evidence", hit_field="hit"),
+    "correctness_evidence": Metric("Correctness of the evidence", hit_field="correctness"),
 }
 
 
-def _noun_metrics(metrics: Mapping[str, Metric], hits: str) -> dict[str, Metric]:
+def _noun_metrics(metrics: Mapping[str, Metric], hit_list: str) -> dict[str, Metric]:
     """Return metrics of the attention at the nouns of captions, and the same metrics at the nouns of references."""
     reference_metrics = {
-        f"reference_{name}": metric._replace(title=f"{metric.title}, references", hits=f"reference_{hits}")
+        f"reference_{name}": metric._replace(title=f"{metric.title}, references", hit_list=f"reference_{hit_list}")
         for name, metric in metrics.items()
     }
-    return {name: metric._replace(hits=hits) for name, metric in metrics.items()} | reference_metrics
+    return {name: metric._replace(hit_list=hit_list) for name, metric in metrics.items()} | reference_metrics
 
 
 ImageMeasure = Callable[[Sequence[Words], Sequence[Sequence[Words]]], Floats]
@@ -94,7 +94,7 @@ FAMILIES = (
 
 METRICS: dict[str, Metric] = {
     **{name: metric for family in FAMILIES for name, metric in family.metrics.items()},
-    **{f"bleu{n}_no_penalty": Metric(f"BLEU-{n}, no brevity penalty", better=None) for n in range(1, ORDERS + 1)},
+    **{f"bleu{n}_no_penalty": Metric(f"BLEU-{n}, no brevity penalty", mode=None) for n in range(1, ORDERS + 1)},
     "brevity_penalty": Metric("Brevity penalty", "ratio", None),
     "length_ratio": Metric("Words per reference word", "ratio", None),
     "nll": Metric("NLL", "nats per word", "min", needs_model=True),
@@ -106,13 +106,13 @@ METRICS: dict[str, Metric] = {
 """All metrics that an evaluation can have, for any data and attention, by their names in logs and files."""
 
 CAPTION_METRICS = tuple(name for family in FAMILIES for name in family.metrics)
-NOUN_METRICS = {name: metric for name, metric in METRICS.items() if metric.hits}
+NOUN_METRICS = {name: metric for name, metric in METRICS.items() if metric.hit_list}
 TITLES = {name: metric.title for name, metric in METRICS.items()}
 
 
 def log_key(stage: str, name: str) -> str:
     """Return the key of a metric in loggers, such as "val/bleu4", or "val_controls/pointing_chance"."""
-    return f"{stage}{'_controls' if METRICS[name].better is None else ''}/{name}"
+    return f"{stage}{'_controls' if METRICS[name].mode is None else ''}/{name}"
 
 
 def few_images_warning(image_count: int) -> str:

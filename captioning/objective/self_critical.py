@@ -124,9 +124,9 @@ class SelfCriticalTraining(Objective):
         """
         assert self.reward is not None
         step, state = captioner.step_function(memory), captioner.decoder.init_state(memory)
-        states = tuple(repeat_rows(tensor, self.samples) for tensor in state)
+        repeated_state = tuple(repeat_rows(tensor, self.samples) for tensor in state)
         constraints = Constraints(min_length=self.search.min_length)
-        captions = decoding.sample(step, states, max_length=self.search.max_length, constraints=constraints)
+        captions = decoding.sample(step, repeated_state, max_length=self.search.max_length, constraints=constraints)
         caption_rows = [row for row in index_rows for _ in range(self.samples)]
         return captions, self.reward(caption_rows, captions).to(state[0].device)
 

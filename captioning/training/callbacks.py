@@ -43,7 +43,7 @@ class ValidationFigures(Callback):
             log_figures(trainer.loggers, "val", write_figures(folder, epoch, pl_module.evaluator))
 
 
-class LogLines(Callback):
+class TerminalReport(Callback):
     """Prints the size of each module, the metrics of each validation, and a line if nothing was left to train."""
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
@@ -119,7 +119,7 @@ class CheckpointFiles(TorchCheckpointIO):
         write_checkpoint(checkpoint, Path(path))
 
 
-class ResumableStopping(callbacks.EarlyStopping):
+class ResumableEarlyStopping(callbacks.EarlyStopping):
     """Lightning's callback, for runs that end inside an epoch and are resumed.
 
     Two events use up no patience: the validation that ``max_time`` adds, and the end of an epoch that was cut short.
@@ -128,7 +128,7 @@ class ResumableStopping(callbacks.EarlyStopping):
 
     @property
     def state_key(self) -> str:
-        return super().state_key.replace("Resumable", "Early", 1)  # as in 0.2
+        return super().state_key.removeprefix("Resumable")  # as in 0.2
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict | {"patience": self.patience})

@@ -20,22 +20,22 @@ from captioning.settings import attention_kind, read_config
 from captioning.views.overlays import ModelAttention, attention_figure
 
 
-def logger_settings(config: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
+def logger_settings(settings: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
     """Return the settings of a run's loggers: CSV, and wandb unless the configuration turns it off."""
-    setting = config["trainer"]["logger"]
+    setting = settings["trainer"]["logger"]
     if setting in (None, True):
         setting = {"class_path": "pytorch_lightning.loggers.WandbLogger"}
     loggers = []
     for logger in setting if isinstance(setting, list) else [setting] if setting else []:
         arguments = logger.get("init_args", {})
-        # A run writes the list of its loggers, with their folder, into its configuration.
+        # Only a run's config.yaml has a list of loggers with a folder. A new run from it gets a wandb run of its own.
         is_of_another_run = isinstance(setting, list) and arguments.get("save_dir") not in (None, ".")
         arguments = {**arguments, "save_dir": str(folder)}
         if logger["class_path"].endswith("WandbLogger"):
-            if config["ckpt_path"] is None and is_of_another_run:
+            if settings["ckpt_path"] is None and is_of_another_run:
                 arguments |= {"id": None, "name": None}
             defaults = {"project": os.environ.get("WANDB_PROJECT", "captioning"), "job_type": "train"}
-            defaults |= {"name": folder.name, "group": attention_kind(config), "id": secrets.token_hex(4)}
+            defaults |= {"name": folder.name, "group": attention_kind(settings), "id": secrets.token_hex(4)}
             arguments |= {key: arguments.get(key) or default for key, default in defaults.items()}
         if not logger["class_path"].endswith("CSVLogger"):
             loggers.append({"class_path": logger["class_path"], "init_args": arguments})

@@ -15,6 +15,14 @@ from captioning.trace import AttentionTrace, State, map_fields
 from captioning.vocabulary import END, START
 
 
+class History(NamedTuple):
+    """The t steps behind the hypotheses in the slots, (B, K, t) each."""
+
+    words: Tensor
+    log_probs: Tensor  # of the words
+    trace_index: Tensor  # rows in the traces of all steps, one after the other
+
+
 class Slots(NamedTuple):
     """The hypotheses in the K slots of B images after a step, (B, K) each."""
 
@@ -24,8 +32,8 @@ class Slots(NamedTuple):
     word_log_prob: Tensor  # log-probability of that word
 
 
-Choose = Callable[[Tensor, Tensor, Tensor, Tensor], Slots]
-"""``choose(log_probs, beam_log_prob, open_count, images)`` fills the slots with continuations of R beams.
+FillSlots = Callable[[Tensor, Tensor, Tensor, Tensor], Slots]
+"""``fill_slots(log_probs, beam_log_prob, open_count, images)`` fills the slots with continuations of R beams.
 
 Arguments: log-probabilities of the next word (B, R, V) and of the beams (B, R), -inf for no beam; number of
 hypotheses that have not ended (B, 1); indices of the images (B,)."""
@@ -34,7 +42,7 @@ hypotheses that have not ended (B, 1); indices of the images (B,)."""
 def search(
     step: StepFunction,
     state: State,
-    choose: Choose,
+    fill_slots: FillSlots,
     *,
     K: int,
     max_length: int,
@@ -54,18 +62,16 @@ def search(
     open_count = torch.full((B, 1), K, device=device)
     log_prob = torch.zeros(B, R, device=device)
     tokens = torch.full((B * R,), START, device=device)
-    # Words, their log-probabilities and indices of their traces, of all hypotheses in the slots: (B, R, t) each.
-    history = [torch.empty(B, R, 0, dtype=dtype, device=device) for dtype in (torch.int64, torch.float32, torch.int64)]
+    dtypes = torch.int64, torch.float32, torch.int64
+    history = History(*(torch.empty(B, R, 0, dtype=dtype, device=device) for dtype in dtypes))
     traces, trace_count, ended = list[AttentionTrace](), 0, list[list[Tensor]]()
     for t in range(max_length):
         out = step(tokens, state)
-        log_probs = constraints.mask(out.log_probs, history[0].flatten(0, 1))
-        log_prob, beam, word, word_log_prob = choose(log_probs.unflatten(0, (B, R)), log_prob, open_count, images)
-        rows = beam + torch.arange(0, B * R, R, device=device).unsqueeze(1)  # (B, K)
-        entries = word, word_log_prob, trace_count + rows
-        history = [
-            torch.cat([x.flatten(0, 1)[rows], entry.unsqueeze(2)], 2) for x, entry in zip(history, entries, strict=True)
-        ]
+        log_probs = constraints.mask(out.log_probs, history.words.flatten(0, 1))
+        log_prob, beam, word, word_log_prob = fill_slots(log_probs.unflatten(0, (B, R)), log_prob, open_count, images)
+        parents = beam + torch.arange(0, B * R, R, device=device).unsqueeze(1)  # (B, K), rows of this step
+        added = zip(history, (word, word_log_prob, trace_count + parents), strict=True)
+        history = History(*(torch.cat([x.flatten(0, 1)[parents], new.unsqueeze(2)], dim=2) for x, new in added))
         traces.append(out.trace)
         trace_count += B * R
         exists = log_prob.isfinite()
@@ -80,11 +86,12 @@ def search(
         open_count = open_count - has_ended.sum(dim=1, keepdim=True)
         log_prob, tokens = log_prob.masked_fill(~is_open, float("-inf")), word.masked_fill(~is_open, END)
         if len(open_images) <= B // 2:
-            B, step, history = len(open_images), step.select_images(open_images), [x[open_images] for x in history]
-            tensors = images, open_count, log_prob, tokens, rows
-            images, open_count, log_prob, tokens, rows = (x[open_images] for x in tensors)
-        tokens, R = tokens.flatten(), K
-        state = tuple(tensor.index_select(0, rows.flatten()) for tensor in out.state)
+            B, step = len(open_images), step.select_images(open_images)
+            history = map_fields(history, itemgetter(open_images))
+            tensors = images, open_count, log_prob, tokens, parents
+            images, open_count, log_prob, tokens, parents = (x[open_images] for x in tensors)
+        tokens, R = tokens.flatten(), K  # from the second step on, R is K
+        state = tuple(tensor.index_select(0, parents.flatten()) for tensor in out.state)
     hypotheses = _make_hypotheses(ended, traces, length_normalization)
     if len(hypotheses) < image_count:
         raise InputError("the model gives no word a finite probability; use another checkpoint")

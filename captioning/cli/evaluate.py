@@ -39,13 +39,13 @@ def evaluate(
 
     with json_output(json) as results:
         splitter = tokenizer_from(tokenizer)
-        results = read_results(captions)
+        texts = read_results(captions)
         all_references = read_references(references, split=split, tokenizer=splitter)
-        if unknown := [image_id for image_id in results if image_id not in all_references]:
-            problem = f"{len(unknown)} of {len(results)} images have no references"
+        if unknown := [image_id for image_id in texts if image_id not in all_references]:
+            problem = f"{len(unknown)} of {len(texts)} images have no references"
             raise InputError(f"{captions}: {problem}, among them image_id {unknown[0]}")
-        hypotheses = [splitter.tokenize(caption) for caption in results.values()]
-        image_references, images = [all_references[image_id] for image_id in results], len(results)
+        hypotheses = [splitter.tokenize(caption) for caption in texts.values()]
+        image_references, images = [all_references[image_id] for image_id in texts], len(texts)
         print(f"{images} captions of {len(all_references)} images with references{few_images_warning(images)}")
         print(f"{'':12}{'metric':>8}  {'95 % interval':>18}")
         values: dict[str, Any] = {}

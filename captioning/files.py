@@ -78,10 +78,3 @@ def check_output(
             raise InputError(f"{option} {path}: would replace {other}, which is an input; give another name")
     if suffixes and Path(path).suffix.lower() not in suffixes:
         raise InputError(f"{option} {path}: must end in {', '.join(suffixes)}".lstrip())
-
-
-def refuse_lfs_pointer(path: Path) -> None:
-    """Raise InputError if a file is a git-LFS pointer, the short text that a clone without git-LFS gets."""
-    with suppress(OSError), path.open("rb") as file:
-        if file.read(40).startswith(b"version https://git-lfs.github.com/"):
-            raise InputError(f"{path}: is the pointer of git-LFS, not the file; run git lfs pull")

@@ -147,7 +147,6 @@ def test_an_exported_folder_has_no_paths_of_the_machine(tmp_path):
         ("config.json", "[", r"config\.json: cannot be read as JSON"),
         ("config.json", "[]", "damaged, or does not describe"),
         ("model.safetensors", "cut", "damaged, or .*SafetensorError"),
-        ("model.safetensors", "version https://git-lfs.github.com/spec/v1", "is the pointer of git-LFS"),
     ],
 )
 def test_a_folder_that_cannot_be_used_is_one_line(run, name, content, message):

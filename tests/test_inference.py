@@ -345,7 +345,6 @@ def test_a_run_folder_points_to_its_checkpoint(tmp_path):
         (lambda whole: b"", "not a checkpoint"),
         ({"model": torch.zeros(3)}, "not a checkpoint of this project"),
         ([1, 2], "not a checkpoint of this project"),
-        (lambda whole: b"version https://git-lfs.github.com/spec/v1\n", "is the pointer of git-LFS"),
     ],
 )
 def test_a_file_that_is_no_checkpoint_is_one_line(checkpoint, tmp_path, damage, message):

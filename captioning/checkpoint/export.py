@@ -13,7 +13,7 @@ from torch import Tensor
 
 from captioning.checkpoint.format import checkpoint_entry
 from captioning.errors import InputError, check_choice
-from captioning.files import read_json, refuse_lfs_pointer, replacing, write_json, write_text
+from captioning.files import read_json, replacing, write_json, write_text
 from captioning.model.captioner import Captioner
 from captioning.settings import map_strings
 from captioning.vocabulary import Vocabulary
@@ -73,7 +73,6 @@ def read_export(folder: Path) -> dict[str, Any]:
     """
     from safetensors.torch import load_file
 
-    refuse_lfs_pointer(folder / WEIGHTS)
     content = read_json(folder / CONFIG) | {"vocabulary": read_json(folder / VOCABULARY)["words"]}
     state = {f"captioner.{name}": tensor for name, tensor in load_file(folder / WEIGHTS).items()}
     return {"captioning": content, "state_dict": state}

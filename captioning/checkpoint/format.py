@@ -18,7 +18,7 @@ from captioning.component import public_path
 from captioning.data.transforms import Preprocessing
 from captioning.encoders import Encoder
 from captioning.errors import InputError, one_line
-from captioning.files import refuse_lfs_pointer, replacing
+from captioning.files import replacing
 from captioning.model.captioner import Captioner
 from captioning.model.decoder import Decoder
 from captioning.run_folder import RunFolder
@@ -94,7 +94,6 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if path.is_dir() or str(path) == "pretrained" or str(path).startswith("hf:"):
         best, exported = RunFolder(path).checkpoint("best"), "caption --model and fit --init_from take exported folders"
         raise InputError(f"{path}: is a folder; give {best if best.is_file() else f'a .ckpt file ({exported}, too)'}")
-    refuse_lfs_pointer(path)
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:

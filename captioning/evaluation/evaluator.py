@@ -1,7 +1,7 @@
 """Evaluates a split batch by batch: metrics of captions, the NLL of references, and the hits of attention."""
 
 import functools
-from collections import defaultdict
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,8 +47,7 @@ class Evaluator:
     images: dict[int, CaptionedImage] = field(default_factory=dict)  # by row of the split
     sums: dict[int, dict[str, float]] = field(default_factory=dict)
     """For each batch, by the row of its first image: the number of "words" of the references, <end> included, and the
-    sums of their "nll" and bounds in nats. ``finish`` adds them in the order of the split, so any number of processes
-    gives the same last digits. If two processes evaluate a batch, its sums count once, because its row is one key."""
+    sums of their "nll" and bounds in nats. If two processes evaluate a batch, its sums count once."""
 
     def __post_init__(self) -> None:
         if self.with_references and not self.index.captions:
@@ -68,10 +67,8 @@ class Evaluator:
         if not (images and self.with_references):
             return {}
         metrics = caption_metrics([image.words for image in images], [i.reference_words for i in images], meteor=meteor)
-        totals: dict[str, float] = defaultdict(float)
-        for row in sorted(self.sums):
-            for name, value in self.sums[row].items():
-                totals[name] += value
+        batches = list(self.sums.values())  # in any order; fsum gives any number of processes the same digits
+        totals = {name: math.fsum(sums[name] for sums in batches) for name in batches[0]}
         words = totals.pop("words")
         metrics |= {name: total / words for name, total in totals.items()}
         return metrics | grounding_metrics(images)

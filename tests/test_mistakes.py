@@ -220,6 +220,7 @@ def test_a_class_of_the_user_is_found_by_import(workdir, capsys):
 def test_a_module_that_fails_is_named_with_its_error(workdir, capsys):
     Path("wrong.py").write_text("from captioning.attention import AdditiveScore\n\nAdditiveScore(0)\n")
     line = refusal(capsys, "caption", "photo.png", "--import", "wrong")
+    IMPORTED_MODULES.clear()
     assert "--import wrong: InputError: attention_dim must be" in line
 
 

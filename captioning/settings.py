@@ -18,6 +18,18 @@ STORAGE_SETTINGS = (
 ).split()
 """Settings that say where a run is stored and logged."""
 
+BATCH_SETTINGS = (
+    "data.batch_size data.group data.captions_per_image data.limit_images seed_everything "
+    "trainer.accumulate_grad_batches processes"
+).split()
+"""Settings that determine the batches of training. A resumed run cannot change them inside an epoch."""
+
+STATE_SETTINGS = ("model.optimizer", "model.scheduler", "model.encoder.learning_rate")
+"""Settings that fix what is in a checkpoint's state. A resumed run cannot change them or settings beneath them."""
+
+SEED_SETTINGS = ("seed_everything", "data.seed")
+"""Settings that may hold a run's seed, the newest first. Runs of a variant differ in them alone."""
+
 
 def read_config(path: Path, option: str = "") -> dict[str, Any]:
     """Return the settings in a YAML file. Raises InputError, which names ``option``, if it is no valid mapping."""

@@ -7,8 +7,7 @@ from typing import Any
 from captioning.comparison.conditions import compared_settings
 from captioning.comparison.result import Variant
 from captioning.comparison.runs import Run
-
-_SEEDS = ("seed_everything", "data.seed")
+from captioning.settings import SEED_SETTINGS
 
 
 def group_variants(runs: Sequence[Run]) -> list[Variant]:
@@ -43,7 +42,7 @@ def group_variants(runs: Sequence[Run]) -> list[Variant]:
 
 def _seed_of(run: Run) -> str:
     settings = compared_settings(run)
-    return next((str(settings[key]) for key in _SEEDS if settings.get(key) is not None), "")
+    return next((str(settings[key]) for key in SEED_SETTINGS if settings.get(key) is not None), "")
 
 
 def _differ_in_seed_alone(run: Run, other: Run) -> bool:
@@ -61,7 +60,7 @@ def _conditions(run: Run) -> dict[str, Any]:
 
 def _without_seed(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the settings without the seed, and these settings with * for the seed in paths of initial checkpoints."""
-    settings = {key: value for key, value in compared_settings(run).items() if key not in _SEEDS}
+    settings = {key: value for key, value in compared_settings(run).items() if key not in SEED_SETTINGS}
     seed_in_path = re.compile(rf"(?<!\d){re.escape(_seed_of(run))}(?=/checkpoints/[^/]*$)")
     initial_keys = [key for key in settings if re.fullmatch(r"init_from|averaged\..*\.checkpoint", key)]
     return settings, settings | {key: seed_in_path.sub("*", str(settings[key])) for key in initial_keys}

@@ -153,9 +153,6 @@ class CaptionDataModule(pl.LightningDataModule):
             generator=torch.Generator().manual_seed(self.seed),
         )
 
-    batch_settings = "data.batch_size data.group data.captions_per_image data.limit_images seed_everything".split()
-    """Settings that determine the batches of ``sampler``. A resumed run cannot change them inside an epoch."""
-
     def sampler(self, start: tuple[int, int] = (0, 0)) -> CaptionBatches:
         """Return this process's training batches, lists of caption indices, from ``start`` (epoch, batch)."""
         lengths, images = self.index("train").caption_lengths, self.index("train").caption_image

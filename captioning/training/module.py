@@ -263,5 +263,5 @@ class CaptioningModule(pl.LightningModule):
         check_tokenizer(tokenizer_from(content.get("tokenizer")), self.data.vocabulary.tokenizer)
         check_vocabulary("the checkpoint's", content.get("vocabulary") or (), self.data.vocabulary)
         settings = self.settings | {"processes": self.trainer.world_size}
-        resume.check_settings(checkpoint, settings, self.data.batch_settings)
+        resume.check_settings(checkpoint, settings)
         self._random_state = checkpoint["random_state"]

@@ -3,14 +3,14 @@
 Lightning does not document this state, so pyproject.toml admits only one minor version of Lightning.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_only
 
 from captioning.errors import InputError
-from captioning.settings import STORAGE_SETTINGS, flatten
+from captioning.settings import BATCH_SETTINGS, STATE_SETTINGS, STORAGE_SETTINGS, flatten
 
 
 def next_batch(trainer: pl.Trainer) -> tuple[int, int]:
@@ -75,11 +75,8 @@ def rewind(checkpoint: dict[str, Any]) -> None:
         batches[span]["completed"] += ends_epoch
 
 
-def check_settings(checkpoint: Mapping[str, Any], settings: Mapping[str, Any], batch_settings: Sequence[str]) -> None:
-    """Print the settings that differ from the checkpoint's. ``batch_settings`` may differ only between two epochs.
-
-    Raises InputError if a changed setting does not fit the checkpoint's state.
-    """
+def check_settings(checkpoint: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Print the settings that differ from the checkpoint's. Raises InputError if one does not fit its state."""
     ignored = (*STORAGE_SETTINGS, "init_from")
     saved, new = flatten(checkpoint.get("captioning", {}).get("settings") or {}, ignored), flatten(settings, ignored)
     saved["processes"] = checkpoint.get("processes", new["processes"])
@@ -87,9 +84,9 @@ def check_settings(checkpoint: Mapping[str, Any], settings: Mapping[str, Any], b
     is_inside_epoch = batches["current"]["ready"] and not batches["is_last_batch"]
     differing = [key for key in saved | new if saved.get(key) != new.get(key)]
     for key in differing:
-        changes_batches = is_inside_epoch and key in (*batch_settings, "trainer.accumulate_grad_batches", "processes")
-        changes_state = key in ("model.optimizer", "model.scheduler", "model.encoder.learning_rate")
-        if key.startswith(("model.optimizer.", "model.scheduler.")):
+        changes_batches = is_inside_epoch and key in BATCH_SETTINGS
+        changes_state = key in STATE_SETTINGS
+        if key.startswith(tuple(f"{name}." for name in STATE_SETTINGS)):
             changes_state = key in saved and key in new  # another version of a class may have other arguments
         if changes_batches or changes_state:
             where = "inside an epoch" if changes_batches else "in a resumed run"

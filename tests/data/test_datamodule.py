@@ -13,6 +13,7 @@ from captioning.data.shapes import ShapesSource
 from captioning.data.transforms import Augmentation
 from captioning.encoders import ConvEncoder, TorchvisionEncoder
 from captioning.errors import InputError
+from captioning.settings import BATCH_SETTINGS
 from captioning.training.datamodule import CaptionDataModule, VocabularyOptions
 
 
@@ -70,7 +71,7 @@ def test_batch_settings_are_the_settings_that_change_a_batch(shapes, encoder):
         options = base | {name: value} | ({"captions_per_image": None} if value == "length" else {})
         is_changed = list(make_data(shapes, encoder, **options).sampler()) != batches
         setting = "seed_everything" if name == "seed" else f"data.{name}"
-        assert is_changed == (setting in CaptionDataModule.batch_settings), name
+        assert is_changed == (setting in BATCH_SETTINGS), name
 
 
 def test_images_and_regions_can_be_loaded_by_spawned_processes(shapes):

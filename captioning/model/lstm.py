@@ -128,14 +128,13 @@ class AttentionDecoder(Decoder):
         word_gates, word_query = word_terms.tensor_split([4 * self.hidden_dim], dim=-1)  # (N, 4H), (N, H) or (N, 0)
         query = h if self.word_to_query is None else h + word_query  # (N, H)
         attention_output, attention_state = self.attention(query, memory, tuple(attention_state))  # Eq. 4-6
-        context, alphas, locations, location_log_prob, head_alphas = attention_output  # (N, D), (N, L), (N,), (N,) ..
-        z, beta_logit = self.gate(h, context)  # (N, D), (N,), Sec. 4.2.1
+        z, beta_logit = self.gate(h, attention_output.context)  # (N, D), (N,), Sec. 4.2.1
         gates = word_gates + self.hidden_to_gates(h) + self.context_to_gates(z)  # (N, 4H); T is linear
         i, f, o, g = gates.to(c.dtype).chunk(4, dim=-1)  # (N, H) each
         i, f, o, g = torch.sigmoid(i), torch.sigmoid(f), torch.sigmoid(o), torch.tanh(g)  # Eq. 1
         c = f * c + i * g  # Eq. 2
         h = (o * torch.tanh(c)).to(gates.dtype)  # Eq. 3
-        return (h, c, *attention_state), LSTMSteps(h, z, beta_logit, alphas, locations, location_log_prob, head_alphas)
+        return (h, c, *attention_state), LSTMSteps(h, z, beta_logit, *attention_output[1:])  # all but its context
 
     def step(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionTrace]:
         embedded = self.embedding(tokens)  # (N, E)

@@ -21,7 +21,7 @@ class LSTMSteps(NamedTuple):
         h: (.., H), the new h_t.
         context: (.., D), beta_t z_t: the context after the gate.
         beta_logit: (..), f_beta(h_{t-1}) of Sec. 4.2.1; None without a gate.
-        alphas, locations, location_log_prob, head_alphas: As in ``AttentionOutput``.
+        alphas, locations, location_log_prob, head_alphas: As in ``AttentionOutput``, in its order.
     """
 
     h: Tensor

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from captioning import data, encoders
 from captioning.cli import FIT_HELP, HELP, OTHER_COMMANDS, RUN_COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -81,3 +82,10 @@ def test_every_file_in_a_help_text_exists_or_is_written_by_a_command_there(text)
 def test_the_command_alone_lists_every_command_in_a_line():
     lines = HELP.splitlines()
     assert all(f"  {name:12}{description}" in lines for name, description in (RUN_COMMANDS | OTHER_COMMANDS).items())
+
+
+def test_the_help_of_fit_names_every_encoder_and_source():
+    exported = [value for room in (data, encoders) for value in vars(room).values() if isinstance(value, type)]
+    bases = (data.CaptionSource, encoders.Encoder)
+    names = {cls.__name__ for cls in exported if issubclass(cls, bases) and cls not in bases}
+    assert len(names) > 7 and names <= set(re.findall(r"\w+", FIT_HELP))

@@ -1,5 +1,6 @@
 """`captioning fit`, `validate`, `test` and `predict`: what users type, and what it leaves behind."""
 
+import ast
 import csv
 import json
 import logging
@@ -625,6 +626,23 @@ def test_settings_in_a_checkpoint_import_no_class(trained):
 def test_a_mistake_is_one_line(trained, words, message):
     with pytest.raises(InputError, match=message):
         command(*words)
+
+
+def test_every_dotted_option_that_the_code_names_exists(capsys):
+    with pytest.raises(SystemExit):
+        fit(["--help"])
+    options = set(re.findall(r"--[\w.]+", capsys.readouterr().out))
+    files = (ROOT / "captioning").rglob("*.py")
+    texts = [
+        node.value
+        for path in files
+        if path.stem != "earlier_names"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    named = set(re.findall(r"--[a-z_]+(?:\.[a-z_]+)+", " ".join(texts)))
+    of_a_class = {option for option in named if f"{option.rpartition('.')[0]}.help" in options}
+    assert len(named) > 20 and named <= options | of_a_class
 
 
 def test_missing_data_are_named_before_the_model_is_built(workdir):

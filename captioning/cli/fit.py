@@ -210,6 +210,7 @@ class Fit(LightningCLI):
         options = self._instantiate("trainer") | kwargs
         setting = options["callbacks"] or []
         all_callbacks = [*setting] if isinstance(setting, list) else [setting]
+        # Those of this tuple have no settings; checkpoint, last and early_stopping, below, have sections of their own.
         for default in (ValidationFigures(), Throughput(), TerminalReport(), self.stop_on_request):
             if not any(isinstance(callback, type(default)) for callback in all_callbacks):
                 all_callbacks.append(default)

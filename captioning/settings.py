@@ -54,7 +54,7 @@ def install_yaml() -> Callable[[str], Any]:
     """Make jsonargparse parse YAML settings with the returned function, and write them with ``config_text``.
 
     The function follows jsonargparse's rules, by which 1e-3 is a number, and expands ``~``. It raises InputError for a
-    key that is there twice, because PyYAML would silently take the last one.
+    key that occurs twice, because PyYAML would silently take the last one.
     """
     import yaml
     from jsonargparse import get_loader, set_dumper, set_loader
@@ -103,7 +103,7 @@ def config_text(settings: Any) -> str:
 
 
 def _repeated_keys(node: Any, lines: dict[str, int], prefix: str = "") -> Iterator[str]:
-    """Yield a message for every setting that is there twice, as a key of its section or as one dotted key.
+    """Yield a message for every setting that occurs twice, as a key of its section or as one dotted key.
 
     ``lines`` has the line of every setting so far, by dotted key.
     """

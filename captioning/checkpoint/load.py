@@ -112,7 +112,7 @@ def check_tokenizer(checkpoint_tokenizer: Tokenizer, data_tokenizer: Tokenizer) 
 
 
 def check_vocabulary(subject: str, words: Sequence[str], vocabulary: Vocabulary, remedy: str = "") -> None:
-    """Raise InputError, "{subject} vocabulary .. {remedy}", if the data's words are not those of a checkpoint."""
+    """Raise InputError, from ``subject`` to ``remedy``, if a checkpoint's words are not the data's ``vocabulary``."""
     if tuple(words) != vocabulary.words:
         problem = f"vocabulary ({len(words)} words) is not the data's ({len(vocabulary.words)})"
         raise InputError(f"{subject} {problem}; use the data settings the checkpoint was trained with{remedy}")

@@ -55,8 +55,10 @@ def command_parser(command: Command, prog: str) -> argparse.ArgumentParser:
     """Return the parser of a command; ``prog`` is the start of its command line, such as "captioning caption".
 
     Arguments before ``*`` are positional, and ``*names`` takes one or more words. A ``bool`` is a flag, a ``bool`` that
-    may be None takes ``true`` or ``false``. A ``list`` is a repeated option (without ``*names``, also one with several
-    values). A ``Literal`` has choices. ``**names: Annotated[Any, D]`` are the documented fields of the dataclass D.
+    may be None takes ``true`` or ``false``. A ``list`` is an option that may be repeated; in a command without
+    ``*names`` it also takes several values. A ``Literal`` has choices. ``**names: Annotated[Any, D]`` are the
+    documented fields of the dataclass D. An argument that the docstring does not describe has no option. jsonargparse,
+    which parses `fit`, would ignore ``*names`` and take longer to import.
     """
     docstring = docstring_parser.parse(inspect.getdoc(command) or "")
     lines = (docstring.examples[0].description or "").splitlines() if docstring.examples else []

@@ -59,7 +59,7 @@ def compare_runs(
     if caption_counts and not any(metric in family.metrics for family in caption_counts):
         raise InputError(f"metric: {TITLES[metric]} cannot be computed here; it needs Java and English captions")
     variants = group_variants([run for run in runs if run.captions])
-    # A run is tested against the first over images alone if the variant of either has one seed.
+    # A run is compared with the first run over images alone if one of their two variants has a single seed.
     seed_counts = {run: len(variant.runs) for variant in variants for run in variant.runs}
     tested_runs = [run for run in names[1:] if min(seed_counts.get(run, 0), seed_counts.get(names[0], 0)) == 1]
     note = _CAPTIONS_NOTE.format(_CHANGE_NOTE if tested_runs else "", resamples, few_images_warning(len(common)))
@@ -82,7 +82,7 @@ def compare_runs(
 
 
 def _run_notices(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield a sentence on each run without captions, with the command that tests it, and on each that never drew."""
+    """Yield sentences on runs without captions, with the commands that test them, and on stochastic runs without draws."""
     for run in (run for run in runs if not run.captions):
         reason = "was tested with other weights than its checkpoint has now" if run.is_outdated else "has no captions"
         command = f"to test it: captioning test --ckpt_path {shlex.quote(str(run.checkpoint))}"

@@ -34,9 +34,9 @@ class FolderSource(CaptionSource):
     and ``split`` (train, val or test), which may be empty or missing; others are ignored. Images are numbered in the
     order of first appearance.
 
-    Without a ``split`` column, an image in a folder ``validation`` (or ``val``) or ``test`` belongs to that split. If
-    one of these folders is missing, a hash of the path draws one in ten of the other images into its split. The rest is
-    for training. New images do not move the others. Of a few images, a split may get none.
+    Without a ``split`` column, an image in a folder ``validation`` (or ``val``) or ``test`` belongs to that split. A
+    split without such a folder gets one in ten of the other images, by a hash of the path, so that a new image moves no
+    other. The rest is for training. With few images, a split may be empty.
 
     Also read: Hugging Face's ``metadata.jsonl`` or ``.csv`` with ``file_name`` and ``text``.
 

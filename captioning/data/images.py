@@ -34,7 +34,7 @@ def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Im
 
     An animation gives its first frame. With ``minimum_side``, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size as long
     as its short side keeps this many pixels: several times quicker on large photos. The pixels differ slightly
-    from a full decode, so whatever loads images for a model passes ``Preprocessing.resize``.
+    from a full decode, so training, scoring and captioning all pass ``Preprocessing.resize``.
 
     Raises InputError if the file is missing, damaged, no image, or larger than Pillow opens.
     """

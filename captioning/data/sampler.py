@@ -82,7 +82,7 @@ class CaptionBatches(Sampler[list[int]]):
         if self.group == "length":
             units = units[np.argsort(self.lengths[units], kind="stable")]
         sizes = np.full(len(self), self.units_per_batch)
-        sizes[random.integers(len(self))] -= sizes.sum() - len(units)
+        sizes[random.integers(len(self))] -= sizes.sum() - len(units)  # a random global batch is the smaller one
         global_batches = np.split(units, np.cumsum(sizes)[:-1])
         order = random.permutation(len(self)).tolist()
         for number, i in enumerate(order[first_batch:], first_batch):

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 _FOLDER = Path(__file__).parent / "native"
-# fast-math lets sums be reordered and so vectorized. Without the start files, it does not change how the whole process
-# rounds tiny numbers. NaN stays NaN, so that a diverging run shows it.
+# fast-math lets sums be reordered and so vectorized. -nostartfiles leaves out its start-up code, which would flush tiny
+# numbers to 0 in the whole process. NaN stays NaN, so that a diverging run shows it.
 _FLAGS = "-O3 -ffast-math -fno-finite-math-only -funroll-loops -march=native -fPIC -shared -nostartfiles".split()
 _TYPES = (torch.float32, torch.bfloat16)
 

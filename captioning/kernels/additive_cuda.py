@@ -144,5 +144,5 @@ def backward_projected(
 
 
 def _launch(kernel: Any, programs: int, projected: Tensor, *arguments: Tensor | int) -> None:
-    with torch.cuda.device_of(projected):  # Triton launches on the current device; 3.9 warns if nobody chooses fusion
+    with torch.cuda.device_of(projected):  # Triton launches on the current device; 3.9 warns without enable_fp_fusion
         kernel[(programs,)](projected, *arguments, enable_fp_fusion=True)

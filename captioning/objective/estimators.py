@@ -84,7 +84,7 @@ class Estimator(Component):
 
 
 class MovingAverage(Estimator):
-    """b_k = decay b_{k-1} + (1 - decay) times the mean return of the captions that draw in batch k (Sec. 4.1).
+    """b_k = decay b_{k-1} + (1 - decay) times the mean return of the captions with draws in batch k (Sec. 4.1).
 
     By default R_t sums the rewards from step t on, every step has an average of its rewards, and b_t sums the averages
     from step t to the caption's last. With ``per_step`` and ``to_go`` false, R_t and b_t are the paper's: R_t is

@@ -26,10 +26,9 @@ def step_log_probs(logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
 def doubly_stochastic_penalty(alphas: Tensor, exists: Tensor | None = None) -> Tensor:
     """Return sum_i (1 - sum_t alpha_ti)^2 of Eq. 14 as a **mean over captions and over existing locations**.
 
-    It is scaled like the NLL per word: T steps spread evenly over L locations cost (1 - T/L)^2. The paper sums
-    the penalty over L and the NLL over a caption's T words: relative to the NLL, its penalty is L/T times this one. The
-    authors' code averages over L and sums over the batch, where its NLL is a mean: its ``alpha_c`` is this weight times
-    T/B.
+    It is scaled like the NLL per word: T steps spread evenly over L locations cost (1 - T/L)^2. A weight w of it equals
+    w T/L in the paper, which sums the penalty over L and the NLL over T words. It equals ``alpha_c`` = w T/B in the
+    authors' code, which averages the penalty over L and, unlike the NLL, sums it over B captions.
 
     Args:
         alphas: (N, T, L), 0 at steps that do not exist.
@@ -76,9 +75,9 @@ class Reduction(Component):
 class ArcticReduction(Reduction):
     """The authors' code: the NLL summed over time and averaged over the batch, all else summed over the batch.
 
-    The penalty is the sum over the batch of the mean over locations. It has no gradient where locations are drawn: the
-    authors inject the gradient of the alphas there, which replaces the penalty's. REINFORCE and entropy are plain sums,
-    so that their weight grows with the batch size.
+    The penalty is the sum over the batch of the mean over locations. Where locations are drawn, it has no
+    gradient: the authors' code overwrites the gradient of the alphas by REINFORCE's, and so discards the penalty's.
+    REINFORCE and entropy are plain sums, so that their weight grows with the batch size.
     """
 
     def nll(self, logits: Tensor, targets: Tensor, mask: Tensor, *, label_smoothing: float = 0.0) -> Tensor:

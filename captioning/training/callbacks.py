@@ -113,7 +113,7 @@ class BestCheckpoint(callbacks.ModelCheckpoint):
 
 
 class CheckpointFiles(TorchCheckpointIO):
-    """Writes a checkpoint beside its path and renames it. Lightning copies it from /tmp, perhaps not to the end."""
+    """Writes a checkpoint beside its path and renames it. Lightning's copy from /tmp would end where a disk is full."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         write_checkpoint(checkpoint, Path(path))

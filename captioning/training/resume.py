@@ -67,10 +67,11 @@ def rewind(checkpoint: dict[str, Any]) -> None:
         batches["is_last_batch"] = False
         for span in ("current", "total"):  # the batches of the epoch, and of the run
             batches[span] = dict.fromkeys(batches[span], batches[span]["ready"] - unfinished)
-    # Lightning would not count an epoch saved between its last batch and its end, and would count one cut short.
+    # Lightning would not count an epoch that was saved after its last batch but before its end (``ends_epoch``), and
+    # would count one that max_steps or max_time cut short.
     ends_epoch = batches["is_last_batch"] and batches["current"]["completed"] < batches["current"]["ready"]
     for span, epochs in loop["epoch_progress"].items() if batches["current"]["ready"] else ():
-        if ends_epoch or epochs["processed"] == epochs["started"]:  # counted at its end, or by max_steps or max_time
+        if ends_epoch or epochs["processed"] == epochs["started"]:
             epochs["processed"] = epochs["completed"] = epochs["started"] - (not batches["is_last_batch"])
         batches[span]["completed"] += ends_epoch
 

@@ -20,7 +20,6 @@ Command = Callable[..., Any]
 OVERRIDES = "overrides"
 """Name of a command's argument for options of `captioning fit` that the command itself does not have."""
 
-
 _FIELD = inspect.Parameter("field", inspect.Parameter.KEYWORD_ONLY, default=None)  # a field's default is not shown
 
 

@@ -82,7 +82,7 @@ def compare_runs(
 
 
 def _run_notices(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield sentences on runs without captions, with the commands that test them, and on stochastic runs without draws."""
+    """Yield sentences on runs without captions, with commands that test them, and on stochastic runs without draws."""
     for run in (run for run in runs if not run.captions):
         reason = "was tested with other weights than its checkpoint has now" if run.is_outdated else "has no captions"
         command = f"to test it: captioning test --ckpt_path {shlex.quote(str(run.checkpoint))}"

@@ -139,9 +139,7 @@ class Comparison:
             "images": self.image_count,
             "verdicts": list(self.verdicts.values()),
             "notices": self.notices,
-            "intervals": {
-                run: {name: vars(x) for name, x in by_metric.items()} for run, by_metric in self.intervals.items()
-            },
+            "intervals": {run: {name: vars(x) for name, x in of_run.items()} for run, of_run in self.intervals.items()},
             "differences": {run: _tests_to_dict(tests) for run, tests in self.tests.items()},
             "variants": {variant.name: variant.to_dict() for variant in self.variants},
             "variant_differences": {name: _tests_to_dict(tests) for name, tests in self.variant_tests.items()},

@@ -120,7 +120,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
             view_functions = [preprocessing.mirrored_view if m else preprocessing.evaluation_view for m in is_mirrored]
         caption_images, image_ids, image_rows = map(torch.from_numpy, (image_index, index.image_ids[rows], rows))
         batch = CaptionBatch(ids, lengths, caption_images, image_ids, image_rows, images, annotations)
-        return batch if self.regions is None else self._add_regions(batch, captions, view_functions)
+        return batch if self.regions is None else self._add_regions(batch, captions, view_functions, self.regions)
 
     def _load_image(self, row: int, epoch_and_batch: tuple[int, int]) -> tuple[Tensor, ViewFunction]:
         """Return an image's input (3, height, width) for the batch at ``epoch_and_batch``, and its view."""
@@ -132,12 +132,11 @@ class CaptionDataset(Dataset[CaptionBatch]):
         return self.preprocessing(image, view), lambda _: view
 
     def _add_regions(
-        self, batch: CaptionBatch, captions: np.ndarray, view_functions: list[ViewFunction]
+        self, batch: CaptionBatch, captions: np.ndarray, view_functions: list[ViewFunction], regions: RegionsInView
     ) -> CaptionBatch:
         """Return the batch with the regions of its captions' phrases, without regions that fill most of the view."""
-        assert self.regions is not None
         images = zip(batch.index_rows.tolist(), view_functions, strict=True)  # cached features recur in two views
-        phrases = [self.regions.phrases(*image, cached=self.features is not None) for image in images]
+        phrases = [regions.phrases(*image, cached=self.features is not None) for image in images]
         coverage, region_steps = [], []
         for position, (caption, image) in enumerate(zip(captions.tolist(), batch.image_index.tolist(), strict=True)):
             for region in phrases[image][caption - self.index.first_caption[batch.index_rows[image]]]:
@@ -146,8 +145,8 @@ class CaptionDataset(Dataset[CaptionBatch]):
                     coverage += [region.coverage.ravel()] * (region.end - region.start)
         if not region_steps:
             return batch
-        regions = torch.from_numpy(np.array(coverage, dtype=np.float32))
-        return batch._replace(regions=regions, region_steps=torch.tensor(region_steps))
+        coverage_array = np.array(coverage, dtype=np.float32)
+        return batch._replace(regions=torch.from_numpy(coverage_array), region_steps=torch.tensor(region_steps))
 
 
 class SplitData:

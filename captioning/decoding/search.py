@@ -62,8 +62,7 @@ def search(
     open_count = torch.full((B, 1), K, device=device)
     log_prob = torch.zeros(B, R, device=device)
     tokens = torch.full((B * R,), START, device=device)
-    dtypes = torch.int64, torch.float32, torch.int64
-    history = History(*(torch.empty(B, R, 0, dtype=dtype, device=device) for dtype in dtypes))
+    history = History(*(torch.empty(B, R, 0, dtype=x, device=device) for x in (torch.long, torch.float, torch.long)))
     traces, trace_count, ended = list[AttentionTrace](), 0, list[list[Tensor]]()
     for t in range(max_length):
         out = step(tokens, state)

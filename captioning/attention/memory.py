@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from captioning.kernels.attention import image_product
+from captioning.attention.scores import dot
 from captioning.precision import at_least_float32
 
 
@@ -63,7 +63,7 @@ class Memory:
 
 def expected_context(weights: Tensor, annotations: Tensor) -> Tensor:
     """Return sum_i w_i a_i for weights (B, R, L) and annotations (B, L, D) as (B, R, D)."""
-    return image_product(weights, annotations)
+    return dot(weights, annotations)
 
 
 def repeat_rows(x: Tensor, n: int) -> Tensor:

@@ -11,10 +11,9 @@ from torch.nn import functional as F
 from captioning.attention.base import AttentionOutput
 from captioning.attention.memory import Memory, repeat_rows
 from captioning.attention.normalizers import masked_log_softmax
-from captioning.attention.scores import CosineScore, Score
+from captioning.attention.scores import CosineScore, Score, dot
 from captioning.attention.soft import SoftAttention
 from captioning.cells import GridSize
-from captioning.kernels.attention import image_product
 from captioning.linear import Linear
 from captioning.precision import at_least_float32
 from captioning.trace import State
@@ -60,7 +59,7 @@ class NTMScore(CosineScore):
 
     def forward(self, query: Tensor, projected: Tensor, *state: Tensor) -> Tensor:
         previous_alphas, exists = state  # (B, R, L) each
-        cosine = at_least_float32(image_product(F.normalize(self.key(query), dim=-1), projected))  # (B, R, L)
+        cosine = at_least_float32(dot(F.normalize(self.key(query), dim=-1), projected))  # (B, R, L)
         controls = self.controls(query).to(cosine.dtype)  # (B, R, 12)
         strength, gate, exponent, shift = controls.split([1, 1, 1, _NEIGHBORS], dim=-1)
         w_c = masked_log_softmax(F.softplus(strength) * cosine, exists).exp()  # (B, R, L), Eq. 5

@@ -131,7 +131,7 @@ class DotScore(Score):
         return annotations.mT  # (B, D, L)
 
     def forward(self, query: Tensor, projected: Tensor) -> Tensor:
-        return image_product(query, projected)  # (B, R, L)
+        return dot(query, projected)  # (B, R, L)
 
 
 class GeneralScore(DotScore):
@@ -175,7 +175,7 @@ class ScaledDotScore(DotScore):
         return (keys * keys.shape[-1] ** -0.5).mT  # (B, A, L); scaled here, once
 
     def forward(self, query: Tensor, projected: Tensor) -> Tensor:
-        return image_product(self.query_projection(query), projected)
+        return dot(self.query_projection(query), projected)
 
 
 class CosineScore(ScaledDotScore):
@@ -198,7 +198,7 @@ class CosineScore(ScaledDotScore):
         return F.normalize(self.annotation_projection(annotations), dim=-1).mT  # (B, A, L)
 
     def forward(self, query: Tensor, projected: Tensor) -> Tensor:
-        return self.scale * image_product(F.normalize(self.query_projection(query), dim=-1), projected)
+        return self.scale * dot(F.normalize(self.query_projection(query), dim=-1), projected)
 
 
 class LocationScore(Score):
@@ -212,3 +212,8 @@ class LocationScore(Score):
 
     def forward(self, query: Tensor, projected: Tensor) -> Tensor:
         return self.output(query)
+
+
+def dot(x: Tensor, vectors: Tensor) -> Tensor:
+    """Return x (B, R, in) times vectors (B, in, out), image by image: (B, R, out), in the type of ``vectors``."""
+    return image_product(x.to(vectors.dtype), vectors)

@@ -22,8 +22,7 @@ from captioning.kernels.deferred import Use, deferred_product, deferred_uses, pa
 
 
 def image_product(x: Tensor, matrices: Tensor) -> Tensor:
-    """Return the products (B, R, out) of x (B, R, in) and matrices (B, in, out), image by image, in their type."""
-    x = x.to(matrices.dtype)
+    """Return the products (B, R, out) of x (B, R, in) and matrices (B, in, out), image by image."""
     if deferred_uses(matrices) is None:
         return torch.bmm(x, matrices)
     return deferred_product(x, matrices, torch.bmm, lambda gradient, m: torch.bmm(gradient, m.mT), _matrices_gradient)

@@ -1,6 +1,7 @@
 """Mistakes of ordinary users: one line that says what is wrong and what was probably meant, and exit code 2."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -217,11 +218,17 @@ def test_a_class_of_the_user_is_found_by_import(workdir, capsys):
     IMPORTED_MODULES.clear()  # another command line of a user is another process
 
 
-def test_a_module_that_fails_is_named_with_its_error(workdir, capsys):
-    Path("wrong.py").write_text("from captioning.attention import AdditiveScore\n\nAdditiveScore(0)\n")
-    line = refusal(capsys, "caption", "photo.png", "--import", "wrong")
+@pytest.mark.parametrize("words", [["caption", "photo.png"], ["fit", "--config", "beside/any.yaml"]], ids=" ".join)
+def test_a_module_that_fails_is_named_with_its_error(workdir, capsys, monkeypatch, words):
+    """It lies in the working directory, or beside a configuration."""
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    module = f"wrong_{words[0]}"
+    file = Path(words[-1]).parent / f"{module}.py"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("from captioning.attention import AdditiveScore\n\nAdditiveScore(0)\n")
+    line = refusal(capsys, *words, "--import", module)
     IMPORTED_MODULES.clear()
-    assert "--import wrong: InputError: attention_dim must be" in line
+    assert f"--import {module}: InputError: attention_dim must be" in line
 
 
 def test_the_version_is_printed(capsys):

@@ -5,8 +5,8 @@ Flickr8k's references are judged by the boxes of Flickr30k Entities, COCO's refe
 COCO by COCO's masks. Each metric has its baselines: chance, the center, even attention. Intervals are over images.
 
 examples:
-  python scripts/looking_metrics.py --model pretrained --name captioner
-  python scripts/looking_metrics.py --model soft.ckpt --name soft --output looking_metrics.json
+  python scripts/looking.py --model pretrained --name captioner
+  python scripts/looking.py --model soft.ckpt --name soft --output looking.json
 """
 
 import argparse
@@ -40,7 +40,7 @@ SOURCES = {
     ),
 }
 """The validation images, with the regions of what their captions name."""
-MEASUREMENT = Path("docs/measurements/looking_metrics.json")
+MEASUREMENT = Path("docs/measurements/looking.json")
 
 
 @exits_on_input_error
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> None:
         sets[title] = {name: round(metrics[name], 2) for name in ("bleu4", "cider_d", "nll")} | looking_metrics(records)
     index = SOURCES["COCO, 100 images"].index("val")
     paths = [index.image_path(row) for row in range(len(index))][: args.limit]
-    origin = provenance(command=f"python scripts/looking_metrics.py --model MODEL --name {args.name}", seed=None)
+    origin = provenance(command=f"python scripts/looking.py --model MODEL --name {args.name}", seed=None)
     entry = {"unit": "percent", "sets": sets, "first_word": first_word_border(captioner, paths), **origin}
     content = read_json(args.output) if args.output.exists() else {}
     write_json(args.output, content | {args.name: entry})

@@ -169,6 +169,14 @@ def test_every_measurement_that_a_page_names_is_there(page):
             assert not name or name in content["scores"] or name in content["comparisons"], f"{file}: {name}"
 
 
+def test_every_file_of_the_repository_that_code_names_is_there():
+    pattern = r"(?<![\w/])(?:scripts|docs|configs|benchmarks|captioning)/[a-z0-9_/]+\.(?:py|md|json|yaml)"
+    for folder in ("captioning", "scripts", "benchmarks", "configs", "docs/_site"):
+        for file in [*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.yaml")]:
+            missing = [path for path in re.findall(pattern, file.read_text("utf-8")) if not (ROOT / path).exists()]
+            assert not missing, f"{name_of(file)}: {missing}"
+
+
 def test_a_page_names_every_measurement():
     pages = [ROOT / "README.md", *DOCS.rglob("*.md"), *(ROOT / "configs").rglob("*.yaml")]
     text = "".join(page.read_text(encoding="utf-8") for page in pages)

@@ -17,10 +17,10 @@ OPTIONS_OF_TEST |= {"logger": "no_logger", "bound_samples": "bound_draws", "ense
 OPTIONS_OF_TEST |= {"precision": "precision"}
 """Options of `captioning test` by what follows the last dot, such as ``--data.test_split``; read by ``cli.score``."""
 
-GONE: dict[str, tuple[str, ...]] = {"ConvEncoder": ("learning_rate",), "MovingAverage": ("initial",)}
-GONE |= {"TorchvisionEncoder": ("mean", "std", "model_args"), "TimmEncoder": ("mean", "std")}
-GONE |= {"SelfCriticalTraining": ("baseline",)}
-"""Options that are gone, by class. The ``config.yaml`` of an earlier run has their defaults; read by ``settings``."""
+GONE: dict[str, dict[str, Any]] = {"ConvEncoder": {"learning_rate": None}, "MovingAverage": {"initial": None}}
+GONE |= {"TorchvisionEncoder": dict.fromkeys(("mean", "std", "model_args")), "TimmEncoder": {"mean": None, "std": None}}
+GONE |= {"SelfCriticalTraining": {"baseline": "leave_one_out"}}
+"""Options that are gone, by class, with the defaults in the ``config.yaml`` of an earlier run; read by ``settings``."""
 
 SUGGESTIONS = {"inference": "context_mode", "normaliser": "normalizer", "CaptionSamples": "ValidationFigures"}
 SUGGESTIONS |= dict.fromkeys(("per_word", "all_captions"), "ArcticMovingAverage")

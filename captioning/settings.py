@@ -83,10 +83,9 @@ def _without_gone_options(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     value = {key: _without_gone_options(inner) for key, inner in value.items()}
-    init_args = value.get("init_args")
-    for name in earlier_names.GONE.get(str(value.get("class_path")).rpartition(".")[2], ()):
-        if isinstance(init_args, dict) and init_args.get(name) in (None, "leave_one_out"):
-            init_args.pop(name, None)
+    if isinstance(init_args := value.get("init_args"), dict):
+        gone = earlier_names.GONE.get(str(value.get("class_path")).rpartition(".")[2], {}).items()
+        value["init_args"] = {name: inner for name, inner in init_args.items() if (name, inner) not in gone}
     return value
 
 

@@ -158,7 +158,7 @@ def summary_entry(runs: Path, name: str, seconds: float) -> dict[str, Any]:
     return {
         **{f"bleu{n}": round(metrics[f"test/bleu{n}"], 2) for n in range(1, 5)},
         "bleu4_expected": round(expectation_metrics["test/bleu4"], 2),
-        "pointing_accuracy": round(metrics.get("test/pointing_accuracy", 0.0), 2),  # no noun may name an object
+        "pointing_accuracy": round(metrics.get("test/pointing_accuracy", 0.0), 2),  # 0 if no noun names an object
         "seconds": round(seconds, 1),
         "checkpoint": str(best),
         "weights": checksum(best),

@@ -112,8 +112,8 @@ def measure(
         name: (HardAttention(score, normalizer=normalizer, sample_probability=1.0), copy.deepcopy(estimator))
         for name, estimator in ESTIMATORS.items()
     }
-    for temperature in () if normalizer.sparse else TEMPERATURES:  # Gumbel noise belongs to a softmax
-        relaxed = GumbelAttention(score, temperature=temperature)
+    for temperature in TEMPERATURES:
+        relaxed = GumbelAttention(score, normalizer=normalizer, temperature=temperature)
         variants[f"Gumbel-softmax at {temperature} (biased)"] = relaxed, None
     values = {name: _variance(captioner, *variant, batch, warm_up, draws) for name, variant in variants.items()}
     baseline = values["none"]

@@ -184,6 +184,11 @@ def test_ramp_moves_the_probability_linearly_between_fractions_of_training(ramp,
         assert attention.may_draw == (probability > 0) == bool(drawn.any())
 
 
+def test_a_ramp_of_null_means_no_ramp():
+    attention = HardAttention(AdditiveScore(4), sample_probability=0.3, ramp=None)
+    assert attention.current_sample_probability == 0.3
+
+
 def test_the_count_of_batches_in_a_checkpoint_of_0_2_is_ignored():
     attention = training(HardAttention(AdditiveScore(A), ramp=(0, 1)))
     attention.load_state_dict(attention.state_dict() | {"batches": torch.tensor(8)})
@@ -203,11 +208,3 @@ def test_temperature_falls_to_half_over_training_and_relaxes_the_samples_of_its_
         gumbel = -torch.empty_like(log_alphas).exponential_().log()
         relaxed = ((log_alphas + gumbel) / temperature).softmax(dim=-1)
         torch.testing.assert_close(gradient, torch.autograd.grad((relaxed @ annotations).sum(), query)[0])
-
-
-# The generator and autocast
-
-
-def test_a_ramp_of_null_means_no_ramp():
-    attention = HardAttention(AdditiveScore(4), sample_probability=0.3, ramp=None)
-    assert attention.current_sample_probability == 0.3

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from helpers import load_script, save_image
@@ -15,7 +14,6 @@ from captioning.evaluation.caption_files import CaptionedImage, NounHit
 from captioning.files import write_json
 from captioning.inference import load
 
-ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = pytest.mark.skipif(not PRETRAINED_FOLDER.exists(), reason="the weights are not in this tree")
 
 

@@ -30,7 +30,6 @@ VARIANTS = {
     "none": {"config": "shapes_uniform", "label": "no attention"},
 }
 MEASURED = Path("measured/tiny.json")
-TWICE = VARIANTS["soft"] | {"evaluations": {"2": []}}
 STUDY = SHARED | {"references": ["soft", "hard"], "variants": VARIANTS}
 
 

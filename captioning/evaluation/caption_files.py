@@ -68,8 +68,8 @@ def write_evaluation(
 
     Args:
         stage: "val" or "test".
-        facts: Further entries of STAGE_metrics.json; empty ones are left out. "search" has the options of the search
-            and the conditions of the test, "tokens" the tokenizer's description, "cells" the grid of the hits.
+        facts: Further entries of STAGE_metrics.json that are not empty: "search" (options and conditions of the test),
+            "tokens" (the tokenizer's description), "cells" (the grid of the hits), "provenance" (of model and metrics).
     """
     content = {f"{stage}/{name}": value for name, value in metrics.items()}
     write_json(folder / f"{stage}_metrics.json", content | {name: fact for name, fact in facts.items() if fact})

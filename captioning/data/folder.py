@@ -85,7 +85,7 @@ class FolderSource(CaptionSource):
 
 def hashed_split(image: str) -> str:
     """Return the split of an image without a split column, from its path alone."""
-    return {0: "val", 1: "test"}.get(zlib.crc32(Path(image).as_posix().encode()) % 10, "train")
+    return {0: "val", 1: "test"}.get(zlib.crc32(image.encode()) % 10, "train")
 
 
 class _Row(msgspec.Struct):

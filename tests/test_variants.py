@@ -173,6 +173,17 @@ def test_a_variant_of_one_seed_is_compared_over_images_alone_and_that_is_said():
     assert comparison.variants[1].deviation("bleu4") is None
 
 
+def test_runs_are_compared_with_a_first_variant_of_one_seed_over_images_alone():
+    comparison = compare_runs([run("other", 1, skill=0.8, rate=0.5), *SOFT[:2]], resamples=50)
+    assert list(comparison.tests) == [SOFT[0].name, SOFT[1].name] and comparison.variant_tests == {}
+
+
+def test_a_variant_has_the_nll_only_if_its_tests_had_the_common_images_alone():
+    fewer_images = [run(f"hard_{seed}", seed, rate=0.2, images=20) for seed in (1, 2)]
+    soft, hard = compare_runs([*SOFT, *fewer_images], resamples=50).variants
+    assert "bleu4" in soft.metrics and "nll" not in soft.metrics and "nll" in hard.metrics
+
+
 def test_terminal_page_and_json_have_the_variants(study, capsys):
     print_comparison(study)
     out = capsys.readouterr().out

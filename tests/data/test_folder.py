@@ -108,6 +108,7 @@ def test_the_file_of_captions_has_a_usual_name_and_a_known_suffix(tmp_path):
             '{"file_name": "a/1.jpg", "text": "A cat, asleep."}\n{"file_name": "a/1.jpg", "text": "The cat sleeps"}\n',
         ),
         ("metadata.csv", 'file_name,text\na/1.jpg,"A cat, asleep."\na/1.jpg,The cat sleeps\n'),
+        ("captions.csv", "image,caption,text,filename\na/1.jpg,A cat asleep.,x,y\na/1.jpg,The cat sleeps,x,y\n"),
     ],
 )
 def test_captions_in_the_formats_of_other_data_sets_are_read(tmp_path, name, text):

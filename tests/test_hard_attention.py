@@ -10,6 +10,7 @@ from captioning.attention import (
     GumbelAttention,
     HardAttention,
     SoftAttention,
+    Sparsemax,
     StochasticAttention,
 )
 from captioning.attention.hard import draw
@@ -98,6 +99,18 @@ def test_a_checkpoint_has_the_arguments_of_a_relaxed_draw():
     config = GumbelAttention(AdditiveScore(A), **options).to_config()
     assert Attention.from_config(config).to_config() == config
     assert config["init_args"].items() >= {**options, "ramp": [0.2, 0.4], "sample_probability": 1.0}.items()
+
+
+def test_a_relaxed_draw_follows_the_alphas_of_its_normalizer():
+    attention = GumbelAttention(AdditiveScore(A), normalizer=Sparsemax())
+    attention.build(D, H, (1, L))
+    draw_weights(attention, std=3.0)
+    torch.manual_seed(1)
+    attention.train()
+    memory = attention.prepare(torch.randn(B, L, D))
+    output, _ = attention(torch.randn(B, 40, H).flatten(0, 1), memory, None)
+    assert (output.alphas == 0).any()
+    assert (output.alphas.gather(-1, output.locations.unsqueeze(-1)) > 0).all()
 
 
 def test_the_relaxed_draw_approaches_the_drawn_location_as_the_temperature_falls():

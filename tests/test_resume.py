@@ -19,6 +19,7 @@ from captioning.errors import InputError
 from captioning.inference import load
 from captioning.training import CaptioningModule, Unfreeze, WarmupCosine
 from captioning.training.callbacks import ResumableEarlyStopping, StopOnRequest
+from captioning.training.resume import check_settings
 
 STEPS, EPOCHS = 7, 3  # steps of an epoch
 
@@ -303,6 +304,30 @@ def test_settings_that_differ_from_the_checkpoints_are_printed(shapes, tmp_path,
     after = {"trainer": {"max_epochs": 2, "devices": 1}, "model": {"lr": 0.2}, "name": "b"}
     run(after, 2, ckpt_path=tmp_path / "x.ckpt", weights_only=True)
     assert "from the checkpoint's: trainer.max_epochs: 2, was 1; model.lr: 0.2, was 0.1\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [
+        ("optimizer", "class_path", "SGD"),
+        ("optimizer", "lr", 0.2),
+        ("scheduler", "class_path", "Cosine"),
+        ("encoder", "learning_rate", 0.2),
+    ],
+)
+def test_settings_that_decide_the_state_of_training_cannot_change(section, name, value):
+    def settings(value: Any) -> dict[str, Any]:
+        init_args = {} if name == "class_path" else {name: value}
+        return {"processes": 1, "model": {section: {"class_path": "own.Class", "init_args": init_args} | {name: value}}}
+
+    progress = {"current": {"ready": 0}, "is_last_batch": True}
+    checkpoint = {"loops": {"fit_loop": {"epoch_loop.batch_progress": progress}}, "processes": 1}
+    checkpoint["captioning"] = {"settings": settings("old")}
+    check_settings(checkpoint, settings("old"))
+    with pytest.raises(
+        InputError, match=rf"^model\.{section}.* cannot change to {value} in a resumed run; keep old, or"
+    ):
+        check_settings(checkpoint, settings(value))
 
 
 @pytest.mark.slow

@@ -80,7 +80,7 @@ def test_an_incomplete_download_is_resumed_or_restarted(server, tmp_path, have, 
 
 
 def test_a_busy_server_gets_five_attempts(server, tmp_path):
-    server.codes = [503, 429]
+    server.codes = [503, 429, 408]
     fetch(server.url, tmp_path / "x.zip", md5=MD5)
     server.codes = [503] * 9
     with pytest.raises(InputError, match=r"HTTP Error 503: .*; run the same command again to resume, or .*y\.zip"):

@@ -51,12 +51,14 @@ def workdir(tmp_path, monkeypatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def nobody(workdir, monkeypatch) -> None:
-    """A user without a login to wandb, which reads its environment again."""
+def nobody(workdir, monkeypatch) -> Iterator[None]:
+    """A user without a login to wandb, which reads its environment again, before the test and after it."""
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.setenv(name, "")  # so that the end of the test restores it
         monkeypatch.delenv(name)
     monkeypatch.setenv("NETRC", str(workdir / "netrc"))
+    wandb.teardown()
+    yield
     wandb.teardown()
 
 

@@ -13,6 +13,7 @@ from helpers_faults import command, refusal
 from helpers_runs import tiny_config
 from PIL import Image
 
+from captioning.decoding import BeamOptions
 from captioning.inference import load
 from captioning.run_folder import checksum
 
@@ -83,6 +84,16 @@ def test_a_checkpoint_is_tested_on_another_data_set_with_its_own_vocabulary(work
     assert sum(len(caption["reference_hits"]) for caption in captions) == 4  # of dog, dogs, puppy; not of the hot dog
     known = set(load(CHECKPOINT).vocabulary.words)
     assert all(set(caption["caption"].split()) <= known for caption in captions)
+
+
+def test_the_search_is_the_models_and_an_options_never_a_configurations(workdir):
+    other_search = {"model": {"search": {"beam_size": 3, "max_length": 2, "no_repeat_content": True}}}
+    Path("searches.yaml").write_text(yaml.safe_dump(other_search | yaml.safe_load(read("pets.yaml"))))
+    expected = {key: value for key, value in vars(load(CHECKPOINT).options).items() if key in vars(BeamOptions())}
+    for config in (["--config", "searches.yaml"], ["--config", "runs/tiny/config.yaml"], []):
+        for options, changes in (([], {}), (["--model.search.beam_size", 2], {"beam_size": 2})):
+            search = metrics_of_test("--ckpt_path", CHECKPOINT, *config, *options)["search"]
+            assert {key: search[key] for key in expected} == expected | changes
 
 
 def test_another_split_fewer_images_and_other_data_do_not_replace_the_test_of_a_run(workdir, capsys):

@@ -42,12 +42,12 @@ def score(
     """Score a model on a split of its run's data or of other data; predict writes captions and no metrics.
 
     test and predict take the test split, validate the validation split. The model brings its vocabulary
-    and its search. Options of the data and of the search work as in `captioning fit`, such as
+    and its search, also with --config. Options of the data and of the search work as in `captioning fit`, such as
     --data.source.root DIR, --data.limit_images N, --data.features DIR and --model.search.beam_size K.
 
     Args:
         ckpt_path: A FILE.ckpt, exported folder, hf:owner/name or pretrained.
-        config: A configuration with the data; by default the run's config.yaml.
+        config: A configuration whose data and seed are used; by default the run's config.yaml.
         split: Split to score.
         context_mode: Context of hard attention: the expectation over all locations, the most probable location, or a
             drawn location.
@@ -158,8 +158,9 @@ def _data_and_search(
         raise InputError(f"{model}: is in no run's folder; name a configuration with its data by --config")
     counts = {f"data.{name}": int | None for name in ("limit_images", "eval_batch_size", "num_workers")}
     types = {"model.search": BeamOptions, "data.source": CaptionSource, "data.features": str | None, **counts}
-    defaults = {"model": {"search": vars(BeamOptions.from_settings(model_settings))}}
-    built, parsed = build(types, [defaults, *settings], overrides)
+    configs = [{"data": file.get("data")} for file in settings]  # the search is the model's, whatever a file says
+    configs.append({"model": {"search": vars(BeamOptions.from_settings(model_settings))}})
+    built, parsed = build(types, configs, overrides)
     search, batch_size = built.pop("model.search"), built.pop("data.eval_batch_size")
     data = {key.removeprefix("data."): value for key, value in built.items()}
     data["num_workers"] = worker_count(data["num_workers"], cached=data["features"] is not None)

@@ -20,7 +20,7 @@ import numpy as np
 from captioning.comparison.measures import grounding_families
 from captioning.data import KarpathySource
 from captioning.errors import exits_on_input_error
-from captioning.evaluation.evaluator import evaluate
+from captioning.evaluation.evaluator import evaluate_model
 from captioning.files import read_json, write_json
 from captioning.inference import ImageCaptioner, load
 from captioning.metrics.resampling import differences, intervals, percentage
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> None:
     captioner = load(args.model)
     sets = {}
     for title, source in SOURCES.items():
-        evaluator = evaluate(
+        evaluator = evaluate_model(
             captioner.model, captioner.vocabulary, source, captioner.options, split="val", limit_images=args.limit
         )
         metrics, records = evaluator.finish(), evaluator.captioned_images

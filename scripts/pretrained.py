@@ -160,7 +160,7 @@ def _images(name: str, folder: str) -> list[dict[str, Any]]:
 def score(runs: Path) -> None:
     """Score the stages on both validation sets. The best stage has the highest mean of both CIDEr-D; copy its model."""
     from captioning.data import KarpathySource
-    from captioning.evaluation.evaluator import evaluate
+    from captioning.evaluation.evaluator import evaluate_model
     from captioning.inference import load
     from captioning.metrics.resampling import intervals
     from captioning.metrics.table import UNIT, family_counts
@@ -176,7 +176,7 @@ def score(runs: Path) -> None:
         captions, sets = [], {}
         for title, source in SOURCES.items():
             model, vocabulary, search = captioner.model, captioner.vocabulary, captioner.options
-            evaluator = evaluate(model, vocabulary, source, search, split="val")
+            evaluator = evaluate_model(model, vocabulary, source, search, split="val")
             values, records = evaluator.finish(), evaluator.captioned_images
             captions += [record.words for record in records]
             sets[title] = {"nll": round(values["nll"], 4), **looking_metrics(records)}

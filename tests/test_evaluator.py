@@ -14,7 +14,7 @@ from captioning.data.regions import RegionsInView, named_regions
 from captioning.data.shapes import ShapesSource
 from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
-from captioning.evaluation import evaluate
+from captioning.evaluation import evaluate_model
 from captioning.evaluation import evaluator as evaluator_module
 from captioning.evaluation.caption_files import (
     CaptionedImage,
@@ -103,11 +103,11 @@ def test_without_references_there_are_captions_and_no_metrics(split):
 
 def test_a_model_is_evaluated_on_a_data_set_in_one_call(split, source):
     search = BeamOptions(beam_size=2, max_length=9)
-    result = evaluate(split.captioner, split.vocabulary, source, search, split="val", batch_size=2)
+    result = evaluate_model(split.captioner, split.vocabulary, source, search, split="val", batch_size=2)
     by_hand = split.evaluator(split.batch(0, 1), split.batch(2, 3), split.batch(4))
     assert result.captioned_images == by_hand.captioned_images and result.finish() == by_hand.finish()
     assert set(result.finish()) <= set(METRICS)
-    first = evaluate(split.captioner, split.vocabulary, source, search, split="val", limit_images=2)
+    first = evaluate_model(split.captioner, split.vocabulary, source, search, split="val", limit_images=2)
     assert first.captioned_images == result.captioned_images[:2]
 
 
@@ -115,7 +115,7 @@ def test_no_repeat_ngram_holds_for_evaluated_captions(split, source):
     plain, unique = (
         [
             image.words
-            for image in evaluate(split.captioner, split.vocabulary, source, search, split="val").captioned_images
+            for image in evaluate_model(split.captioner, split.vocabulary, source, search, split="val").captioned_images
         ]
         for search in (BeamOptions(max_length=9), BeamOptions(max_length=9, no_repeat_ngram=1))
     )
@@ -128,7 +128,7 @@ def test_an_ensemble_of_other_views_loads_its_images_itself(split, source):
     other = Captioner(ConvEncoder((8, 12), (4, 2), image_size=32), decoder, vocabulary_size=len(split.vocabulary))
     search = BeamOptions(beam_size=2, max_length=9)
     members = [split.captioner, other.eval()]
-    result = evaluate(Ensemble(members), split.vocabulary, source, search, split="val", batch_size=2)
+    result = evaluate_model(Ensemble(members), split.vocabulary, source, search, split="val", batch_size=2)
 
     def load(rows, preprocessing):
         return torch.stack([preprocessing(split.index.image(row, preprocessing)) for row in rows.tolist()])

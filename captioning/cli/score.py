@@ -73,7 +73,7 @@ def score(
     check_whole(0, 2**32 - 1, seed_everything=seed_everything)
     from captioning.checkpoint.load import check_device
     from captioning.evaluation.caption_files import write_predictions
-    from captioning.evaluation.evaluator import evaluate
+    from captioning.evaluation.evaluator import evaluate_model
     from captioning.inference import load
     from captioning.precision import autocast, best_precision
 
@@ -100,7 +100,7 @@ def score(
     options |= {"with_references": False} if task == "predict" else {"bound_draws": bound_draws}
     machine = {"device": target.type, "precision": precision or best_precision(target.type)}
     with autocast(**machine), captioner.model.in_context_mode(context_mode):
-        evaluator = evaluate(captioner.model, captioner.vocabulary, search=search, **options)
+        evaluator = evaluate_model(captioner.model, captioner.vocabulary, search=search, **options)
     if task == "predict":
         for file in write_predictions(folder, evaluator.captioned_images):
             print(f"written to {file}")
@@ -148,7 +148,7 @@ def _read_settings(files: Sequence[Path]) -> list[dict[str, Any]]:
 def _data_and_search(
     model: str, model_settings: Mapping[str, Any], settings: Sequence[Mapping[str, Any]], overrides: Sequence[str]
 ) -> tuple[dict[str, Any], BeamOptions, dict[str, Any]]:
-    """Return the data, as arguments of ``evaluate``, the options of the search, and the settings of the data."""
+    """Return the data, as arguments of ``evaluate_model``, the options of the search, and the settings of the data."""
     from captioning.cli.build import build
     from captioning.data import CaptionSource
     from captioning.data.loading import worker_count

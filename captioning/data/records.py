@@ -145,7 +145,7 @@ class CaptionSource(ABC):
 
     tokenizer: Tokenizer = PennTreebank()
     """Splits captions into words. Before captions are encoded or scored with a vocabulary, assign the vocabulary's own:
-    ``source.tokenizer = vocabulary.tokenizer``. The data module and ``evaluate`` do so."""
+    ``source.tokenizer = vocabulary.tokenizer``. The data module and ``evaluate_model`` do so."""
 
     def prepare(self) -> None:  # noqa: B027 - most data sets are there already
         """Generate the data, where a data set is generated. `fit` calls it once per machine."""

@@ -127,7 +127,7 @@ class Evaluator:
         return hits
 
 
-def evaluate(
+def evaluate_model(
     model: CaptionModel,
     vocabulary: Vocabulary,
     source: CaptionSource,
@@ -146,7 +146,7 @@ def evaluate(
     >>> from captioning.data import ShapesSource
     >>> captioner = captioning.load()
     >>> source = ShapesSource("data/shapes", train=1, val=1, test=3)
-    >>> evaluator = evaluate(captioner.model, captioner.vocabulary, source, captioner.options)
+    >>> evaluator = evaluate_model(captioner.model, captioner.vocabulary, source, captioner.options)
     >>> evaluator.finish()["bleu1"] > 0, len(evaluator.captioned_images)
     (True, 3)
 

@@ -155,7 +155,7 @@ def test_the_evidence_is_judged_beside_the_alphas(source, tmp_path, output):
     for number, image_index in enumerate(batch.image_index.tolist()):
         words = split.vocabulary.decode(batch.captions[number, 1 : batch.lengths[number]].tolist())
         for by_evidence, weights in ((False, trace.alphas), (True, trace.evidence)):
-            regions = named_regions(words, split.regions.objects(image_index))
+            regions = named_regions(words, split.regions.object_regions(image_index))
             judged[by_evidence] += noun_hits(words, weights[number].numpy(), regions, split.captioner.encoder.cells)
     by_alphas, by_posterior = (
         grounding_metrics([CaptionedImage(image_id=0, caption="", references=[], hits=judged[key])])

@@ -136,10 +136,10 @@ class CaptionDataset(Dataset[CaptionBatch]):
     ) -> CaptionBatch:
         """Return the batch with the regions of its captions' phrases, without regions that fill most of the view."""
         images = zip(batch.index_rows.tolist(), view_functions, strict=True)  # cached features recur in two views
-        phrases = [regions.phrases(*image, cached=self.features is not None) for image in images]
+        regions_by_image = [regions.caption_regions(*image, cached=self.features is not None) for image in images]
         coverage, region_steps = [], []
         for position, (caption, image) in enumerate(zip(captions.tolist(), batch.image_index.tolist(), strict=True)):
-            for region in phrases[image][caption - self.index.first_caption[batch.index_rows[image]]]:
+            for region in regions_by_image[image][caption - self.index.first_caption[batch.index_rows[image]]]:
                 if region.coverage.mean() <= LARGEST_REGION:
                     region_steps += [(position, step) for step in range(region.start, region.end)]
                     coverage += [region.coverage.ravel()] * (region.end - region.start)

@@ -45,7 +45,7 @@ class ObjectRegion(NamedTuple):
 
 
 def object_regions(objects: Sequence[GroundedObject], cells: CellGrid) -> list[ObjectRegion]:
-    """Return an image's objects on the encoder's cells."""
+    """Return the regions of an image's objects on the encoder's cells."""
     groups: dict[tuple[str, frozenset[str]], list[GroundedObject]] = {}
     for item in objects:
         groups.setdefault((item.noun, item.attributes), []).append(item)
@@ -89,7 +89,7 @@ def named_regions(words: Sequence[str], objects: Sequence[ObjectRegion]) -> list
 
 @dataclass
 class RegionsInView:
-    """Objects and phrases of a split's images on the encoder's cells. They are kept in memory.
+    """Regions of objects and of captions of a split's images on the encoder's cells. They are kept in memory.
 
     Training may move the encoder's cells. If ``cells`` are given, they are used instead.
     """
@@ -104,7 +104,8 @@ class RegionsInView:
         self._object_lookup = self.source.objects(self.split)
         self._phrase_lookup = self.source.phrases(self.split)
         cache = functools.lru_cache(2 * len(self.index))  # plain and mirrored; entries of earlier cells fall out
-        self._objects, self._phrases = cache(self._objects_in), cache(self._phrases_in)
+        self._object_regions = cache(self._compute_object_regions)
+        self._caption_regions = cache(self._compute_caption_regions)
 
     def __reduce__(self) -> tuple[Any, ...]:  # a process that loads images may be sent a copy
         return type(self), (self.source, self.split, self.index, self.encoder, self.cells)
@@ -114,11 +115,11 @@ class RegionsInView:
         """Whether the data set has regions at all."""
         return self._object_lookup is not None or self._phrase_lookup is not None
 
-    def objects(self, row: int) -> list[ObjectRegion]:
+    def object_regions(self, row: int) -> list[ObjectRegion]:
         """Return an image's objects in the view of evaluation."""
-        return self._objects(row, self.encoder.preprocessing.evaluation_view, self.cells or self.encoder.cells)
+        return self._object_regions(row, self.encoder.preprocessing.evaluation_view, self.cells or self.encoder.cells)
 
-    def phrases(
+    def caption_regions(
         self, row: int, view_function: ViewFunction | None = None, *, cached: bool = True
     ) -> list[list[Region]]:
         """Return, for each caption of an image, the regions of its phrases, or of the objects that it names.
@@ -126,9 +127,10 @@ class RegionsInView:
         By default the view is the evaluation view. Regions in a view that does not recur need not be ``cached``.
         """
         view_function = view_function or self.encoder.preprocessing.evaluation_view
-        return (self._phrases if cached else self._phrases_in)(row, view_function, self.cells or self.encoder.cells)
+        compute = self._caption_regions if cached else self._compute_caption_regions
+        return compute(row, view_function, self.cells or self.encoder.cells)
 
-    def _phrases_in(self, row: int, view_function: ViewFunction, cells: CellGrid) -> list[list[Region]]:
+    def _compute_caption_regions(self, row: int, view_function: ViewFunction, cells: CellGrid) -> list[list[Region]]:
         path, references = self.index.image_path(row), self.index.references(row)
         captions = [] if self._phrase_lookup is None else self._phrase_lookup(path, references)
         masks = {id(phrase.mask): phrase.mask for phrases in captions for phrase in phrases}  # captions share masks
@@ -137,10 +139,11 @@ class RegionsInView:
             regions = [[Region(start, start, end, by_mask[id(m)]) for start, end, m in phrases] for phrases in captions]
             return [[item for item in caption if 0 < item.coverage.mean() <= LARGEST_REGION] for caption in regions]
         is_cached = view_function == self.encoder.preprocessing.evaluation_view
-        objects = self._objects(row, view_function, cells) if is_cached else self._objects_in(row, view_function, cells)
+        compute = self._object_regions if is_cached else self._compute_object_regions
+        objects = compute(row, view_function, cells)
         return [named_regions(caption.split(), objects) for caption in references]
 
-    def _objects_in(self, row: int, view_function: ViewFunction, cells: CellGrid) -> list[ObjectRegion]:
+    def _compute_object_regions(self, row: int, view_function: ViewFunction, cells: CellGrid) -> list[ObjectRegion]:
         objects = [] if self._object_lookup is None else self._object_lookup(self.index.image_path(row))
         in_view = [item._replace(mask=view_function(item.mask.shape[::-1]).mask(item.mask)) for item in objects]
         return object_regions(in_view, cells)

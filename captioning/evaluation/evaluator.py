@@ -80,7 +80,7 @@ class Evaluator:
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.inference_mode():
             torch.manual_seed(int(batch_seed))
             memory = self.model.encode_batch(batch)
-            objects = [self.regions.objects(row) for row in rows]
+            objects = [self.regions.object_regions(row) for row in rows]
             reference_hits = self._teacher_force_references(batch, memory) if self.with_references else [{}] * len(rows)
             hypotheses = [[best] for best, *_ in self.model.search(memory, self.search, self.vocabulary)]
             if any(objects) or any(row < self.figure_count for row in rows):
@@ -119,11 +119,13 @@ class Evaluator:
         tensors = {"reference_hits": output.trace.alphas, "reference_evidence_hits": output.trace.evidence}
         attention = {name: tensor.float().cpu().numpy() for name, tensor in tensors.items() if tensor is not None}
         rows, cells = batch.index_rows.tolist(), self.model.encoder.cells
-        pairs = [pair for i in rows for pair in zip(self.index.references(i), self.regions.phrases(i), strict=True)]
+        references = [reference.split() for row in rows for reference in self.index.references(row)]
+        regions = [caption_regions for row in rows for caption_regions in self.regions.caption_regions(row)]
         hits: list[dict[str, list[NounHit]]] = [{name: [] for name in attention} for _ in rows]
-        for n, (image, (reference, regions)) in enumerate(zip(batch.image_index.tolist(), pairs, strict=True)):
+        captions = zip(batch.image_index.tolist(), references, regions, strict=True)
+        for n, (image, words, caption_regions) in enumerate(captions):
             for name, weights in attention.items():
-                hits[image][name] += noun_hits(reference.split(), weights[n], regions, cells)
+                hits[image][name] += noun_hits(words, weights[n], caption_regions, cells)
         return hits
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, from_numpy
 from torch.utils.data import DataLoader, Dataset
 
 from captioning.data.batch import CaptionBatch, pad_captions
@@ -98,13 +98,13 @@ class CaptionDataset(Dataset[CaptionBatch]):
         epoch_and_batch = getattr(indices, "epoch_and_batch", (0, 0))
         if self.by_image:
             rows = np.array(indices, dtype=np.int64)
-            captions = np.concatenate([np.arange(*index.first_caption[row : row + 2]) for row in indices])
+            caption_numbers = np.concatenate([np.arange(*index.first_caption[row : row + 2]) for row in indices])
             image_index = np.repeat(np.arange(len(rows)), np.diff(index.first_caption)[rows])
         else:
             # Captions of one image become neighbors; image_index is 0, 1, 2, .. unless an image has several.
-            captions = np.array(indices)[np.argsort(index.caption_image[indices], kind="stable")]
-            rows, image_index = np.unique(index.caption_image[captions], return_inverse=True)
-        ids, lengths = pad_captions([self.vocabulary.encode(index.captions[n].split()) for n in captions])
+            caption_numbers = np.array(indices)[np.argsort(index.caption_image[indices], kind="stable")]
+            rows, image_index = np.unique(index.caption_image[caption_numbers], return_inverse=True)
+        captions, lengths = pad_captions([self.vocabulary.encode(index.captions[n].split()) for n in caption_numbers])
         images = annotations = None
         if self.features is None:
             pairs = [self._load_image(row, epoch_and_batch) for row in rows.tolist()]
@@ -116,11 +116,11 @@ class CaptionDataset(Dataset[CaptionBatch]):
                 # The sampler seeds its order with (seed, epoch); the 1 keeps the two streams apart.
                 uniform = np.random.default_rng((self.seed, epoch_and_batch[0], 1)).random(len(index))
                 is_mirrored = uniform[rows] < self.augmentation.flip
-                annotations[torch.from_numpy(is_mirrored)] = self.mirrored_features.gather(rows[is_mirrored])
+                annotations[from_numpy(is_mirrored)] = self.mirrored_features.gather(rows[is_mirrored])
             view_functions = [preprocessing.mirrored_view if m else preprocessing.evaluation_view for m in is_mirrored]
-        caption_images, image_ids, image_rows = map(torch.from_numpy, (image_index, index.image_ids[rows], rows))
-        batch = CaptionBatch(ids, lengths, caption_images, image_ids, image_rows, images, annotations)
-        return batch if self.regions is None else self._add_regions(batch, captions, view_functions, self.regions)
+        image_ids, index_rows = from_numpy(index.image_ids[rows]), from_numpy(rows)
+        batch = CaptionBatch(captions, lengths, from_numpy(image_index), image_ids, index_rows, images, annotations)
+        return self._add_regions(batch, caption_numbers, view_functions)
 
     def _load_image(self, row: int, epoch_and_batch: tuple[int, int]) -> tuple[Tensor, ViewFunction]:
         """Return an image's input (3, height, width) for the batch at ``epoch_and_batch``, and its view."""
@@ -132,21 +132,23 @@ class CaptionDataset(Dataset[CaptionBatch]):
         return self.preprocessing(image, view), lambda _: view
 
     def _add_regions(
-        self, batch: CaptionBatch, captions: np.ndarray, view_functions: list[ViewFunction], regions: RegionsInView
+        self, batch: CaptionBatch, caption_numbers: np.ndarray, view_functions: list[ViewFunction]
     ) -> CaptionBatch:
         """Return the batch with the regions of its captions' phrases, without regions that fill most of the view."""
+        if self.regions is None:
+            return batch
         images = zip(batch.index_rows.tolist(), view_functions, strict=True)  # cached features recur in two views
-        regions_by_image = [regions.caption_regions(*image, cached=self.features is not None) for image in images]
+        regions_by_image = [self.regions.caption_regions(*image, cached=self.features is not None) for image in images]
         coverage, region_steps = [], []
-        for position, (caption, image) in enumerate(zip(captions.tolist(), batch.image_index.tolist(), strict=True)):
-            for region in regions_by_image[image][caption - self.index.first_caption[batch.index_rows[image]]]:
+        for position, (n, image) in enumerate(zip(caption_numbers.tolist(), batch.image_index.tolist(), strict=True)):
+            for region in regions_by_image[image][n - self.index.first_caption[batch.index_rows[image]]]:
                 if region.coverage.mean() <= LARGEST_REGION:
                     region_steps += [(position, step) for step in range(region.start, region.end)]
                     coverage += [region.coverage.ravel()] * (region.end - region.start)
         if not region_steps:
             return batch
         coverage_array = np.array(coverage, dtype=np.float32)
-        return batch._replace(regions=torch.from_numpy(coverage_array), region_steps=torch.tensor(region_steps))
+        return batch._replace(regions=from_numpy(coverage_array), region_steps=torch.tensor(region_steps))
 
 
 class SplitData:

@@ -86,12 +86,12 @@ class CaptionBatches(Sampler[list[int]]):
         global_batches = np.split(units, np.cumsum(sizes)[:-1])
         order = random.permutation(len(self)).tolist()
         for number, i in enumerate(order[first_batch:], first_batch):
-            captions = PlacedBatch(self._captions(global_batches[i], epoch))
-            captions.epoch_and_batch = epoch, number
-            yield captions
+            batch = PlacedBatch(self._caption_numbers(global_batches[i], epoch))
+            batch.epoch_and_batch = epoch, number
+            yield batch
 
-    def _captions(self, units: np.ndarray, epoch: int) -> list[int]:
-        """Return this rank's captions of a global batch's units."""
+    def _caption_numbers(self, units: np.ndarray, epoch: int) -> list[int]:
+        """Return the numbers of this rank's captions of a global batch's units."""
         if len(units) < self.world_size:
             units = np.resize(units, self.world_size)
         rank_units = units[self.rank :: self.world_size]

@@ -63,8 +63,8 @@ def beam_search(
     K = beam_size
     slot_index = torch.arange(K, device=state[0].device)
 
-    def fill_slots(log_probs: Tensor, beam_log_prob: Tensor, open_count: Tensor, images: Tensor) -> Slots:
-        slots = _best_continuations(log_probs, beam_log_prob, K)
+    def fill_slots(log_probs: Tensor, parent_log_prob: Tensor, open_count: Tensor, images: Tensor) -> Slots:
+        slots = _best_continuations(log_probs, parent_log_prob, K)
         return slots._replace(log_prob=slots.log_prob.masked_fill(slot_index >= open_count, float("-inf")))
 
     shared: dict[str, Any] = {"max_length": max_length, "constraints": constraints}
@@ -72,17 +72,17 @@ def beam_search(
     return [sorted(image, key=lambda caption: (not caption.finished, -caption.log_prob)) for image in hypotheses]
 
 
-def _best_continuations(log_probs: Tensor, beam_log_prob: Tensor, K: int) -> Slots:
-    """Return the K best continuations of each image; log_probs (B, R, V), beam_log_prob (B, R) as in ``FillSlots``."""
-    # The K best continuations of an image are among the K best of each beam.
+def _best_continuations(log_probs: Tensor, parent_log_prob: Tensor, K: int) -> Slots:
+    """Return the K best continuations of each image. The log-probabilities are as in ``FillSlots``."""
+    # The K best continuations of an image are among the K best of each hypothesis.
     word_log_prob, word = log_probs.topk(min(K, log_probs.shape[2]), dim=2)
-    words_per_beam, count = word.shape[2], word.shape[1] * word.shape[2]
-    log_prob = word_log_prob + beam_log_prob.unsqueeze(2)
+    words_per_parent, count = word.shape[2], word.shape[1] * word.shape[2]
+    log_prob = word_log_prob + parent_log_prob.unsqueeze(2)
     log_prob, word_log_prob, word = (x.flatten(1) for x in (log_prob, word_log_prob, word))
     padding = max(0, K - count)  # a beam may be wider than the vocabulary
     log_prob, index = torch.nn.functional.pad(log_prob, (0, padding), value=float("-inf")).topk(K, dim=1)
     index = index.clamp(max=count - 1)  # changes padding only
-    return Slots(log_prob, index // words_per_beam, word.gather(1, index), word_log_prob.gather(1, index))
+    return Slots(log_prob, index // words_per_parent, word.gather(1, index), word_log_prob.gather(1, index))
 
 
 def greedy(
@@ -119,12 +119,12 @@ def sample(
     device, B = state[0].device, step.image_count
     R = len(state[0]) // B
 
-    def fill_slots(log_probs: Tensor, beam_log_prob: Tensor, open_count: Tensor, images: Tensor) -> Slots:
+    def fill_slots(log_probs: Tensor, parent_log_prob: Tensor, open_count: Tensor, images: Tensor) -> Slots:
         uniform = torch.rand(B, R, 1, dtype=torch.float64, device=device)[images]
         word = sample_words(_restrict(log_probs.flatten(0, 1) / temperature, top_k, top_p), uniform.flatten(0, 1))
         word_log_prob = log_probs.gather(2, word.view(-1, R, 1)).squeeze(2)
-        beam = torch.arange(R, device=device).expand_as(beam_log_prob)
-        return Slots(beam_log_prob + word_log_prob, beam, word.view_as(beam_log_prob), word_log_prob)
+        parent = torch.arange(R, device=device).expand_as(parent_log_prob)
+        return Slots(parent_log_prob + word_log_prob, parent, word.view_as(parent_log_prob), word_log_prob)
 
     images = search(step, state, fill_slots, K=R, max_length=max_length, constraints=constraints)
     return [hypothesis for image in images for hypothesis in image]

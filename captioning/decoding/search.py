@@ -27,15 +27,15 @@ class Slots(NamedTuple):
     """The hypotheses in the K slots of B images after a step, (B, K) each."""
 
     log_prob: Tensor  # log-probability of the hypothesis, -inf for an empty slot
-    beam: Tensor  # index of the beam that it continues, 0 .. R - 1
+    parent: Tensor  # index of the hypothesis that it continues, 0 .. R - 1
     word: Tensor  # its next word
     word_log_prob: Tensor  # log-probability of that word
 
 
 FillSlots = Callable[[Tensor, Tensor, Tensor, Tensor], Slots]
-"""``fill_slots(log_probs, beam_log_prob, open_count, images)`` fills the slots with continuations of R beams.
+"""``fill_slots(log_probs, parent_log_prob, open_count, images)`` fills the slots with continuations of R hypotheses.
 
-Arguments: log-probabilities of the next word (B, R, V) and of the beams (B, R), -inf for no beam; number of
+Arguments: log-probabilities of the next word (B, R, V) and of the hypotheses (B, R), -inf for none; number of
 hypotheses that have not ended (B, 1); indices of the images (B,)."""
 
 
@@ -67,10 +67,10 @@ def search(
     for t in range(max_length):
         out = step(tokens, state)
         log_probs = constraints.mask(out.log_probs, history.words.flatten(0, 1))
-        log_prob, beam, word, word_log_prob = fill_slots(log_probs.unflatten(0, (B, R)), log_prob, open_count, images)
-        parents = beam + torch.arange(0, B * R, R, device=device).unsqueeze(1)  # (B, K), rows of this step
-        added = zip(history, (word, word_log_prob, trace_count + parents), strict=True)
-        history = History(*(torch.cat([x.flatten(0, 1)[parents], new.unsqueeze(2)], dim=2) for x, new in added))
+        log_prob, parent, word, word_log_prob = fill_slots(log_probs.unflatten(0, (B, R)), log_prob, open_count, images)
+        parent_rows = parent + torch.arange(0, B * R, R, device=device).unsqueeze(1)  # (B, K), rows of this step
+        added = zip(history, (word, word_log_prob, trace_count + parent_rows), strict=True)
+        history = History(*(torch.cat([x.flatten(0, 1)[parent_rows], new.unsqueeze(2)], dim=2) for x, new in added))
         traces.append(out.trace)
         trace_count += B * R
         exists = log_prob.isfinite()
@@ -87,10 +87,10 @@ def search(
         if len(open_images) <= B // 2:
             B, step = len(open_images), step.select_images(open_images)
             history = map_fields(history, itemgetter(open_images))
-            tensors = images, open_count, log_prob, tokens, parents
-            images, open_count, log_prob, tokens, parents = (x[open_images] for x in tensors)
+            tensors = images, open_count, log_prob, tokens, parent_rows
+            images, open_count, log_prob, tokens, parent_rows = (x[open_images] for x in tensors)
         tokens, R = tokens.flatten(), K  # from the second step on, R is K
-        state = tuple(tensor.index_select(0, parents.flatten()) for tensor in out.state)
+        state = tuple(tensor.index_select(0, parent_rows.flatten()) for tensor in out.state)
     hypotheses = _make_hypotheses(ended, traces, length_normalization)
     if len(hypotheses) < image_count:
         raise InputError("the model gives no word a finite probability; use another checkpoint")

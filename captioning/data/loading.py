@@ -147,8 +147,9 @@ class CaptionDataset(Dataset[CaptionBatch]):
                     coverage += [region.coverage.ravel()] * (region.end - region.start)
         if not region_steps:
             return batch
-        coverage_array = np.array(coverage, dtype=np.float32)
-        return batch._replace(regions=from_numpy(coverage_array), region_steps=torch.tensor(region_steps))
+        return batch._replace(
+            regions=from_numpy(np.array(coverage, np.float32)), region_steps=torch.tensor(region_steps)
+        )
 
 
 class SplitData:

@@ -118,12 +118,11 @@ class Evaluator:
             sums["bound"], sums["iwae_bound"] = likelihood_bounds(model, batch, memory, self.bound_draws)
         tensors = {"reference_hits": output.trace.alphas, "reference_evidence_hits": output.trace.evidence}
         attention = {name: tensor.float().cpu().numpy() for name, tensor in tensors.items() if tensor is not None}
-        rows, cells = batch.index_rows.tolist(), self.model.encoder.cells
+        rows, images, cells = batch.index_rows.tolist(), batch.image_index.tolist(), self.model.encoder.cells
         references = [reference.split() for row in rows for reference in self.index.references(row)]
         regions = [caption_regions for row in rows for caption_regions in self.regions.caption_regions(row)]
         hits: list[dict[str, list[NounHit]]] = [{name: [] for name in attention} for _ in rows]
-        captions = zip(batch.image_index.tolist(), references, regions, strict=True)
-        for n, (image, words, caption_regions) in enumerate(captions):
+        for n, (image, words, caption_regions) in enumerate(zip(images, references, regions, strict=True)):
             for name, weights in attention.items():
                 hits[image][name] += noun_hits(words, weights[n], caption_regions, cells)
         return hits

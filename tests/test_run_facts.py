@@ -88,6 +88,13 @@ def test_the_line_of_an_epoch_has_no_metric_without_a_value(shapes, tmp_path, ca
     assert "val/nll" in line and "nan" not in line
 
 
+def test_a_validation_without_training_is_reported(shapes, tmp_path, capsys):
+    trainer = make_trainer(tmp_path, callbacks=[TerminalReport()])
+    trainer.validate(make_module(), make_data(shapes), verbose=False)
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch 1, step 0"))
+    assert "val/nll" in line
+
+
 def test_a_run_of_a_sweep_has_the_sweeps_seed_and_a_folder_that_names_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = tiny_config(tmp_path / "shapes", train=2, val=1, test=1) | {"seed_everything": 1}

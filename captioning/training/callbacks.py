@@ -46,8 +46,10 @@ class ValidationFigures(Callback):
 class TerminalReport(Callback):
     """Prints the size of each module, the metrics of each validation, and a line if nothing was left to train."""
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+    def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
         self._start_time, self._has_trained = time.perf_counter(), False
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         for name, module in pl_module.captioner.named_children() if trainer.is_global_zero else ():
             sizes = [(weights.numel(), weights.requires_grad) for weights in module.parameters()]
             count, trained = sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained)

@@ -93,7 +93,8 @@ class DecodingOptions(BeamOptions):
         if self.context_mode is not None:
             check_choice(ContextMode, context_mode=self.context_mode)
         without_effect = [] if self.method == "sample" else ["temperature", "top_k", "top_p", "seed"]
-        for name in without_effect[:-1] if self.context_mode == "sample" else without_effect:  # draws need the seed
+        # Draws need the seed. Without a context mode, ``ImageCaptioner`` knows whether a model draws.
+        for name in without_effect[:-1] if self.context_mode in (None, "sample") else without_effect:
             if (value := getattr(self, name)) != getattr(DecodingOptions, name):
                 raise InputError(f"{name}={value} has an effect only with method sample (--sample), not {self.method}")
         if self.method == "greedy" and self.samples not in (None, 1):

@@ -265,6 +265,28 @@ def test_a_model_that_draws_its_locations_takes_a_seed(tmp_path, images):
         DecodingOptions(context_mode="foo")
 
 
+def test_an_ensemble_takes_a_seed_if_a_member_draws_and_the_others_keep_their_context_modes(tmp_path, images):
+    """An ensemble's trace is that of its first member."""
+    sample, argmax = (
+        save_checkpoint(tmp_path / f"{mode}.ckpt", attention=functools.partial(HardAttention, context_mode=mode))
+        for mode in ("sample", "argmax")
+    )
+    soft = save_checkpoint(tmp_path / "soft.ckpt")
+
+    def locations_of(*models: Path, seed: int | None = None) -> tuple[int, ...]:
+        (caption,) = load(models).score_captions([images[0]], [["a", "red"] * 4], seed=seed)
+        return tuple(caption.trace.locations.tolist())
+
+    drawn = [locations_of(sample, soft, argmax, seed=seed) for seed in (1, 1, 2, 3)]
+    assert drawn[0] == drawn[1] and len(set(drawn)) > 1
+    assert {locations_of(argmax, sample, seed=seed) for seed in (1, 2, 3)} == {locations_of(argmax)}
+    one, other = (load([sample, soft])(images[0], seed=1, max_length=6).log_prob for _ in range(2))
+    assert one == other
+    for models, options in (([soft, argmax], {}), ([soft], {}), ([sample, soft], {"context_mode": "argmax"})):
+        with pytest.raises(InputError, match="seed=1 has an effect only with method sample"):
+            load(models)(images[0], seed=1, **options)
+
+
 @pytest.mark.parametrize("captions", [[["a"]], ["a red circle", "a"]])
 def test_captions_to_decode_are_lists_of_words_one_for_each_image(captioner, images, captions):
     with pytest.raises(InputError, match=r"captions: give a list of words for each of 2 images, got \[.*a"):

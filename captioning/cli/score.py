@@ -42,7 +42,7 @@ def score(
     """Score a model on a split of its run's data or of other data; predict writes captions and no metrics.
 
     test and predict take the test split, validate the validation split. The model brings its vocabulary
-    and its search, also with --config. Options of the data and of the search work as in `captioning fit`, such as
+    and its search. Options of the data and of the search work as in `captioning fit`, such as
     --data.source.root DIR, --data.limit_images N, --data.features DIR and --model.search.beam_size K.
 
     Args:

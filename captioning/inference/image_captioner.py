@@ -69,8 +69,6 @@ class ImageCaptioner(Generic[Model]):
         self.settings = settings or {}
         self.options = DecodingOptions.from_settings(self.settings)
         self.members: Sequence[Any] = model.members if isinstance(model, Ensemble) else [model]
-        if all(member.decoder.attention.context_mode == "sample" for member in self.members):
-            self.options = dataclasses.replace(self.options, context_mode="sample")  # a seed is refused without it
 
     @property
     def encoder(self) -> Encoder:
@@ -200,6 +198,10 @@ class ImageCaptioner(Generic[Model]):
         device = next(self.model.parameters()).device
         views_by_preprocessing = zip(*(views for _, (views, _) in images), strict=True)
         if options.seed is not None:
+            modes = {options.context_mode or member.decoder.attention.context_mode for member in self.members}
+            if options.method != "sample" and "sample" not in modes:
+                remedy = "with method sample (--sample) or context_mode sample"
+                raise InputError(f"seed={options.seed} has an effect only {remedy}")
             # Every batch draws other random numbers.
             options = dataclasses.replace(options, seed=options.seed + batch_number)
         with torch.inference_mode():

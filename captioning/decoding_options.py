@@ -1,6 +1,6 @@
 """Options of decoding: the search, the constraints on captions, and how hard attention forms its contexts.
 
-This module imports nothing that is slow, because the help of `captioning caption` has its sentences.
+This module imports nothing that is slow, because the help of `captioning caption` is made from its docstrings.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ class DecodingOptions(BeamOptions):
 
     ``method`` is beam search, greedy decoding, or sampling of words. Without ``samples``, sampling returns one caption,
     and a beam all of its captions. Without ``context_mode``, the attention keeps its own. With a seed, the same images
-    in batches of one size get the same captions.
+    in batches of the same size get the same captions.
 
     Raises InputError if an option is out of its range, or temperature, top_k, top_p, seed or samples has no effect.
 

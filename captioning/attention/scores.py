@@ -72,7 +72,7 @@ class AdditiveScore(Score):
         self.output = nn.Linear(self.attention_dim, 1, bias=False)
 
     def project(self, annotations: Tensor) -> Tensor:
-        return F.linear(annotations, self.annotation_projection.weight)  # b: see project_query
+        return F.linear(annotations, self.annotation_projection.weight)  # without b, which project_query adds
 
     def project_query(self, query: Tensor) -> Tensor:
         """Return W_h h + b (B, R, A). Adding b to the few queries saves a pass over all annotations."""

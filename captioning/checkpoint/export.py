@@ -56,7 +56,7 @@ def write_export(
             raise InputError(f"--output {folder}: has another program's {name}; choose an empty folder")
     weights = _stored_weights(captioner, dtype)
     with replacing(folder / WEIGHTS, "--output") as temporary:
-        temporary.write_bytes(save(weights, metadata={"format": "pt"}))  # only its owner can read a file of save_file
+        temporary.write_bytes(save(weights, metadata={"format": "pt"}))  # ``save_file`` lets its owner alone read it
     vocabulary.save(folder / VOCABULARY)
     _ = captioner.encoder.cells  # measures the cells, in a second; ``checkpoint_entry`` has only measured ones
     config = checkpoint_entry(captioner, vocabulary, settings)

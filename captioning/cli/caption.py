@@ -80,7 +80,7 @@ def caption(
     title = printable(" + ".join(names))
     explorer_images: list[ExplorerData] = []
     results = captioner.stream(paths, options, batch_size=batch_size, on_error=skip)
-    first = list(itertools.islice(results, 1))  # a command that fails keeps the file of an earlier one
+    first = list(itertools.islice(results, 1))  # if no image can be captioned, --json keeps its earlier content
     with _json_lines(json if first else None) as lines:
         for result in itertools.chain(first, results):
             content = result.to_dict() if lines is not None else {}

@@ -59,7 +59,7 @@ def compare_runs(
     if caption_counts and not any(metric in family.metrics for family in caption_counts):
         raise InputError(f"metric: {TITLES[metric]} cannot be computed here; it needs Java and English captions")
     variants = group_variants([run for run in runs if run.captions])
-    # A run is compared with the first run over images alone if one of their two variants has a single seed.
+    # If the variant of a run or of the first run has a single seed, the two runs are tested over images alone.
     seed_counts = {run: len(variant.runs) for variant in variants for run in variant.runs}
     tested_runs = [run for run in names[1:] if min(seed_counts.get(run, 0), seed_counts.get(names[0], 0)) == 1]
     note = _CAPTIONS_NOTE.format(_CHANGE_NOTE if tested_runs else "", resamples, few_images_warning(len(common)))
@@ -92,7 +92,7 @@ def _run_notices(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _shared_ids(first: Captions, second: Captions) -> set[int]:
-    """Return the ids of images that both runs captioned. Images without a common reference only share their id."""
+    """Return the ids of images that both runs captioned. Without a common reference, one id names two images."""
     return {i for i in first if i in second and set(first[i].references) & set(second[i].references)}
 
 

@@ -45,7 +45,7 @@ class CountedFamily(NamedTuple):
     metrics: Mapping[str, Metric]  # by name
     counts: dict[str, Floats]  # by run, (images, counts)
     statistic: Statistic  # from counts summed over images, (.., counts), to percent, (.., metrics)
-    is_baseline: bool = False  # whether it is of attention that ignores the caption; then it is not tested
+    is_baseline: bool = False  # True for metrics of attention that ignores the caption, which are not tested
 
 
 def caption_families(images_by_run: Mapping[str, Sequence[CaptionedImage]], *, meteor: bool) -> list[CountedFamily]:
@@ -145,7 +145,7 @@ def measure_variants(
     _add_corrected(comparison.variant_tests, tests)
     for variant in variants:
         seeds = [run for run in runs if run.name in variant.runs]
-        # The NLL of a run's test is over all images of the test, so they must be the compared images.
+        # The NLL of a test is over all of its images, so it is left out if fewer images are compared.
         if all(len(run.captions or ()) == comparison.image_count for run in seeds):
             common = [metric for metric in _NEEDS_MODEL if all(metric in run.metrics for run in seeds)]
             variant.metrics.update({metric: [run.metrics[metric] for run in seeds] for metric in common})

@@ -137,7 +137,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
         """Return the batch with the regions of its captions' phrases, without regions that fill most of the view."""
         if self.regions is None:
             return batch
-        images = zip(batch.index_rows.tolist(), view_functions, strict=True)  # cached features recur in two views
+        images = zip(batch.index_rows.tolist(), view_functions, strict=True)  # cached features have two views per image
         regions_by_image = [self.regions.caption_regions(*image, cached=self.features is not None) for image in images]
         coverage, region_steps = [], []
         for position, (n, image) in enumerate(zip(caption_numbers.tolist(), batch.image_index.tolist(), strict=True)):

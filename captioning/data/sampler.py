@@ -21,12 +21,12 @@ class PlacedBatch(list[int]):
 class CaptionBatches(Sampler[list[int]]):
     """Whole batches of captions of similar length (Sec. 4.3, Xu et al. 2015), shuffled again in each epoch.
 
-    The order is a function of seed, epoch and ``batch_size * world_size``, so nothing is saved: a resumed run begins at
-    ``start``. An epoch is cut into global batches of ``batch_size * world_size`` captions. With group ``length``,
-    captions are sorted by length first, so most global batches have one length; then the global batches are
-    shuffled. Each rank takes every ``world_size``-th caption of a global batch. Every caption appears once per epoch
-    unless ``captions_per_image`` is set. One global batch may be smaller. If it has fewer captions than ranks, some are
-    repeated so that each rank has one.
+    The captions of an epoch are cut into global batches of ``batch_size * world_size`` captions. With group ``length``,
+    they are sorted by length before the cut, and the global batches are shuffled after it, so most global batches have
+    one length. One global batch may be smaller. Each rank takes every ``world_size``-th caption of a global batch; if
+    there are fewer captions than ranks, some are repeated. Every caption appears once per epoch unless
+    ``captions_per_image`` is set. The order is a function of seed, epoch and ``batch_size * world_size``, so nothing is
+    saved: a resumed run begins at ``start``.
 
     Differs from the paper, which draws a random length for each update: lengths come in proportion to their captions.
 

@@ -31,7 +31,7 @@ class StepFunction(Protocol):
     def __call__(self, tokens: Tensor, state: State) -> Step: ...
 
     def select_images(self, images: Tensor) -> StepFunction:
-        """Return the step function over the images at indices (B',). A search calls it when at most half are left."""
+        """Return the step function over the images at indices (B',), with which a search of fewer images continues."""
 
 
 @dataclass(frozen=True)

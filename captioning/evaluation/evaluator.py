@@ -46,8 +46,8 @@ class Evaluator:
     figure_hypotheses: dict[int, Hypothesis] = field(default_factory=dict)  # of these images, by row of the split
     images: dict[int, CaptionedImage] = field(default_factory=dict)  # by row of the split
     sums: dict[int, dict[str, float]] = field(default_factory=dict)
-    """For each batch, by the row of its first image: the number of "words" of the references, <end> included, and the
-    sums of their "nll" and bounds in nats. If two processes evaluate a batch, its sums count once."""
+    """By the row of a batch's first image: the number of "words" of the references, <end> included, and the sums of
+    their "nll" and, with draws, their bounds, in nats. A batch that two processes evaluate has one entry."""
 
     def __post_init__(self) -> None:
         if self.with_references and not self.index.captions:

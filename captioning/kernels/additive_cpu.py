@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 _FOLDER = Path(__file__).parent / "native"
-# fast-math lets sums be reordered and so vectorized. -nostartfiles leaves out its start-up code, which would flush tiny
-# numbers to 0 in the whole process. NaN stays NaN, so that a diverging run shows it.
+# -ffast-math lets the compiler reorder and so vectorize sums. -nostartfiles leaves out the start-up code that would
+# flush tiny numbers to 0 in the whole process. With -fno-finite-math-only a diverging run shows NaN.
 _FLAGS = "-O3 -ffast-math -fno-finite-math-only -funroll-loops -march=native -fPIC -shared -nostartfiles".split()
 _TYPES = (torch.float32, torch.bfloat16)
 

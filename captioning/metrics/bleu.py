@@ -100,8 +100,8 @@ def bleu_counts(
     """Return the counts that corpus BLEU sums over images.
 
     Of two references that are equally close in length, the shorter counts. A hypothesis shorter than n words has no
-    n-grams; nltk's ``corpus_bleu`` counts one that cannot match. Raises ValueError if there is not one image for each
-    hypothesis, or an image has no reference.
+    n-grams; nltk's ``corpus_bleu`` gives it one, which never matches. Raises ValueError if there is not one image for
+    each hypothesis, or an image has no reference.
 
     Args:
         hypotheses: Word lists.

@@ -92,8 +92,8 @@ def differences(
     gains = counts[1] - counts[0]
     first_sums = sums[0] + np.stack([random.integers(0, 2, size=len(gains)) @ gains for _ in range(resamples)])
     null_differences = (statistic(sums[0] + sums[1] - first_sums) - statistic(first_sums)).reshape(resamples, -1)
-    exchanges = np.isfinite(null_differences).sum(axis=0)  # a metric may have no value, such as an accuracy of no noun
-    as_large = (np.abs(null_differences) >= np.abs(difference) - 1e-9).sum(axis=0)  # another order rounds differently
+    exchanges = np.isfinite(null_differences).sum(axis=0)  # an accuracy over no nouns has no value
+    as_large = (np.abs(null_differences) >= np.abs(difference) - 1e-9).sum(axis=0)  # sums in another order may differ
     p_values = (as_large + 1) / (exchanges + 1)
     columns = (values.tolist() for values in (difference, low, high, p_values))
     return [Difference(Interval(*numbers), p_value, p_value) for *numbers, p_value in zip(*columns, strict=True)]
@@ -123,6 +123,6 @@ def ratio(numerator: Floats, denominator: Floats) -> Floats:
 
 
 def _interval_ends(resampled_metrics: Floats) -> Floats:
-    # Leaves out a resample in which a metric has no value, such as an accuracy of no noun.
+    # Leaves out a resample in which a metric has no value, such as an accuracy over no nouns.
     with np.errstate(all="ignore"):
         return np.asarray(np.nanquantile(resampled_metrics, [0.025, 0.975], axis=0))

@@ -30,8 +30,8 @@ def rouge_l(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) 
 def lcs_length(first: Words, second: Words) -> int:
     """Return the number of words in the longest common subsequence.
 
-    The algorithm is bit-parallel (Hyyrö 2004). One integer holds a column of the table of dynamic programming: its bit
-    i is 0 where the length grows by one at word i of ``first``.
+    The algorithm is bit-parallel (Hyyrö 2004). One integer holds a column of the dynamic-programming table: bit i is 0
+    if the length grows by one at word i of ``first``.
     """
     bits_of_word: dict[str, int] = {}  # the positions of each word
     for position, word in enumerate(first):

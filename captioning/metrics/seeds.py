@@ -7,15 +7,15 @@ readers nested in methods: Hillis 2014, Statistics in Medicine 33):
     Var(mean_2 - mean_1) = S_1^2 / m_1 + S_2^2 / m_2 + max(0, J - E_1 / m_1 - E_2 / m_2).
 
 S_g^2 is the variance of the metric over the m_g seeds of variant g. J is the variance of the difference over images,
-with the runs as they are. E_g is the part of J due to single images on which a run of variant g differs from the
-variant's other runs. S_g^2 contains it already, so it is subtracted. What remains of J is the effect of the variant on
-single images, the same with every seed. J and E_g come from the jackknife, which leaves out one image at a time and
-works for every metric of summed counts, corpus BLEU included.
+with the runs as they are. The runs of one variant differ from each other on single images. These differences add
+E_g / m_g to J, and S_g^2 contains them already, so E_g / m_g is subtracted. The rest of J says how much the effect of
+the variant varies between images, whatever the seed. J and E_g come from the jackknife, which leaves out one image at a
+time and works for every metric of summed counts, corpus BLEU included.
 
 Each source of variance has its own degrees of freedom, hence its own critical value of Student's t. The interval takes
 the mean of these values, weighted by the sources' fractions of the variance (Cochran 1964, Biometrics 20). With one
-number of degrees of freedom for all (Satterthwaite), up to 12 % of the tests are false positives, not 5 %, because few
-seeds may agree by chance. An interval is no narrower than the interval over images alone.
+number of degrees of freedom for all (Satterthwaite), up to 12 % of the tests would be false positives instead of 5 %,
+because few seeds may agree by chance. An interval is no narrower than the interval over images alone.
 
 If run s of the second variant started from run s of the first, S^2 is the variance of the pairs' differences.
 docs/statistics.md has the simulated coverage. An exact permutation test cannot replace this rule: three seeds against
@@ -38,7 +38,7 @@ def seed_differences(
     """Return the mean over seeds of ``second`` minus the mean over seeds of ``first``, for each metric.
 
     Args:
-        first, second: Counts (seeds, images, counts) of the same images, two seeds or more each, not always as many.
+        first, second: Counts (seeds, images, counts) of the same images. The numbers of seeds, at least 2, may differ.
         paired: Whether each run of ``second`` started from the run of ``first`` with the same index.
     """
     counts_1, counts_2 = (np.asarray(counts, dtype=np.float64) for counts in (first, second))
@@ -95,8 +95,8 @@ class SeedDifferences:
 def _jackknife(counts: Floats, statistic: Statistic) -> tuple[Floats, Floats]:
     """Return the metrics (seeds, metrics) of counts (seeds, images, counts), and their changes without each image.
 
-    The changes (seeds, images, metrics) are centered over images and scaled: sums of their products over images are the
-    covariances of the metrics.
+    The changes (seeds, images, metrics) are centered over images and scaled, so that the sums of their products over
+    images are the covariances of the metrics.
     """
     seeds, images = counts.shape[:2]
     sums = counts.sum(axis=1)

@@ -27,9 +27,9 @@ class SearchMemory(Memory):
 class SummedOutput(Output):
     """The word's likelihood summed over locations, exactly (Deng et al. 2018); no location is drawn.
 
-    p(y_t) = sum_i w_ti softmax(L_o(E y_{t-1} + L_h h_t + L_z a_i))[y_t] with w_ti = beta_t alpha_ti, and a component
-    without L_z a_i, of weight w_t0 = 1 - beta_t, for a step that does not look at the image. The LSTM is fed the
-    expected context, as with soft attention, so that the recurrence does not branch. See ``captioning.kernels.summed``.
+    p(y_t) = sum_i w_ti softmax(L_o(E y_{t-1} + L_h h_t + L_z a_i))[y_t] with w_ti = beta_t alpha_ti. Component 0 of the
+    sum has no L_z a_i and the weight w_t0 = 1 - beta_t: the step does not look at the image. The LSTM gets the expected
+    context, as with soft attention; with one per location, the number of states would grow with every step.
     """
 
     def check(self, attention: Attention) -> None:

@@ -15,7 +15,7 @@ def likelihood_bounds(captioner: Captioner, batch: CaptionBatch, memory: Memory,
     """Return two lower bounds on log p(y | a) in nats, summed over captions, by S draws of the locations.
 
     The first is L_s = E_s[log p(y | s, a)], Eq. 10. The second, E[log 1/S sum_k p(y | s_k, a)] (Burda et al. 2016), is
-    at least L_s, and tighter with more draws. Draws come from p(s | a), so the weight of a draw is p(y | s, a).
+    at least L_s, and tighter with more draws. As draws come from p(s | a), their importance weight is p(y | s, a).
     """
     with captioner.decoder.attention.in_context_mode("sample"):
         # One draw after the other: the logits of all draws at once would fill the device's memory.

@@ -19,7 +19,7 @@ from captioning.component import Component
 from captioning.errors import InputError, check_range, check_whole
 from captioning.objective.processes import sum_over_processes
 
-_AVERAGES = 50  # the first 49 steps have one each; later steps share the last
+_AVERAGES = 50  # each of the first 49 steps has its own; all later steps share the last
 
 
 class LearningSignal(NamedTuple):
@@ -87,7 +87,7 @@ class MovingAverage(Estimator):
     """b_k = decay b_{k-1} + (1 - decay) times the mean return of the captions with draws in batch k (Sec. 4.1).
 
     By default R_t sums the rewards from step t on, every step has an average of its rewards, and b_t sums the averages
-    from step t to the caption's last. With ``per_step`` and ``to_go`` false, R_t and b_t are the paper's: R_t is
+    from step t to the end of the caption. With ``per_step`` and ``to_go`` false, R_t and b_t are the paper's: R_t is
     log p(y | s, a), and b_t its average, one number for all captions and steps. The first batch has the baseline 0,
     because its own mean depends on its draws. The averages start with that mean.
 
@@ -161,6 +161,6 @@ class LeaveOneOut(Estimator):
 
 
 def leave_one_out(values: Tensor, samples: int) -> Tensor:
-    """Return for each of N values (N, ..) the mean of its group's other values. A group is S adjacent values."""
+    """Return, for each of N values (N, ..), the mean of the other values in its group of S adjacent values."""
     groups = values.unflatten(0, (-1, samples))  # (N / S, S, ..)
     return ((groups.sum(dim=1, keepdim=True) - groups) / (samples - 1)).flatten(0, 1)

@@ -45,7 +45,7 @@ class Guidance(Component):
         """Return the term of each step in nats (N * S, T), 0 at steps that teach nothing.
 
         Args:
-            memory: N images, one per caption, or B images with equally many adjacent captions.
+            memory: N images, one per caption, or B images, each with the same number of adjacent captions.
             output: The decoder's output for the N captions, each decoded S times.
         """
 
@@ -92,8 +92,8 @@ class EvidenceGuidance(Guidance):
 class RegionGuidance(Guidance):
     """-log of the alphas' sum over the region that a phrase names (Liu et al. 2017), at every word of the phrase.
 
-    The training captions' regions come from the data set: ``CaptionSource.phrases`` and ``objects``. With hard
-    attention, the sum is the expected fraction of the drawn location's cell that the region covers.
+    The regions come from the data set: ``CaptionSource.phrases`` and ``objects``. Each alpha counts by the fraction of
+    its cell that the region covers. With hard attention, the sum is the expectation of this fraction over draws.
 
     Args:
         weight: As in ``Guidance``; about four words in ten belong to a phrase with a region.

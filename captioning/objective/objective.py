@@ -27,7 +27,7 @@ class Loss(NamedTuple):
 
     Attributes:
         loss: The scalar to differentiate.
-        logs: Detached values by name; "loss" is the value of the objective, without REINFORCE's surrogate.
+        logs: Detached values by name; "loss" leaves out the REINFORCE term, of which only the gradient has a meaning.
         output: The decoder's output.
     """
 
@@ -79,7 +79,7 @@ class Likelihood(Objective):
         label_smoothing: Fraction of the target probability that is spread over the vocabulary. Rewards are plain
             log-probabilities.
         samples: How often each caption is decoded in training, with new dropout, over one encoding of the image. With
-            hard attention the estimator sets it.
+            hard attention, the estimator sets this number.
         guidance: Terms that teach attention where to look, in training alone; none in the paper.
         reduction: How terms are averaged; per word by default.
     """

@@ -26,9 +26,9 @@ def step_log_probs(logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
 def doubly_stochastic_penalty(alphas: Tensor, exists: Tensor | None = None) -> Tensor:
     """Return sum_i (1 - sum_t alpha_ti)^2 of Eq. 14 as a **mean over captions and over existing locations**.
 
-    It is scaled like the NLL per word: T steps spread evenly over L locations cost (1 - T/L)^2. A weight w of it equals
-    w T/L in the paper, which sums the penalty over L and the NLL over T words. It equals ``alpha_c`` = w T/B in the
-    authors' code, which averages the penalty over L and, unlike the NLL, sums it over B captions.
+    It is scaled like the NLL per word: T steps spread evenly over L locations cost (1 - T/L)^2. The weight w here is
+    the weight w T/L in the paper, which sums the penalty over L and the NLL over T words. It is ``alpha_c`` = w T/B in
+    the authors' code, which averages the penalty over L and, unlike the NLL, sums it over B captions.
 
     Args:
         alphas: (N, T, L), 0 at steps that do not exist.
@@ -48,7 +48,7 @@ def step_entropy(alphas: Tensor) -> Tensor:
 
 
 class Reduction(Component):
-    """Takes means, **per word** or per caption, never plain sums.
+    """Reduces each term of the objective to a scalar: here to its mean **per word** or per caption.
 
     A weight therefore means the same at any batch size. With several processes, the mean of their results is the term
     of the whole batch. With ``reward_weight`` 1, and without penalty and entropy, the loss has the gradient of the

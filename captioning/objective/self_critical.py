@@ -41,8 +41,8 @@ class SelfCriticalTraining(Objective):
         cider_d: Weight of CIDEr-D on the toolkit's scale, 0 to 10; logged metrics are 100 times that scale.
         bleu4: Weight of smoothed sentence BLEU-4, 0 to 1.
         dropout: Whether to differentiate log p(w | a) with the decoder's dropout. Captions are still sampled without
-            it, so the gradient only approximates the expected reward's. On a few thousand images dropout keeps the
-            model from overfitting the rewards of the training images.
+            dropout, so this is only approximately the gradient of the expected reward. On a few thousand images,
+            dropout keeps the model from overfitting the rewards of the training images.
         likelihood: A ``Likelihood``, whose loss on the batch's captions, with its guidance, is added. The reward alone
             moves the alphas away from what they were taught.
         likelihood_weight: Weight of that loss.
@@ -88,8 +88,8 @@ class SelfCriticalTraining(Objective):
     def forward(self, captioner: Captioner, batch: CaptionBatch) -> Loss:
         """Return the objective of the batch's images. Only ``likelihood`` reads the batch's captions.
 
-        Logged values are means over the captions of all processes; "loss" is minus the reward. Only the gradient of
-        the loss has a meaning; averaged over processes, it is the gradient for all captions.
+        Logged values are means over the captions of all processes; "loss" is minus the reward. The value of the
+        returned loss means nothing. Its gradient, averaged over processes, is the gradient for all captions.
         """
         was_training = captioner.training
         captioner.eval()
@@ -136,7 +136,7 @@ class SelfCriticalTraining(Objective):
         """Return log p(w | a) of N sampled captions (N,) in nats, and the decoder's output for them."""
         device = memory.annotations.device
         ids, lengths = pad_captions([caption.ids for caption in captions])
-        lengths = lengths - torch.tensor([not caption.finished for caption in captions]).long()  # those have no <end>
+        lengths = lengths - torch.tensor([not caption.finished for caption in captions]).long()  # no <end>
         output = decoder(ids.to(device), lengths.to(device), memory)
         logits = _sampleable_logits(output, self.search.min_length)
         return step_log_probs(logits, output.targets, output.mask).sum(dim=1), output

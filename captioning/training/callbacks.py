@@ -86,7 +86,7 @@ class BestCheckpoint(callbacks.ModelCheckpoint):
     @property
     def state_key(self) -> str:
         key = super().state_key
-        # Checkpoints of 0.2 have Lightning's own key. Without a monitor it would equal the key of `last`.
+        # With a monitor, the key is Lightning's, as in 0.2. Without one, Lightning's key would equal that of `last`.
         return key.replace("Best", "Model", 1) if self.monitor else key
 
     def check_monitor_top_k(self, trainer: pl.Trainer, current: torch.Tensor | None = None) -> bool:
@@ -115,7 +115,7 @@ class BestCheckpoint(callbacks.ModelCheckpoint):
 
 
 class CheckpointFiles(TorchCheckpointIO):
-    """Writes a checkpoint beside its path and renames it. Lightning's copy from /tmp would end where a disk is full."""
+    """Writes a checkpoint beside its path and renames it. Lightning's copy from /tmp is cut short by a full disk."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         write_checkpoint(checkpoint, Path(path))
@@ -224,5 +224,5 @@ class StopOnRequest(Callback):
             self._lightning_handler(signal.SIGTERM, None)  # the trainer raises SIGTERMException after this batch
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self._must_stop(trainer):  # since the last batch of an epoch that is now validated and saved
+        if self._must_stop(trainer):  # the signal came after the last batch of an epoch, which is saved by now
             raise SIGTERMException

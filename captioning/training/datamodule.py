@@ -172,8 +172,8 @@ class CaptionDataModule(pl.LightningDataModule):
             options["regions"] = regions = self.split_data("train").regions(self.encoder)
             if not regions.available:
                 raise InputError("objective.guidance: the data set has no regions; see data/README.md")
-            # Training moves the encoder's cells. Loading processes have a copy of the first ones; this line makes the
-            # main process use the same.
+            # Training moves the encoder's cells, but loading processes keep a copy of the cells at the start. The main
+            # process (num_workers 0) must use the same cells.
             regions.cells = self.encoder.cells
         start = (0, 0) if self.trainer is None else next_batch(self.trainer)
         return self._loader("train", self.sampler(start), **options)

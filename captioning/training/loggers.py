@@ -28,7 +28,7 @@ def logger_settings(settings: Mapping[str, Any], folder: Path) -> list[dict[str,
     loggers = []
     for logger in setting if isinstance(setting, list) else [setting] if setting else []:
         arguments = logger.get("init_args", {})
-        # Only a run's config.yaml has a list of loggers with a folder. A new run from it gets a wandb run of its own.
+        # Only a run's config.yaml lists loggers with a folder. A new run with this file gets a wandb run of its own.
         is_of_another_run = isinstance(setting, list) and arguments.get("save_dir") not in (None, ".")
         arguments = {**arguments, "save_dir": str(folder)}
         if logger["class_path"].endswith("WandbLogger"):
@@ -56,7 +56,7 @@ def start_loggers(
     os.environ.setdefault("WANDB_INIT_TIMEOUT", "15")  # seconds; wandb itself would wait for 90
     netrc = Path(os.environ.get("NETRC") or os.path.expanduser("~/.netrc"))
     if not os.environ.get("WANDB_API_KEY") and not (netrc.is_file() and "wandb" in netrc.read_text(errors="ignore")):
-        os.environ.setdefault("WANDB_MODE", "offline")  # otherwise it asks for a key, or fails without a terminal
+        os.environ.setdefault("WANDB_MODE", "offline")  # wandb would ask for a key, or fail without a terminal
     for logger in loggers:
         is_online = isinstance(logger, WandbLogger) and os.environ.get("WANDB_MODE") != "offline"
         if not is_online:

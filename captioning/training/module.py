@@ -127,7 +127,7 @@ class CaptioningModule(pl.LightningModule):
             self._random_state = None
 
     def on_train_batch_start(self, batch: CaptionBatch, batch_idx: int) -> None:
-        """Seed each of several processes by its rank and batch, so that a resumed run draws the same numbers."""
+        """Seed each process, if there are several, by rank and batch, so that a resumed run draws the same numbers."""
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
             self._random_state_at_step = self._generator_state()
         if self.trainer.world_size > 1:
@@ -178,7 +178,7 @@ class CaptioningModule(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def _run_length(self) -> tuple[int, int]:
-        """Return the run's numbers of optimizer steps and batches. Lightning would build the loader too early."""
+        """Return the run's optimizer steps and batches. Lightning's own count would build the loader too early."""
         trainer: Any = self.trainer
         batches = self._batches_per_epoch()
         steps = max(1, math.ceil(batches / trainer.accumulate_grad_batches))  # of an epoch, like ``batches``
@@ -196,14 +196,14 @@ class CaptioningModule(pl.LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        """Clip gradients, including the scaled gradients of a fused optimizer, which Lightning refuses.
+        """Clip gradients. Lightning refuses to clip the scaled gradients of a fused optimizer; this method does not.
 
         Raises InputError if training has diverged, before a gradient that is not finite changes a weight.
         """
         is_by_norm, is_fused = gradient_clip_algorithm in (None, "norm"), optimizer.defaults.get("fused")
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)  # it skips steps whose gradient overflows
         if scaler is not None and is_fused:
-            scaler.unscale_(optimizer)  # its step then does not unscale again
+            scaler.unscale_(optimizer)  # the optimizer's step then does not unscale again
         # The order of the parameters determines the rounding of the norm, and so whether runs repeat exactly.
         group_parameters = (p for group in optimizer.param_groups for p in group["params"])
         parameters = list(self.parameters() if is_fused else group_parameters)

@@ -26,7 +26,7 @@ def next_batch(trainer: pl.Trainer) -> tuple[int, int]:
 
 
 def is_inside_step(trainer: pl.Trainer) -> bool:
-    """Return whether the optimizer step needs further batches; a checkpoint would lose the gradient of this one.
+    """Return whether the optimizer step needs further batches; a checkpoint would lose the gradient so far.
 
     Lightning steps after ``accumulate_grad_batches`` batches, and after the last batch of an epoch.
     """

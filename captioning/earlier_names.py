@@ -27,10 +27,11 @@ SUGGESTIONS |= dict.fromkeys(("per_word", "all_captions"), "ArcticMovingAverage"
 """Names that an error suggests in place of unknown ones; read by ``errors``."""
 
 
-def conditions(search: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the conditions of a test, as ``evaluation`` and a model card read them, by their new names."""
+def renamed_conditions(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the conditions of a test, which a file of metrics had in an entry "search", by their new names."""
     names = {"inference": "context_mode", "bound_samples": "bound_draws"}
-    return {names.get(name, name): value for name, value in search.items()}
+    conditions = content.get("conditions", content.get("search", {}))
+    return {names.get(name, name): value for name, value in conditions.items()}
 
 
 def counts_batches(name: str, value: Any) -> bool:

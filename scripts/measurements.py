@@ -26,7 +26,7 @@ def measurement_of(folder: Path, arguments: Sequence[str], seed: int) -> Scores:
         "unit": UNIT,
         "split": run.conditions.get("split"),
         "images": len(run.captions or {}),
-        "search": run.conditions,
+        "conditions": run.conditions,
         **provenance(command=f"captioning {shlex.join(arguments)}", seed=seed),
     }
 

@@ -163,6 +163,6 @@ def tested_pair(tmp_path, shapes_settings) -> tuple[Path, Path]:
             for i in range(len(index))
         ]
         (folder / "test_captions.json").write_text(json.dumps(captions))
-        (folder / "test_metrics.json").write_text(json.dumps({"test/bleu4": 1.0, "search": search}))
+        (folder / "test_metrics.json").write_text(json.dumps({"test/bleu4": 1.0, "conditions": search}))
         folders.append(folder)
     return folders[0], folders[1]

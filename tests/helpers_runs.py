@@ -132,8 +132,8 @@ def make_run(
         (folder / "metrics/version_0").mkdir(parents=True)
         (folder / "metrics/version_0/metrics.csv").write_text(csv)
     if captions is not None:
-        search = {"beam_size": 3, "context_mode": "expected"}
-        (folder / "test_metrics.json").write_text(json.dumps({"test/bleu4": 12.5, "search": search}))
+        conditions = {"beam_size": 3, "context_mode": "expected"}
+        (folder / "test_metrics.json").write_text(json.dumps({"test/bleu4": 12.5, "conditions": conditions}))
         (folder / "test_captions.json").write_text(json.dumps(captions))
     return folder
 

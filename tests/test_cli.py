@@ -98,7 +98,7 @@ def test_fit_then_test_from_the_checkpoint_alone(workdir, capsys):
     assert re.search(r"^epoch 1, step 2, \d+ s: train/loss [\d.]+ val/nll [\d.]+ val/bleu4", printed, re.MULTILINE)
     command("test", "--ckpt_path", BEST)
     written = metrics_of("runs/tiny")
-    assert written["search"]["weights"] == checksum(BEST)
+    assert written["conditions"]["weights"] == checksum(BEST)
     assert set(written) >= {"test/bleu1", "test/bleu4", "test/nll"} and written["provenance"]["seed"] == 1
     printed = capsys.readouterr().out
     assert f"in percent{FEW}\n" in printed
@@ -550,13 +550,13 @@ def test_a_test_takes_other_data_and_options_than_the_runs(trained):
     config["data"]["limit_images"] = 1
     Path("other.yaml").write_text(yaml.safe_dump({"data": config["data"]}))
     command("test", "--ckpt_path", BEST, "--config", "other.yaml", "--model.search.beam_size", "2")
-    assert metrics_of("runs/tiny/other")["search"]["beam_size"] == 2 and len(captions_of("runs/tiny/other")) == 1
+    assert metrics_of("runs/tiny/other")["conditions"]["beam_size"] == 2 and len(captions_of("runs/tiny/other")) == 1
     assert not Path("runs/tiny/test_metrics.json").exists()
     Path("seed.yaml").write_text("seed_everything: 7\n")
     command("test", "--ckpt_path", BEST, "--config", "seed.yaml", "other.yaml", "--results", "seeded")
     assert metrics_of("seeded")["provenance"]["seed"] == 7  # though the last file says nothing of it
     command("test", "--ckpt_path", BEST, "--data.limit_images", "1", "--results", "here")
-    assert metrics_of("here")["search"]["beam_size"] == 1 and len(captions_of("here")) == 1
+    assert metrics_of("here")["conditions"]["beam_size"] == 1 and len(captions_of("here")) == 1
 
 
 def test_test_images_of_the_coco_server_are_captioned_and_not_scored(trained):

@@ -114,7 +114,7 @@ def test_images_whose_files_are_gone_are_left_out_of_the_page(tested_pair):
 def test_the_page_shows_attention_of_the_tested_checkpoint(tested_pair):
     checkpoints, metrics = tested_pair[0] / "checkpoints", tested_pair[0] / "test_metrics.json"
     content = json.loads(metrics.read_text())
-    metrics.write_text(json.dumps(content | {"search": content["search"] | {"checkpoint": "last.ckpt"}}))
+    metrics.write_text(json.dumps(content | {"conditions": content["conditions"] | {"checkpoint": "last.ckpt"}}))
     assert read_run(tested_pair[0]).checkpoint == checkpoints / "best.ckpt"
     (checkpoints / "last.ckpt").write_bytes((checkpoints / "best.ckpt").read_bytes())
     assert read_run(tested_pair[0]).checkpoint == checkpoints / "last.ckpt"
@@ -201,7 +201,7 @@ def test_an_untested_run_is_named_with_its_command_and_tested_with_test(tested_p
 def test_a_run_that_was_trained_further_after_its_test_is_left_out_or_tested_again(tested_pair, commands, capsys):
     best, metrics = tested_pair[0] / "checkpoints/best.ckpt", tested_pair[0] / "test_metrics.json"
     content = json.loads(metrics.read_text())
-    content["search"] |= {"checkpoint": "best.ckpt", "weights": checksum(best)}
+    content["conditions"] |= {"checkpoint": "best.ckpt", "weights": checksum(best)}
     metrics.write_text(json.dumps(content))
     (tested_pair[0] / "argmax").mkdir()
     (tested_pair[0] / "argmax/test_metrics.json").write_text(json.dumps(content))

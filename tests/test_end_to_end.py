@@ -79,7 +79,7 @@ def test_the_demo_trains_scores_captions_and_draws_and_resumes_in_its_folder(dem
     assert Path(entry["checkpoint"]).is_file()
     hard = json.loads((demo / "hard/test_metrics.json").read_text())
     expected = json.loads((demo / "hard/expected/test_metrics.json").read_text())
-    assert [of["search"]["context_mode"] for of in (hard, expected)] == ["argmax", "expected"]
+    assert [of["conditions"]["context_mode"] for of in (hard, expected)] == ["argmax", "expected"]
     assert summary["hard"]["bleu4_expected"] == pytest.approx(expected["test/bleu4"], abs=0.01)
     assert (demo / "soft_hard.png").is_file()
     with Image.open(entry["overlay"]) as figure:

@@ -167,7 +167,7 @@ def test_the_evidence_is_judged_beside_the_alphas(source, tmp_path, output):
         assert scores[f"reference_{of_evidence}"] == pytest.approx(by_posterior[measure])
     assert by_alphas["attention_correctness"] != pytest.approx(by_posterior["attention_correctness"], rel=1e-3)
     assert [len(image.evidence_hits) for image in images] == [len(image.hits) for image in images]
-    write_evaluation(tmp_path, "test", scores, images, search={})
+    write_evaluation(tmp_path, "test", scores, images, conditions={})
     assert read_captions(tmp_path / "test_captions.json") == {image.image_id: image for image in images}
 
 
@@ -198,7 +198,7 @@ def test_draws_of_bounds_depend_on_batch_and_seed_and_leave_the_global_generator
 def test_written_captions_and_metrics_are_read_unchanged(split, tmp_path):
     evaluator = split.evaluator(split.batch(0, 1, 2))
     scores, images = evaluator.finish(), evaluator.captioned_images
-    write_evaluation(tmp_path, "test", scores, images, search={"beam_size": 2}, tokens="letters")
+    write_evaluation(tmp_path, "test", scores, images, conditions={"beam_size": 2}, tokens="letters")
     assert read_results(tmp_path / "test_results.json") == {image.image_id: image.caption for image in images}
     assert json.loads((tmp_path / "test_metrics.json").read_text())["tokens"] == "letters"
     assert read_metrics(tmp_path / "test_metrics.json") == (scores, {"beam_size": 2})

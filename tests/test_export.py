@@ -33,8 +33,8 @@ def run(tmp_path):
     save_checkpoint(folder / "checkpoints/best.ckpt", settings=SETTINGS)
     images = list(make_captions(20).values())
     scores = caption_metrics([image.words for image in images], [image.reference_words for image in images])
-    search = {"beam_size": 2, "inference": "argmax"}  # as version 0.2 called the context mode
-    write_evaluation(folder, "test", scores | {"nll": 1.25}, images, search=search)
+    conditions = {"beam_size": 2, "context_mode": "argmax"}
+    write_evaluation(folder, "test", scores | {"nll": 1.25}, images, conditions=conditions)
     return folder
 
 
@@ -74,15 +74,24 @@ def test_the_card_has_the_model_its_data_and_its_metrics(run):
     metrics = json.loads((run / "test_metrics.json").read_text())
     assert f"| bleu4 | {metrics['test/bleu4']:.2f} |" in text and "| nll | 1.25 |" in text
     assert "Split test; beam_size 2, context_mode argmax." in text
-    metrics["search"]["checkpoint"] = "last.ckpt"  # those of another checkpoint are not this one's
+    metrics["conditions"]["checkpoint"] = "last.ckpt"  # those of another checkpoint are not this one's
     (run / "test_metrics.json").write_text(json.dumps(metrics))
     assert "It was not tested" in (export(run) / "README.md").read_text()
+
+
+def test_the_card_has_the_conditions_of_a_test_of_0_2(run):
+    content = json.loads((run / "test_metrics.json").read_text())
+    del content["conditions"]
+    content["search"] = {"beam_size": 2, "inference": "argmax", "checkpoint": "best.ckpt"}
+    (run / "test_metrics.json").write_text(json.dumps(content))
+    card = (export(run) / "README.md").read_text()
+    assert "Split test; beam_size 2, context_mode argmax." in card and "| nll | 1.25 |" in card
 
 
 def test_the_card_leaves_out_the_metrics_of_weights_that_were_trained_on_since(run):
     best, metrics = run / "checkpoints/best.ckpt", run / "test_metrics.json"
     content = json.loads(metrics.read_text())
-    content["search"] |= {"checkpoint": "best.ckpt", "weights": checksum(best)}
+    content["conditions"] |= {"checkpoint": "best.ckpt", "weights": checksum(best)}
     metrics.write_text(json.dumps(content))
     shutil.copytree(run, run.parent / "copy")  # whose files have other times
     for tested in (run, run.parent / "copy"):

@@ -92,7 +92,7 @@ def test_the_search_is_the_models_and_an_options_never_a_configurations(workdir)
     expected = {key: value for key, value in vars(load(CHECKPOINT).options).items() if key in vars(BeamOptions())}
     for config in (["--config", "searches.yaml"], ["--config", "runs/tiny/config.yaml"], []):
         for options, changes in (([], {}), (["--model.search.beam_size", 2], {"beam_size": 2})):
-            search = metrics_of_test("--ckpt_path", CHECKPOINT, *config, *options)["search"]
+            search = metrics_of_test("--ckpt_path", CHECKPOINT, *config, *options)["conditions"]
             assert {key: search[key] for key in expected} == expected | changes
 
 
@@ -129,7 +129,7 @@ def test_several_models_are_tested_as_an_ensemble(workdir, capsys):
     (image,) = sorted(Path("shapes").rglob("val*/*.png"))[:1]
     expected = load([CHECKPOINT, OTHER]).caption(image, beam_size=1)
     assert caption["caption"] == expected.text
-    assert json.loads(read("scored/test_metrics.json"))["search"]["members"] == {OTHER: checksum(OTHER)}
+    assert json.loads(read("scored/test_metrics.json"))["conditions"]["members"] == {OTHER: checksum(OTHER)}
     alone = [metrics_of_test("--ckpt_path", checkpoint)["nll"] for checkpoint in (CHECKPOINT, OTHER)]
     assert both["nll"] < sum(alone) / 2  # Jensen: the mean of probabilities beats the mean of logarithms
 

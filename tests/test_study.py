@@ -61,7 +61,7 @@ def measure(variant: str, seed: int, skill: float, *, evaluation: str = "") -> N
         ]
         settings = {"seed_everything": seed, "model": {"kind": variant}}
         folder = make_run(Path("runs", f"tiny_{variant}_{seed}"), captions=entries, settings=settings)
-        tested = {f"test/{name}": value for name, value in scores.items()} | {"search": {}}
+        tested = {f"test/{name}": value for name, value in scores.items()} | {"conditions": {}}
         (folder / "test_metrics.json").write_text(json.dumps(tested))
     content = {"values": scores, "split": "val", "images": 30, "training": {"captions_per_second": 300.0 + seed}}
     write_measurements(MEASURED, scores=read_scores(MEASURED) | {score_name(variant, seed, evaluation): content})
@@ -160,7 +160,7 @@ def command_log(workdir, monkeypatch) -> list[list[str]]:
         elif arguments[0] == "test":
             folder = Path(options["--results"])
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / "test_metrics.json").write_text('{"test/bleu4": 1.0, "search": {"split": "val"}}')
+            (folder / "test_metrics.json").write_text('{"test/bleu4": 1.0, "conditions": {"split": "val"}}')
         return 1.0
 
     monkeypatch.setattr(Commands, "run", run)

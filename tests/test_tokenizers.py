@@ -130,7 +130,7 @@ def test_chinese_from_photos_to_scores(trained, monkeypatch):
     results = read_results(Path("runs/tiny/test_results.json"))
     assert caption.text in results.values() and not any(" " in text for text in results.values())
     metrics = json.loads(Path("runs/tiny/test_metrics.json").read_text())
-    assert metrics["search"]["tokenizer"] == "Characters"
+    assert metrics["conditions"]["tokenizer"] == "Characters"
     captions = [Characters().tokenize(results[i]) for i in sorted(results)]
     expected = caption_metrics(captions, [[list(text.rstrip("。"))] for text in CHINESE], meteor=False)
     for name in ("bleu1", "bleu4", "rouge_l", "cider_d"):

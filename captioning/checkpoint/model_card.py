@@ -70,7 +70,7 @@ def _metrics(checkpoint: Path | None) -> str:
     tables = []
     for path in (run.path / "test_metrics.json", run.path / "val_metrics.json"):
         content = read_json(path) if path.is_file() else {}
-        conditions = earlier_names.conditions(content.pop("search", {}))
+        conditions = earlier_names.renamed_conditions(content)
         is_current_test = is_current(conditions.pop("weights", ""), checkpoint)
         if content and conditions.pop("checkpoint", checkpoint.name) == checkpoint.name and is_current_test:
             split = conditions.pop("split", path.name.partition("_")[0])

@@ -182,14 +182,14 @@ def _report(
 
     tokenizer = evaluator.vocabulary.tokenizer
     metrics, images = evaluator.finish(meteor=tokenizer.english), evaluator.captioned_images
-    search = vars(evaluator.search) | conditions
+    conditions = vars(evaluator.search) | conditions
     if "bound" in metrics:
-        search["bound_draws"] = evaluator.bound_draws
+        conditions["bound_draws"] = evaluator.bound_draws
     if not isinstance(tokenizer, PennTreebank):
-        search["tokenizer"] = type(tokenizer).__name__
+        conditions["tokenizer"] = type(tokenizer).__name__
     has_hits = any(image.hits or image.reference_hits for image in images)
     cells = vars(evaluator.model.encoder.cells) if has_hits else None
-    facts = {"search": search, "tokens": tokenizer.description, "cells": cells, "provenance": provenance_record}
+    facts = {"conditions": conditions, "tokens": tokenizer.description, "cells": cells, "provenance": provenance_record}
     _print_metrics(metrics, evaluator, conditions)
     write_evaluation(folder, stage, metrics, images, **facts)
     print(f"written to {folder}", flush=True)

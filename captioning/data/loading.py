@@ -147,9 +147,8 @@ class CaptionDataset(Dataset[CaptionBatch]):
                     coverage += [region.coverage.ravel()] * (region.end - region.start)
         if not region_steps:
             return batch
-        return batch._replace(
-            regions=from_numpy(np.array(coverage, np.float32)), region_steps=torch.tensor(region_steps)
-        )
+        coverage_array = np.array(coverage, dtype=np.float32)
+        return batch._replace(regions=from_numpy(coverage_array), region_steps=torch.tensor(region_steps))
 
 
 class SplitData:

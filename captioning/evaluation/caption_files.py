@@ -68,7 +68,7 @@ def write_evaluation(
 
     Args:
         stage: "val" or "test".
-        facts: Further entries of STAGE_metrics.json that are not empty: "search" (options and conditions of the test),
+        facts: Further entries of STAGE_metrics.json that are not empty: "conditions" (of the test, with its search),
             "tokens" (the tokenizer's description), "cells" (the grid of the hits), "provenance" (of model and metrics).
     """
     content = {f"{stage}/{name}": value for name, value in metrics.items()}
@@ -94,7 +94,7 @@ def read_metrics(path: Path) -> tuple[dict[str, float], dict[str, Any]]:
     """Return the metrics of STAGE_metrics.json without the prefix "STAGE/", and the conditions of the test."""
     content = convert(path, read_json(path), dict[str, Any], _EXPECTED)
     metrics = {name.partition("/")[2]: value for name, value in content.items() if isinstance(value, (int, float))}
-    return metrics, earlier_names.conditions(content.get("search", {}))
+    return metrics, earlier_names.renamed_conditions(content)
 
 
 def read_captions(path: Path) -> dict[int, CaptionedImage]:

@@ -37,7 +37,7 @@ def caption(
         *images: Image files, folders of images, or - to read paths from standard input.
         model: A FILE.ckpt, exported folder, hf:owner/name or pretrained (default); repeat it for an ensemble.
         overlay: Draw where the model looked: a png, pdf or svg file for one image, a folder of png files for several.
-            With several models, each has a row that shows where it looks at the same words.
+            With several models, each model has a row that shows where it looks at the same words.
         style: Style of overlays: the map in color or, as in the paper, in white on the gray image.
         details: Also draw the evidence on overlays: where each word came from. Also write the greatest attention of
             each word and its beta, the weight of the image.
@@ -159,5 +159,5 @@ def _overlay_paths(target: Path, paths: Sequence[str], is_single: bool, inputs: 
     check_output(target, "--overlay", inputs=inputs)
     if target.resolve() in {Path(path).resolve().parent for path in paths}:
         raise InputError(f"--overlay {target}: contains input images; give another folder")
-    unique = dict.fromkeys(paths)  # numbered, because images in two folders may have one name
+    unique = dict.fromkeys(paths)  # numbered, because images in two folders may share a name
     return {path: target / f"{number:03d}_{Path(path).stem[:50]}.png" for number, path in enumerate(unique, 1)}

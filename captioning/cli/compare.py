@@ -36,8 +36,8 @@ def compare(
 
     Args:
         *runs: The folder of a run, or a folder of runs.
-        test: First test every run that has no captions, or captions of other weights. Tests the checkpoint that was
-            tested before, or else the best.
+        test: First test every run that has no captions, or captions of other weights. The checkpoint is the one that
+            was tested before, or else the best.
         metric: Metric of the verdict, such as bleu4, rouge_l, cider_d or meteor.
         images: Number of images to show, most different first.
         resamples: Number of resamples for intervals and tests.

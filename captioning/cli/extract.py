@@ -57,7 +57,7 @@ def extract(
     types |= {"data.vocabulary.tokenizer": Tokenizer | None, "data.limit_images": int | None}
     built, _ = build(types, [read_config(path, "--config") for path in config], overrides)
     encoder, source = built["model.encoder"], built["data.source"]
-    source.tokenizer = built["data.vocabulary.tokenizer"] or source.tokenizer  # leaves out images without words
+    source.tokenizer = built["data.vocabulary.tokenizer"] or source.tokenizer  # images without words are left out
     if init_from:
         try:
             encoder.load_state_dict(load(init_from).encoder.state_dict())

@@ -97,7 +97,7 @@ def flickr30k(*, root: Path = Path("data/flickr30k")) -> None:
 
 
 def _get_flickr(name: str, root: Path, form: str, archive: str) -> None:
-    """Get Karpathy's captions, and unpack the folder's archives. Raises InputError, with the form, without images."""
+    """Get Karpathy's captions and unpack the folder's archives. The InputError for missing images names the form."""
     from captioning.data.download import unpack
     from captioning.data.karpathy import KarpathySource
     from captioning.data.records import SPLITS

@@ -82,7 +82,7 @@ def measure_runs(
     resamples: int,
     seed: int,
 ) -> None:
-    """Add the metrics of the runs to the comparison, a table, and tests of ``tested_runs`` against the first run."""
+    """Add to the comparison: the metrics of the runs, a table, and tests of ``tested_runs`` against the first run."""
     tests: dict[TestKey, Difference] = {}
     for family in Progress(f"{title}: intervals", items=families, unit=" metrics"):
         first = family.counts.get(comparison.runs[0])

@@ -15,7 +15,7 @@ from captioning.kernels.deferred import defer_gradient, pad_rows, take_first
 from captioning.precision import to_autocast
 from captioning.trace import State
 
-LARGEST_REMAINDER = 0.9  # images leave if a smaller fraction of all steps remains; else copies cost more than steps
+LARGEST_REMAINDER = 0.9  # images leave if less than this of all steps remains; otherwise copies cost more than steps
 
 Out = TypeVar("Out", bound=tuple)
 

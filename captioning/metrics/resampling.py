@@ -31,8 +31,8 @@ class Interval:
 class Difference:
     """The difference of two systems' metrics on the same images, with a two-sided test.
 
-    ``differences`` has the interval from the paired bootstrap and the p-value from the randomization test;
-    ``seeds.seed_differences`` has both from one model of the variance.
+    ``differences`` takes the interval from the paired bootstrap and the p-value from the randomization test;
+    ``seeds.seed_differences`` takes both from one model of the variance.
     """
 
     interval: Interval

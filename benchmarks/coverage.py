@@ -24,8 +24,9 @@ import numpy as np
 from numpy.random import Generator
 
 from captioning.files import write_json
+from captioning.metrics.arrays import Floats
 from captioning.metrics.bleu import bleu_from_counts
-from captioning.metrics.resampling import Floats, Statistic
+from captioning.metrics.resampling import Statistic
 from captioning.metrics.seeds import SeedDifferences
 from captioning.provenance import provenance
 

@@ -23,7 +23,8 @@ from captioning.errors import exits_on_input_error
 from captioning.evaluation.evaluator import evaluate_model
 from captioning.files import read_json, write_json
 from captioning.inference import ImageCaptioner, load
-from captioning.metrics.resampling import differences, intervals, percentage
+from captioning.metrics.arrays import percentage
+from captioning.metrics.resampling import differences, intervals
 from captioning.provenance import provenance
 
 DATA = Path("data")

@@ -13,8 +13,9 @@ from captioning.comparison.result import ONE_SEED, Variant, change_text
 from captioning.comparison.runs import is_run_folder, read_run
 from captioning.errors import InputError
 from captioning.files import read_json, write_text
+from captioning.metrics.arrays import Floats
 from captioning.metrics.bleu import bleu_counts, bleu_from_counts
-from captioning.metrics.resampling import Difference, Floats, Interval, holm
+from captioning.metrics.resampling import Difference, Interval, holm
 from captioning.metrics.seeds import RULE, seed_differences
 
 METRIC = "bleu4"  # the metric that is tested

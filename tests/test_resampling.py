@@ -6,16 +6,9 @@ import random
 import numpy as np
 import pytest
 
+from captioning.metrics.arrays import percentage
 from captioning.metrics.bleu import bleu_counts, bleu_from_counts
-from captioning.metrics.resampling import (
-    Difference,
-    Interval,
-    bootstrap,
-    differences,
-    holm,
-    intervals,
-    percentage,
-)
+from captioning.metrics.resampling import Difference, Interval, bootstrap, differences, holm, intervals
 
 
 def corpus(images: int = 60, seed: int = 0):

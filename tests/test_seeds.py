@@ -7,8 +7,8 @@ import pytest
 from scipy.special import stdtr, stdtrit
 
 from benchmarks.coverage import Cell, grid, simulate
+from captioning.metrics.arrays import percentage
 from captioning.metrics.bleu import bleu_counts, bleu_from_counts
-from captioning.metrics.resampling import percentage
 from captioning.metrics.seeds import SeedDifferences, seed_differences
 
 

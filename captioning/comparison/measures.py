@@ -8,17 +8,9 @@ import numpy as np
 from captioning.comparison.result import ONE_SEED, Comparison, Row, Table, TableCell, Variant
 from captioning.comparison.runs import Run
 from captioning.evaluation.caption_files import CaptionedImage
+from captioning.metrics.arrays import Floats, percentage
 from captioning.metrics.bleu import bleu_metrics
-from captioning.metrics.resampling import (
-    SIGNIFICANCE_LEVEL,
-    Difference,
-    Floats,
-    Statistic,
-    differences,
-    holm,
-    intervals,
-    percentage,
-)
+from captioning.metrics.resampling import SIGNIFICANCE_LEVEL, Difference, Statistic, differences, holm, intervals
 from captioning.metrics.seeds import RULE, seed_differences
 from captioning.metrics.table import METRICS, NOUN_METRICS, TITLES, Family, Metric, family_counts
 from captioning.progress import Progress

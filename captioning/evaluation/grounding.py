@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from captioning.cells import CellGrid
 from captioning.data.regions import Region
 from captioning.evaluation.caption_files import CaptionedImage, NounHit
-from captioning.metrics.resampling import Floats
+from captioning.metrics.arrays import Floats
 from captioning.metrics.table import NOUN_METRICS
 
 

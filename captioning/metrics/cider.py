@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.sparse.linalg import norm
 
-from captioning.metrics.bleu import ORDERS, ReferenceNGrams, Words
-from captioning.metrics.resampling import Floats, ratio
+from captioning.metrics.arrays import Floats, ratio
+from captioning.metrics.ngrams import ORDERS, ReferenceNGrams, Words
 
 SIGMA = 6.0  # words; standard deviation of the Gaussian penalty
 SCALE = 10.0  # the value of a caption that equals its only reference
@@ -29,12 +29,12 @@ class CiderD:
         self._idf = [self._log_documents - np.log((counts > 0).sum(axis=0)) for counts in self.ngrams.max_counts]
         self._tf_idf = [(counts * idf).tocsr() for counts, idf in zip(self.ngrams.counts, self._idf, strict=True)]
 
-    def values(self, hypotheses: Sequence[Words], images: Sequence[int] | None = None) -> Floats:
+    def values(self, hypotheses: Sequence[Words], image_rows: Sequence[int] | None = None) -> Floats:
         """Return CIDEr-D in [0, 10] of each hypothesis, (hypotheses,); the corpus' CIDEr-D is the mean.
 
-        ``images`` is as in ``bleu_counts``. Raises ValueError if there is not one image for each hypothesis.
+        ``image_rows`` is as in ``bleu_counts``. Raises ValueError if there is not one image for each hypothesis.
         """
-        image_index, hypothesis_index, reference_index = self.ngrams.pairs(hypotheses, images)
+        image_index, hypothesis_index, reference_index = self.ngrams.pairs(hypotheses, image_rows)
         similarity = np.zeros(len(hypothesis_index))
         orders = zip(self.ngrams.count(hypotheses), self._idf, self._tf_idf, strict=True)  # n = 1 .. 4
         for counts, idf, reference_tf_idf in orders:

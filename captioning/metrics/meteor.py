@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from captioning.errors import InputError
-from captioning.metrics.bleu import Words
-from captioning.metrics.resampling import Floats, ratio
+from captioning.metrics.arrays import Floats, ratio
+from captioning.metrics.ngrams import Words
 
 _ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.2, 0.6, 0.75  # METEOR 1.5's parameters for English, task "rank"
 _MATCH_WEIGHTS = np.array([1.0, 0.6, 0.8, 0.6])  # of exact matches, stems, synonyms and paraphrases

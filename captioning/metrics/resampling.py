@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Floats = NDArray[np.float64]
+from captioning.metrics.arrays import Floats
+
 Statistic = Callable[[Floats], Floats]
 """Maps counts that are summed over images, (.., counts), to a metric (..) or to several metrics (.., metrics)."""
 
@@ -60,10 +61,10 @@ def bootstrap(counts: ArrayLike, statistic: Statistic, *, resamples: int = RESAM
     Counts (.., images, counts) give metrics (resamples, .., metrics).
     """
     counts = np.asarray(counts, dtype=np.float64)
-    images = counts.shape[-2]
-    random, probabilities = np.random.default_rng(seed), np.full(images, 1 / images)
+    image_count = counts.shape[-2]
+    random, probabilities = np.random.default_rng(seed), np.full(image_count, 1 / image_count)
     # The multinomial says how often each image is in the resample.
-    return statistic(np.stack([random.multinomial(images, probabilities) @ counts for _ in range(resamples)]))
+    return statistic(np.stack([random.multinomial(image_count, probabilities) @ counts for _ in range(resamples)]))
 
 
 def intervals(counts: ArrayLike, statistic: Statistic, *, resamples: int = RESAMPLES, seed: int = 0) -> list[Interval]:
@@ -109,17 +110,6 @@ def holm(tests: Sequence[Difference]) -> list[Difference]:
         largest = max(largest, min(1.0, (len(tests) - rank) * tests[i].p_value))
         corrected[i] = largest
     return [replace(test, corrected_p_value=corrected[i]) for i, test in enumerate(tests)]
-
-
-def percentage(counts: Floats) -> Floats:
-    """Return the hits in percent of the trials, (.., 1), from counts (.., 2) of both; nan without a trial."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return 100 * counts[..., :1] / counts[..., 1:]
-
-
-def ratio(numerator: Floats, denominator: Floats) -> Floats:
-    """Return the quotient, and 0 where the denominator is 0."""
-    return np.divide(numerator, denominator, out=np.zeros_like(denominator), where=denominator > 0)
 
 
 def _interval_ends(resampled_metrics: Floats) -> Floats:

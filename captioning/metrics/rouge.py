@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from captioning.metrics.bleu import Words
-from captioning.metrics.resampling import Floats
+from captioning.metrics.arrays import Floats
+from captioning.metrics.ngrams import Words
 
 BETA = 1.2  # weight of recall relative to precision, as in the COCO toolkit
 

@@ -26,7 +26,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 
-from captioning.metrics.resampling import SIGNIFICANCE_LEVEL, Difference, Floats, Interval, Statistic, ratio
+from captioning.metrics.arrays import Floats, ratio
+from captioning.metrics.resampling import SIGNIFICANCE_LEVEL, Difference, Interval, Statistic
 
 RULE = "jackknife over images, Cochran's critical values"
 """The rule of these intervals, as files and pages name it."""

@@ -11,10 +11,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from captioning.errors import InputError, warn_once
-from captioning.metrics.bleu import ORDERS, Words, bleu_counts, bleu_from_counts, bleu_metrics, sentence_bleu
+from captioning.metrics.arrays import Floats, percentage
+from captioning.metrics.bleu import bleu_counts, bleu_from_counts, bleu_metrics, sentence_bleu
 from captioning.metrics.cider import CiderD
 from captioning.metrics.meteor import meteor_counts, meteor_metric
-from captioning.metrics.resampling import Floats, percentage
+from captioning.metrics.ngrams import ORDERS, Words
 from captioning.metrics.rouge import rouge_l
 
 UNIT = "percent; CIDEr-D is the COCO toolkit's number times 100"

@@ -137,7 +137,7 @@ def _restrict(log_probs: Tensor, top_k: int | None, top_p: float | None) -> Tens
         log_probs = log_probs.masked_fill(log_probs < threshold, float("-inf"))
     if top_p is not None:
         probs, order = log_probs.softmax(dim=-1).sort(dim=-1, descending=True)
-        sum_before = probs.cumsum(dim=-1) - probs  # without the word itself: the one that crosses top_p is kept
+        sum_before = probs.cumsum(dim=-1) - probs  # without the word itself: the word that crosses top_p is kept
         is_outside = torch.zeros_like(probs, dtype=torch.bool).scatter(-1, order, sum_before >= top_p)
         log_probs = log_probs.masked_fill(is_outside, float("-inf"))
     return log_probs

@@ -20,7 +20,7 @@ class History(NamedTuple):
 
     words: Tensor
     log_probs: Tensor  # of the words
-    trace_index: Tensor  # rows in the traces of all steps, one after the other
+    trace_index: Tensor  # rows in the concatenated traces of all steps
 
 
 class Slots(NamedTuple):

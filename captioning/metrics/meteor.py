@@ -1,7 +1,7 @@
 """METEOR by the COCO toolkit's Java program, where Java and pycocoevalcap are installed.
 
 The toolkit's class keeps a process waiting as long as Python runs, and mixes up the answers after a caption with a line
-break. Each call here starts one process and sends it all captions.
+break. Each call here starts one process and sends all captions to it.
 """
 
 import importlib.resources

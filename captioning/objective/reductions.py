@@ -75,9 +75,9 @@ class Reduction(Component):
 class ArcticReduction(Reduction):
     """The authors' code: the NLL summed over time and averaged over the batch, all else summed over the batch.
 
-    The penalty is the sum over the batch of the mean over locations. Where locations are drawn, it has no
-    gradient: the authors' code overwrites the gradient of the alphas by REINFORCE's, and so discards the penalty's.
-    REINFORCE and entropy are plain sums, so that their weight grows with the batch size.
+    The penalty is the sum over the batch of the mean over locations. Where locations are drawn, the penalty has no
+    gradient, because the authors' code overwrites the gradient of the alphas by that of REINFORCE. REINFORCE and
+    entropy are plain sums, so their weights grow with the batch size.
     """
 
     def nll(self, logits: Tensor, targets: Tensor, mask: Tensor, *, label_smoothing: float = 0.0) -> Tensor:

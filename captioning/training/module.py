@@ -100,7 +100,7 @@ class CaptioningModule(pl.LightningModule):
         """Build and return the captioner for a vocabulary, with the weights of ``initial_model``."""
         self.captioner = Captioner(*self._encoder_decoder, vocabulary_size=len(vocabulary))
         self.captioner.freeze_statistics = bool(self.initial_model or self.settings.get("init_from"))  # also if resumed
-        checkpoint_entry(self.captioner, vocabulary, self.settings)  # raises if no checkpoint can describe it
+        checkpoint_entry(self.captioner, vocabulary, self.settings)  # raises if a checkpoint cannot describe it
         self.captioner.train()  # Lightning leaves the mode as it is
         if self.initial_model is not None:
             self.initial_model.load_into(self.captioner, vocabulary)
@@ -117,7 +117,7 @@ class CaptioningModule(pl.LightningModule):
 
     def on_train_start(self) -> None:
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, GradientAccumulationScheduler):  # a run resumed inside an epoch skips its start
+            if isinstance(callback, GradientAccumulationScheduler):  # a run resumed inside an epoch skips this call
                 callback.on_train_epoch_start(self.trainer)
         resume.start_new_epoch(self.trainer)
         if self._random_state is not None:  # a resumed run continues the same stream of random numbers
@@ -204,7 +204,7 @@ class CaptioningModule(pl.LightningModule):
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)  # it skips steps whose gradient overflows
         if scaler is not None and is_fused:
             scaler.unscale_(optimizer)  # the optimizer's step then does not unscale again
-        # The order of the parameters determines the rounding of the norm, and so whether runs repeat exactly.
+        # The order of the parameters determines how the norm is rounded, and thus whether runs repeat exactly.
         group_parameters = (p for group in optimizer.param_groups for p in group["params"])
         parameters = list(self.parameters() if is_fused else group_parameters)
         gradients = [p.grad for p in parameters if p.grad is not None]

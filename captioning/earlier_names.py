@@ -10,13 +10,6 @@ MODEL |= {"standardize": "feature_norm", "centres": "centers", "batches": ""}
 SETTINGS = ("data", "test_split", "split"), ("model", "bound_samples", "bound_draws")
 """Settings by section and name, each with its option of `captioning test`; read by ``settings``."""
 
-OPTIONS_OF_TEST = {"test_split": "split", "inference": "context_mode", "default_root_dir": "results"}
-OPTIONS_OF_TEST |= dict.fromkeys(("accelerator", "devices", "strategy"), "device")
-OPTIONS_OF_TEST |= dict.fromkeys(("limit_test_batches", "limit_val_batches"), "data.limit_images")
-OPTIONS_OF_TEST |= {"logger": "no_logger", "bound_samples": "bound_draws", "ensemble": "ensemble"}
-OPTIONS_OF_TEST |= {"precision": "precision"}
-"""Options of `captioning test` by what follows the last dot, such as ``--data.test_split``; read by ``cli.score``."""
-
 GONE: dict[str, dict[str, Any]] = {"ConvEncoder": {"learning_rate": None}, "MovingAverage": {"initial": None}}
 GONE |= {"TorchvisionEncoder": dict.fromkeys(("mean", "std", "model_args")), "TimmEncoder": {"mean": None, "std": None}}
 GONE |= {"SelfCriticalTraining": {"baseline": "leave_one_out"}}
@@ -24,6 +17,7 @@ GONE |= {"SelfCriticalTraining": {"baseline": "leave_one_out"}}
 
 SUGGESTIONS = {"inference": "context_mode", "normaliser": "normalizer", "CaptionSamples": "ValidationFigures"}
 SUGGESTIONS |= dict.fromkeys(("per_word", "all_captions"), "ArcticMovingAverage")
+SUGGESTIONS |= {name: f"captioning test --{option}" for _, name, option in SETTINGS}
 """Names that an error suggests in place of unknown ones; read by ``errors``."""
 
 

@@ -42,7 +42,7 @@ ROOMS = {
     "comparison": "errors evaluation inference metrics progress run_folder settings trace views",
     "training": "attention checkpoint component data decoding encoders errors evaluation files metrics model objective "
     "run_folder settings tokenizers views vocabulary",
-    "cli": "checkpoint comparison data decoding decoding_options earlier_names encoders errors evaluation files "
+    "cli": "checkpoint comparison data decoding decoding_options encoders errors evaluation files "
     "inference metrics precision provenance run_folder settings tokenizers trace training views vocabulary",
     "__main__": "cli errors settings",
 }

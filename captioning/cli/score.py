@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from captioning import earlier_names
 from captioning.cli import model_name
 from captioning.errors import InputError, check_choice, check_whole
 from captioning.provenance import provenance
@@ -116,10 +115,7 @@ def score(
 
 
 def _check_options(task: str, option_names: Sequence[str], split: Split | None, results: Path | None) -> None:
-    """Raise InputError for an option of version 0.2, or one that the task cannot take."""
-    for option in (option for option in option_names if not option.startswith("--data.source.")):
-        if (new := earlier_names.OPTIONS_OF_TEST.get(option.lstrip("-").rpartition(".")[2])) is not None:
-            raise InputError(f"{option} of captioning {task} is now --{new}")
+    """Raise InputError for an option that the task cannot take."""
     for option in option_names if results is None else ():
         if option.startswith(("--data.source", "--data.limit_images")):
             raise InputError(f"{option}: tests other data than the run's; name a folder for the files by --results")

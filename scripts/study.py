@@ -1,10 +1,11 @@
 #!/usr/bin/env python
 """Train and score every variant of a study, each with several seeds, and make the study's tables.
 
-A study is a YAML file such as those in configs/studies. The scores of all runs are written to
-docs/measurements/STUDY.json. After Ctrl-C, run the same command again to continue. A run that was
-trained further after it was scored is scored again. With --report, nothing is trained: the command
-writes tables of the runs' scores and tests between <!-- study NAME --> and <!-- end --> in a page.
+A study is a YAML file such as those in configs/studies. Its runs and scores have its name, so no two
+studies may share one. The scores of all runs are written to docs/measurements/STUDY.json. After
+Ctrl-C, run the same command again to continue. A run that was trained further after it was scored is
+scored again. With --report, nothing is trained: the command writes tables of the runs' scores and
+tests between <!-- study NAME --> and <!-- end --> in a page.
 
 examples:
   python scripts/study.py configs/studies/lite2.yaml --jobs 2
@@ -28,7 +29,6 @@ from study_file import TRAINING, Study, config_of, read_study
 
 from captioning.comparison.runs import Run, read_run
 from captioning.errors import InputError, exits_on_input_error
-from captioning.files import write_text
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder, checksum
 from captioning.settings import command_line, read_config
@@ -149,15 +149,6 @@ def training_of(run: Run) -> dict[str, Any]:
     return training
 
 
-def claim_runs(study: Study, path: Path, runs: Path) -> None:
-    """Raise InputError if the run folders belong to another study file of this name; otherwise claim them."""
-    owner = runs / f".{study.name}.study"
-    other = Path(owner.read_text().strip()) if owner.is_file() else path
-    if other.is_file() and read_study(other) != study:
-        raise InputError(f"{path}: {runs}/{study.name}_* are runs of {other}; rename a study, or give --runs")
-    write_text(owner, f"{path}\n")
-
-
 def train(study: Study, jobs: Sequence[Job], jobs_at_once: int) -> None:
     """Run the commands that are left.
 
@@ -228,7 +219,6 @@ def main(argv: list[str] | None = None) -> None:
         for variant in args.only or study.variants
     ]
     if not args.dry_run:
-        claim_runs(study, args.study.resolve(), args.runs)
         train(study, jobs, args.jobs)
         return
     for job in jobs:

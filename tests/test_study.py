@@ -203,17 +203,6 @@ def test_every_run_is_trained_and_scored_once_and_failed_runs_are_named_and_repe
     assert command_log[1][-1] == f"--ckpt_path={last}" and "fit" not in command_log[0]
 
 
-def test_two_studies_of_one_name_share_no_folders_of_runs(command_log, capsys):
-    main("--only", "soft", "--seeds", "1")
-    Path("other").mkdir()
-    Path("other/tiny.yaml").write_text(yaml.safe_dump(STUDY, sort_keys=False))
-    with pytest.raises(SystemExit):
-        study.main(["other/tiny.yaml", "--measurements", "measured", "--only", "soft", "--seeds", "1"])
-    assert re.search(r"other/tiny\.yaml: runs/tiny_\* are runs of \S+/tiny\.yaml; rename", capsys.readouterr().err)
-    write(STUDY | {"seeds": [1, 2]})  # the same file may change
-    main("--only", "soft", "--seeds", "1")
-
-
 def test_an_average_is_made_of_the_best_checkpoints_of_the_same_seed_and_scored(command_log):
     content = yaml.safe_load(Path("tiny.yaml").read_text())
     variants = {name: {"config": "shapes_soft"} for name in ("none", "soft")}

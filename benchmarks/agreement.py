@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from captioning.errors import InputError
-from captioning.kernels.attention import additive_logits, plain_additive_logits
+from captioning.kernels.products import additive_logits, plain_additive_logits
 from captioning.kernels.summed import plain_summed_log_probs, summed_log_probs
 
 Call = Callable[..., Tensor]

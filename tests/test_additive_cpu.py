@@ -11,8 +11,8 @@ from helpers import quick_if
 
 from captioning.kernels import additive_cpu
 from captioning.kernels.additive_cpu import load_library
-from captioning.kernels.attention import additive_logits, plain_additive_logits
 from captioning.kernels.deferred import defer_gradient, take_first
+from captioning.kernels.products import additive_logits, plain_additive_logits
 
 # In bfloat16 the largest error of the rational function of 5/4 degrees that these kernels replaced; in float32, where
 # that of 13/6 had 2.9e-7 at most, a little more.
@@ -164,7 +164,7 @@ def test_the_library_is_compiled_once_and_keeps_subnormal_numbers(own_cache):
 FEWER_THREADS = """
 import torch
 from captioning.kernels import additive_cpu
-from captioning.kernels.attention import additive_logits, plain_additive_logits
+from captioning.kernels.products import additive_logits, plain_additive_logits
 
 torch.set_num_threads(2)
 assert additive_cpu.supports(torch.zeros(1))

@@ -10,9 +10,9 @@ import pytest
 import torch
 from packaging.version import Version
 
-from captioning.kernels import attention
-from captioning.kernels.attention import additive_logits, plain_additive_logits
+from captioning.kernels import products
 from captioning.kernels.deferred import defer_gradient
+from captioning.kernels.products import additive_logits, plain_additive_logits
 
 B, R, L = 3, 2, 9
 GPU = torch.cuda.is_available()
@@ -28,7 +28,7 @@ def device(request, monkeypatch) -> str:
             pytest.skip("the kernels are compiled for the GPU in this process, not interpreted")
         if Version(version("triton")) < Version("3.9"):
             pytest.skip("the interpreter of Triton before 3.9 makes numbers of arrays in a way that NumPy deprecates")
-        monkeypatch.setattr(attention, "_kernels", lambda projected: attention._cuda_kernels())
+        monkeypatch.setattr(products, "_kernels", lambda projected: products._cuda_kernels())
     return request.param
 
 
@@ -83,7 +83,7 @@ def test_a_gpu_takes_the_kernels_and_repeats_their_gradients_exactly():
     P, q, v = inputs(150, torch.bfloat16, "cuda", 196)
     g = torch.randn(B, R, 196, device="cuda")
     first, second = (torch.autograd.grad(additive_logits(P, q, v), (P, q, v), g) for _ in range(2))
-    assert attention._kernels(P) is attention._cuda_kernels()
+    assert products._kernels(P) is products._cuda_kernels()
     for one, other in zip(first, second, strict=True):
         assert torch.equal(one, other)
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from captioning.kernels.attention import image_product
 from captioning.kernels.deferred import defer_gradient, deferred_uses
+from captioning.kernels.products import image_product
 from captioning.kernels.recurrence import deferring_weight_gradients
 from captioning.linear import Linear, linear
 

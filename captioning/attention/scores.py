@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from captioning.cells import GridSize
 from captioning.component import Component
 from captioning.errors import InputError, check_size
-from captioning.kernels.attention import additive_logits, image_product, plain_additive_logits
+from captioning.kernels.products import additive_logits, image_product, plain_additive_logits
 from captioning.linear import Linear
 from captioning.trace import State
 

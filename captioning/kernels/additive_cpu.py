@@ -1,4 +1,4 @@
-"""The additive score and its gradients in C (``native/additive.c``). Letters as in ``kernels.attention``.
+"""The additive score and its gradients in C (``native/additive.c``). Letters as in ``kernels.products``.
 
 The kernels are compiled once per machine with its C compiler (``CC``, or ``cc``) into the user's cache. Options in
 ``CC`` come last and win, such as ``CC="cc -march=x86-64-v3"`` for a processor with AVX2 at most.

@@ -1,4 +1,4 @@
-"""The additive score and its gradients in Triton, for GPUs. Letters as in ``kernels.attention``.
+"""The additive score and its gradients in Triton, for GPUs. Letters as in ``kernels.products``.
 
 A program holds a tile of locations by hidden units in registers; tanh is never stored. Sums are taken in float32 and in
 a fixed order, without atomic operations, so that a run can be repeated exactly. The module is only imported for tensors

@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from caption_faults import FaultRules
 from commands import Commands
 from looking import SOURCES, looking_metrics
-from sentences import Sentences
 
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import read_json, write_json, write_text
@@ -166,7 +166,7 @@ def score(runs: Path) -> None:
     from captioning.metrics.table import UNIT, family_counts
 
     training = KarpathySource(str(JOINED), str(DATA)).index("train").captions
-    sentences, measured = Sentences(caption.split() for caption in training), {}
+    rules, measured = FaultRules(caption.split() for caption in training), {}
     stages = {name: RunFolder(runs / name).checkpoint("best") for name in (f"pretrained_{stage}" for stage in _STAGES)}
     for name, checkpoint in stages.items():
         if not checkpoint.is_file():
@@ -183,7 +183,7 @@ def score(runs: Path) -> None:
             for family, counts in family_counts([r.words for r in records], [r.reference_words for r in records]):
                 for metric, interval in zip(family.metrics, intervals(counts, family.statistic), strict=True):
                     sets[title][metric] = {end: round(number, 2) for end, number in vars(interval).items()}
-        measured[name] = {"sets": sets, "sentences": sentences.faults(captions)}
+        measured[name] = {"sets": sets, "sentences": rules.faults(captions)}
         print(f"{name}  {json.dumps(measured[name])}")
     cider_sums = {name: sum(s["cider_d"]["value"] for s in stage["sets"].values()) for name, stage in measured.items()}
     chosen = max(cider_sums, key=cider_sums.__getitem__)

@@ -130,8 +130,8 @@ def test_the_data_of_the_recipe_are_the_listed_photos_of_three_data_sets(tmp_pat
 )
 def test_sentences_that_break_off_or_repeat_are_counted(caption, breaks_off, repeats):
     training = [f"a man in a baseball {noun}".split() for noun in ["cap", "uniform"] * 6]
-    sentences = load_script("sentences").Sentences(training)
-    assert (sentences.breaks_off(caption.split()), sentences.repeats(caption.split())) == (breaks_off, repeats)
+    rules = load_script("caption_faults").FaultRules(training)
+    assert (rules.breaks_off(caption.split()), rules.repeats(caption.split())) == (breaks_off, repeats)
 
 
 def test_looking_metrics_have_baselines_intervals_and_the_difference_from_the_center():

@@ -19,11 +19,11 @@ _FUNCTION = OPEN | frozenset(
     """he she it they him them one two three four five other up down out off over through across along around next front
     top side back while their there here each person's""".split()
 )
-_ENOUGH = 10  # occurrences of a trigram from which it is judged whether it ends captions
-_RARE = 0.01  # fraction of them that end a caption
+MIN_OCCURRENCES = 10  # occurrences of a trigram from which it is judged whether it ends captions
+MAX_FINAL_FRACTION = 0.01  # fraction of them that end a caption
 
 
-class Sentences:
+class FaultRules:
     """Judges captions by the training captions, which are lists of words.
 
     Half a compound ("a man in a baseball") is recognized by the last three words: the training captions have them at
@@ -31,16 +31,17 @@ class Sentences:
     """
 
     def __init__(self, training_captions: Iterable[Sequence[str]]) -> None:
-        self._written, self._ended = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
+        self._trigram_count, self._final_count = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
         for words in training_captions:
             trigrams = list(zip(words, words[1:], words[2:], strict=False))
-            self._written.update(trigrams)
-            self._ended.update(trigrams[-1:])
+            self._trigram_count.update(trigrams)
+            self._final_count.update(trigrams[-1:])
 
     def breaks_off(self, words: Sequence[str]) -> bool:
         """Return whether a caption ends in an article, preposition, conjunction or adjective, or in half a compound."""
         last = tuple(words[-3:])
-        halved = self._written[last] >= _ENOUGH and self._ended[last] < _RARE * self._written[last]
+        count = self._trigram_count[last]
+        halved = count >= MIN_OCCURRENCES and self._final_count[last] < MAX_FINAL_FRACTION * count
         return not words or words[-1] in OPEN or halved
 
     @staticmethod

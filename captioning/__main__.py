@@ -9,7 +9,7 @@ from pathlib import Path
 
 from captioning import __version__
 from captioning.cli import FIT_HELP, HELP, IMPORTED_MODULES, OTHER_COMMANDS, RUN_COMMANDS, announce
-from captioning.cli.parser import CommandParser, call
+from captioning.cli.parser import CommandParser, run_command
 from captioning.errors import InputError, did_you_mean, exits_on_input_error
 from captioning.settings import command_line
 
@@ -57,9 +57,9 @@ def _run(name: str, words: list[str]) -> None:
     elif name in RUN_COMMANDS:
         from captioning.cli.score import score
 
-        call(f"captioning {name}", score, words, task=name)
+        run_command(f"captioning {name}", score, words, task=name)
     else:
-        call(f"captioning {name}", getattr(importlib.import_module(f"captioning.cli.{name}"), name), words)
+        run_command(f"captioning {name}", getattr(importlib.import_module(f"captioning.cli.{name}"), name), words)
 
 
 if __name__ == "__main__":

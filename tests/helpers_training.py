@@ -14,7 +14,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 
 from captioning.attention import AdditiveScore, Attention, SoftAttention
 from captioning.cli.fit import fit
-from captioning.cli.parser import call
+from captioning.cli.parser import run_command
 from captioning.cli.score import score
 from captioning.data.shapes import ShapesSource
 from captioning.decoding import BeamOptions
@@ -96,7 +96,7 @@ class Signal(pl.Callback):
 def command(*words: str) -> Any:
     """Run `captioning fit`, `validate`, `test` or `predict`. For fit, return the ``Fit`` with trainer and module."""
     if words[0] != "fit":
-        return call(f"captioning {words[0]}", score, words[1:], task=words[0])
+        return run_command(f"captioning {words[0]}", score, words[1:], task=words[0])
     return fit(list(words[1:]))
 
 

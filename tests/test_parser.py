@@ -16,7 +16,7 @@ from jsonargparse import ActionConfigFile, ArgumentParser
 from captioning.cli import OTHER_COMMANDS
 from captioning.cli.build import parse_training
 from captioning.cli.caption import caption
-from captioning.cli.parser import call, command_parser
+from captioning.cli.parser import command_parser, run_command
 from captioning.decoding import DecodingOptions
 from captioning.errors import InputError
 
@@ -61,7 +61,7 @@ calls: list[tuple] = []
 
 
 def parsed(words: str) -> tuple:
-    call("captioning toast", toast, words.split())
+    run_command("captioning toast", toast, words.split())
     return calls.pop()
 
 
@@ -91,7 +91,7 @@ def test_a_mistake_is_one_line(words, message):
 
 def test_the_docstring_is_the_help(capsys):
     with pytest.raises(SystemExit) as end:
-        call("captioning toast", toast, ["--help"])
+        run_command("captioning toast", toast, ["--help"])
     text = capsys.readouterr().out
     assert end.value.code == 0 and text.startswith("usage: captioning toast BREADS [BREADS ...] --topping X [options]")
     for words in (
@@ -114,19 +114,19 @@ def test_without_words_a_list_takes_several_values():
         """
         calls.append(number)
 
-    call("captioning add", add, "--number 1 2 --number 3".split())
+    run_command("captioning add", add, "--number 1 2 --number 3".split())
     assert calls.pop() == [1, 2, 3]
 
 
 def test_one_of_several_commands_is_chosen_by_its_word(capsys):
-    call("captioning kitchen", {"toast": toast}, ["toast", "rye", "--topping", "1"])
+    run_command("captioning kitchen", {"toast": toast}, ["toast", "rye", "--topping", "1"])
     assert calls.pop()[0] == ("rye",)
-    call("captioning kitchen", {"toast": toast}, [])
+    run_command("captioning kitchen", {"toast": toast}, [])
     assert "toast  Toast bread." in capsys.readouterr().out
     with pytest.raises(InputError, match="captioning kitchen toats: no such command; did you mean toast"):
-        call("captioning kitchen", {"toast": toast}, ["toats"])
+        run_command("captioning kitchen", {"toast": toast}, ["toats"])
     with pytest.raises(InputError, match=r"captioning kitchen : no such command$"):
-        call("captioning kitchen", {"toast": toast}, [""])
+        run_command("captioning kitchen", {"toast": toast}, [""])
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -156,13 +156,13 @@ class Recorder:
 def test_options_of_the_search_replace_those_of_the_training_and_can_turn_one_off(tmp_path, monkeypatch):
     monkeypatch.setattr("captioning.inference.load", lambda *_: Recorder())
     image = save_image(tmp_path / "a.png")
-    call("captioning caption", caption, [str(image)])
+    run_command("captioning caption", caption, [str(image)])
     assert calls.pop() == Recorder.options
     words = "--no_repeat_content false --max_length 7 --min_length 0".split()
-    call("captioning caption", caption, [str(image), *words])
+    run_command("captioning caption", caption, [str(image), *words])
     assert calls.pop() == dataclasses.replace(Recorder.options, no_repeat_content=False, max_length=7, min_length=0)
     with pytest.raises(InputError, match="--no_repeat_content: must be true or false, got 'no'"):
-        call("captioning caption", caption, [str(image), "--no_repeat_content", "no"])
+        run_command("captioning caption", caption, [str(image), "--no_repeat_content", "no"])
     caption(str(image), no_repeat_content=True, sample=True)
     assert calls.pop() == dataclasses.replace(Recorder.options, method="sample")
 

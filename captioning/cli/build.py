@@ -8,7 +8,7 @@ from typing import Any, get_args
 from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace, set_parsing_settings
 
 from captioning.cli import FIT_HELP, IMPORTED_MODULES
-from captioning.cli.parser import refusal
+from captioning.cli.parser import parser_error
 from captioning.errors import InputError
 from captioning.settings import install_yaml
 
@@ -28,7 +28,7 @@ def parse_training(parser: ArgumentParser, args: Sequence[str]) -> Namespace:
         options = [word for word, of_config in zip(args, is_config, strict=True) if not of_config]
         return parser.parse_args([*itertools.compress(args, is_config), *options])
     except ArgumentError as error:
-        raise refusal("captioning fit", str(error), FIT_HELP + parser.format_help()) from error
+        raise parser_error("captioning fit", str(error), FIT_HELP + parser.format_help()) from error
 
 
 def build(

@@ -66,12 +66,12 @@ def extract(
     else:
         encoder.load_published_weights()
     source.prepare()
-    target = check_device(device)
+    torch_device = check_device(device)
     extract_features(
-        encoder.to(target).eval(),
+        encoder.to(torch_device).eval(),
         {name: SplitData(source, name, limit_images=built["data.limit_images"]).index for name in splits},
         output,
-        device=target,
+        device=torch_device,
         batch_size=batch_size,
         num_workers=worker_count(num_workers, cached=False),
         flipped=flipped,

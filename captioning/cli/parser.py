@@ -23,7 +23,7 @@ OVERRIDES = "overrides"
 _FIELD = inspect.Parameter("field", inspect.Parameter.KEYWORD_ONLY, default=None)  # a field's default is not shown
 
 
-def refusal(prog: str, message: str, help_text: str) -> InputError:
+def parser_error(prog: str, message: str, help_text: str) -> InputError:
     """Return a parser's error as one line, with a suggestion from the options and the example in the parser's help."""
     options = re.findall(r"--[\w.]+", help_text)
     example = re.search(r"examples?:\n +(.+?)(?:   |\n|$)", help_text)
@@ -47,7 +47,7 @@ class CommandParser(argparse.ArgumentParser):
     """The parser of all commands but fit."""
 
     def error(self, message: str) -> NoReturn:
-        raise refusal(self.prog, message, self.format_help())
+        raise parser_error(self.prog, message, self.format_help())
 
 
 def command_parser(command: Command, prog: str) -> argparse.ArgumentParser:
@@ -114,13 +114,13 @@ def _boolean(word: str) -> bool:
     return word == "true"
 
 
-def call(prog: str, command: Command | Mapping[str, Command], args: Sequence[str], **fixed: Any) -> None:
-    """Call a command with the words of a command line. If there are several commands, the first word names one.
+def run_command(prog: str, command: Command | Mapping[str, Command], args: Sequence[str], **fixed: Any) -> None:
+    """Run a command with the words of a command line. If there are several commands, the first word names one.
 
     ``fixed`` are arguments without an option.
     """
     if isinstance(command, Mapping):
-        _call_one_of(prog, command, args)
+        _run_one_of(prog, command, args)
         return
     parser = command_parser(command, prog)
     parameters = inspect.signature(command).parameters
@@ -135,12 +135,12 @@ def call(prog: str, command: Command | Mapping[str, Command], args: Sequence[str
     command(*(arguments.pop(positional[0]) if positional else ()), **arguments)
 
 
-def _call_one_of(prog: str, commands: Mapping[str, Command], args: Sequence[str]) -> None:
+def _run_one_of(prog: str, commands: Mapping[str, Command], args: Sequence[str]) -> None:
     if not args or args[0] in ("-h", "--help"):
         print(f"usage: {prog} {'|'.join(commands)} [options]\n")
         for name, command in commands.items():
             print(f"  {name:<{max(map(len, commands))}}  {(inspect.getdoc(command) or '').partition(chr(10))[0]}")
     elif args[0] in commands:
-        call(f"{prog} {args[0]}", commands[args[0]], args[1:])
+        run_command(f"{prog} {args[0]}", commands[args[0]], args[1:])
     else:
         raise InputError(f"{prog} {args[0]}: no such command{did_you_mean(args[0], commands)}")

@@ -14,7 +14,7 @@ from captioning.errors import InputError
 if TYPE_CHECKING:
     from captioning.data import CaptionSource
 
-HOST = "http://images.cocodataset.org"  # no https, because its certificate has another name; the MD5 is checked
+COCO_HOST = "http://images.cocodataset.org"  # no https, because its certificate has another name; the MD5 is checked
 KARPATHY_URL = "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip"
 WEIGHTS_FILE = "tf_efficientnet_lite2_features.safetensors"
 WEIGHTS_URL = "https://huggingface.co/timm/tf_efficientnet_lite2.in1k/resolve/main/model.safetensors"
@@ -29,14 +29,14 @@ class Archive(NamedTuple):
     image_count: int = 0
 
 
-_ANNOTATIONS = f"{HOST}/annotations/annotations_trainval"
+_ANNOTATIONS, _ZIPS = f"{COCO_HOST}/annotations/annotations_trainval", f"{COCO_HOST}/zips"
 COCO = {
     (2014, "annotations"): Archive(f"{_ANNOTATIONS}2014.zip", 252872794, "0a379cfc70b0e71301e0f377548639bd"),
-    (2014, "train"): Archive(f"{HOST}/zips/train2014.zip", 13510573713, "0da8c0bd3d6becc4dcb32757491aca88", 82783),
-    (2014, "val"): Archive(f"{HOST}/zips/val2014.zip", 6645013297, "a3d79f5ed8d289b7a7554ce06a5782b3", 40504),
+    (2014, "train"): Archive(f"{_ZIPS}/train2014.zip", 13510573713, "0da8c0bd3d6becc4dcb32757491aca88", 82783),
+    (2014, "val"): Archive(f"{_ZIPS}/val2014.zip", 6645013297, "a3d79f5ed8d289b7a7554ce06a5782b3", 40504),
     (2017, "annotations"): Archive(f"{_ANNOTATIONS}2017.zip", 252907541, "f4bbac642086de4f52a3fdda2de5fa2c"),
-    (2017, "train"): Archive(f"{HOST}/zips/train2017.zip", 19336861798, "cced6f7f71b7629ddf16f17bbcfab6b2", 118287),
-    (2017, "val"): Archive(f"{HOST}/zips/val2017.zip", 815585330, "442b8da7639aecaf257c1dceb8ba8c80", 5000),
+    (2017, "train"): Archive(f"{_ZIPS}/train2017.zip", 19336861798, "cced6f7f71b7629ddf16f17bbcfab6b2", 118287),
+    (2017, "val"): Archive(f"{_ZIPS}/val2017.zip", 815585330, "442b8da7639aecaf257c1dceb8ba8c80", 5000),
 }
 """Archives of COCO by year and content."""
 
@@ -70,9 +70,9 @@ def coco(*, root: Path = Path("data/coco"), year: Literal[2014, 2017] | None = N
     archives = [] if has_annotations else [COCO[image_year, "annotations"]]
     counts = {split: len([*(root / f"{split}{image_year}").glob("*.jpg")]) for split in ("train", "val")}
     archives += [COCO[image_year, split] for split in counts if counts[split] < COCO[image_year, split].image_count]
-    _get(archives, _COCO_FILES, root)
+    _download_and_unpack(archives, _COCO_FILES, root)
     if karpathy:
-        _get_split_file("coco", root)
+        _download_split_file("coco", root)
         _check_images(KarpathySource(str(root / "dataset_coco.json"), str(root)), "train", "val", "test")
     else:
         _check_images(CocoSource(str(root), year=image_year), "train", "val")
@@ -84,7 +84,7 @@ def flickr8k(*, root: Path = Path("data/flickr8k")) -> None:
     Args:
         root: Folder of the files.
     """
-    _get_flickr("flickr8k", root, "https://forms.illinois.edu/sec/1713398", "Flickr8k_Dataset.zip")
+    _prepare_flickr("flickr8k", root, "https://forms.illinois.edu/sec/1713398", "Flickr8k_Dataset.zip")
 
 
 def flickr30k(*, root: Path = Path("data/flickr30k")) -> None:
@@ -93,17 +93,17 @@ def flickr30k(*, root: Path = Path("data/flickr30k")) -> None:
     Args:
         root: Folder of the files.
     """
-    _get_flickr("flickr30k", root, "https://forms.illinois.edu/sec/229675", "flickr30k-images.tar.gz")
+    _prepare_flickr("flickr30k", root, "https://forms.illinois.edu/sec/229675", "flickr30k-images.tar.gz")
 
 
-def _get_flickr(name: str, root: Path, form: str, archive: str) -> None:
+def _prepare_flickr(name: str, root: Path, form: str, archive: str) -> None:
     """Get Karpathy's captions and unpack the folder's archives. The InputError for missing images names the form."""
     from captioning.data.download import unpack
     from captioning.data.karpathy import KarpathySource
     from captioning.data.records import SPLITS
 
     images = root / "images"
-    _get_split_file(name, root)
+    _download_split_file(name, root)
     source = KarpathySource(str(root / f"dataset_{name}.json"), str(images))
     for file in sorted(root.iterdir()):
         if re.search(r"(?i)\.(zip|tar|tgz|tar\.\w+)$", file.name):
@@ -154,13 +154,13 @@ def weights(*, root: Path = Path("data/weights")) -> None:
 prepare = {"coco": coco, "flickr8k": flickr8k, "flickr30k": flickr30k, "shapes": shapes, "weights": weights}
 
 
-def _get_split_file(name: str, root: Path) -> None:
+def _download_split_file(name: str, root: Path) -> None:
     file = f"dataset_{name}.json"
     if not (root / file).is_file():
-        _get([Archive(KARPATHY_URL)], f"^{file}$", root)
+        _download_and_unpack([Archive(KARPATHY_URL)], f"^{file}$", root)
 
 
-def _get(archives: Sequence[Archive], pattern: str, root: Path) -> None:
+def _download_and_unpack(archives: Sequence[Archive], pattern: str, root: Path) -> None:
     """Download, verify, unpack and delete one archive after another, so that the disk never has two."""
     from captioning.data.download import fetch, unpack
 

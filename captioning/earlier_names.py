@@ -10,9 +10,10 @@ MODEL |= {"standardize": "feature_norm", "centres": "centers", "batches": ""}
 SETTINGS = ("data", "test_split", "split"), ("model", "bound_samples", "bound_draws")
 """Settings by section and name, each with its option of `captioning test`; read by ``settings``."""
 
-GONE: dict[str, dict[str, Any]] = {"ConvEncoder": {"learning_rate": None}, "MovingAverage": {"initial": None}}
-GONE |= {"TorchvisionEncoder": dict.fromkeys(("mean", "std", "model_args")), "TimmEncoder": {"mean": None, "std": None}}
-GONE |= {"SelfCriticalTraining": {"baseline": "leave_one_out"}}
+REMOVED_OPTIONS: dict[str, dict[str, Any]] = {"SelfCriticalTraining": {"baseline": "leave_one_out"}}
+REMOVED_OPTIONS |= {"ConvEncoder": {"learning_rate": None}, "MovingAverage": {"initial": None}}
+REMOVED_OPTIONS |= {"TorchvisionEncoder": dict.fromkeys(("mean", "std", "model_args"))}
+REMOVED_OPTIONS |= {"TimmEncoder": {"mean": None, "std": None}}
 """Options that are gone, by class, with the defaults in the ``config.yaml`` of an earlier run; read by ``settings``."""
 
 SUGGESTIONS = {"inference": "context_mode", "normaliser": "normalizer", "CaptionSamples": "ValidationFigures"}
@@ -28,6 +29,6 @@ def renamed_conditions(content: Mapping[str, Any]) -> dict[str, Any]:
     return {names.get(name, name): value for name, value in conditions.items()}
 
 
-def counts_batches(name: str, value: Any) -> bool:
+def is_schedule_in_batches(name: str, value: Any) -> bool:
     """Return whether an argument of a checkpoint's model is a schedule of version 0.2.0, which counted batches."""
     return name in ("anneal", "final_temperature") or (name == "ramp" and max(value or (0,)) > 1)

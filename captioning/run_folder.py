@@ -25,7 +25,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
 
     @classmethod
-    def of(cls, checkpoint: str | Path, named_folder: Path | None = None) -> RunFolder | None:
+    def of_checkpoint(cls, checkpoint: str | Path, named_folder: Path | None = None) -> RunFolder | None:
         """Return RUNS/NAME for RUNS/NAME/checkpoints/x.ckpt or a link to it, None for a file elsewhere.
 
         The path is relative if the folder lies below the current one. With ``named_folder``, the folder of --name, best

@@ -64,7 +64,7 @@ def install_yaml() -> Callable[[str], Any]:
     def load(text: str) -> Any:
         if repeated := [*_repeated_keys(yaml.compose(text, yaml.SafeLoader), {})]:
             raise InputError("; ".join(repeated))
-        settings = _without_gone_options(map_strings(_expand_home, parse(text)))
+        settings = _without_removed_options(map_strings(_expand_home, parse(text)))
         for section, name, option in earlier_names.SETTINGS:
             values = settings.get(section) if isinstance(settings, dict) else None
             if isinstance(values, dict) and values.pop(name, None) is not None:
@@ -76,16 +76,16 @@ def install_yaml() -> Callable[[str], Any]:
     return load
 
 
-def _without_gone_options(value: Any) -> Any:
+def _without_removed_options(value: Any) -> Any:
     """Return settings without options that are gone and have their defaults, so that an earlier run can be resumed."""
     if isinstance(value, list):
-        return [_without_gone_options(item) for item in value]
+        return [_without_removed_options(item) for item in value]
     if not isinstance(value, dict):
         return value
-    value = {key: _without_gone_options(inner) for key, inner in value.items()}
+    value = {key: _without_removed_options(inner) for key, inner in value.items()}
     if isinstance(init_args := value.get("init_args"), dict):
-        gone = earlier_names.GONE.get(str(value.get("class_path")).rpartition(".")[2], {}).items()
-        value["init_args"] = {name: inner for name, inner in init_args.items() if (name, inner) not in gone}
+        removed = earlier_names.REMOVED_OPTIONS.get(str(value.get("class_path")).rpartition(".")[2], {}).items()
+        value["init_args"] = {name: inner for name, inner in init_args.items() if (name, inner) not in removed}
     return value
 
 

@@ -43,7 +43,7 @@ def _without_weights():
 class Instantiated(Fit):
     """The command line, without reading data."""
 
-    def read_inputs(self) -> None:
+    def read_data_and_initial_model(self) -> None:
         return None
 
 

@@ -88,7 +88,9 @@ def test_no_repeat_ngram_of_zero_allows_what_the_models_own_options_forbid(capti
     plain = [caption.text for caption in captioners["soft"].caption(images)]
     assert [caption.text for caption in strict.caption(images)] != plain
     assert [caption.text for caption in strict.caption(images, no_repeat_ngram=0)] == plain
-    assert all(Constraints.of(DecodingOptions(no_repeat_ngram=n), None).no_repeat_ngram is None for n in (None, 0))
+    assert all(
+        Constraints.from_options(DecodingOptions(no_repeat_ngram=n), None).no_repeat_ngram is None for n in (None, 0)
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,4 +118,4 @@ def test_constraints_that_no_caption_meets_are_refused(captioners, images, optio
 @pytest.mark.parametrize("options", [{"prefix": "a dog"}, {"no_repeat_content": True}])
 def test_options_about_words_need_the_vocabulary(options):
     with pytest.raises(InputError, match=f"^{next(iter(options))} needs the model's vocabulary"):
-        Constraints.of(DecodingOptions(**options), None)
+        Constraints.from_options(DecodingOptions(**options), None)

@@ -52,11 +52,11 @@ def test_an_unwritable_file_is_named_with_its_option(tmp_path):
 
 def test_a_checkpoint_leads_to_its_run(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path / "runs" / "a")
-    run = RunFolder.of(folder.checkpoint("best"))
+    run = RunFolder.of_checkpoint(folder.checkpoint("best"))
     assert run is not None and run.path == folder.path
-    assert RunFolder.of(tmp_path / "best.ckpt") is None
+    assert RunFolder.of_checkpoint(tmp_path / "best.ckpt") is None
     monkeypatch.chdir(tmp_path)
-    run = RunFolder.of(folder.checkpoint("last"))
+    run = RunFolder.of_checkpoint(folder.checkpoint("last"))
     assert run is not None and run.config == Path("runs/a/config.yaml")
 
 

@@ -57,7 +57,7 @@ def rebuild(checkpoint: Mapping[str, Any], device: torch.device) -> tuple[Captio
     vocabulary = Vocabulary(content["vocabulary"], tokenizer_from(content["tokenizer"]))
     encoder: Encoder = Encoder.from_config(content["encoder"])
     encoder.preprocessing = Preprocessing(**content["preprocessing"])
-    decoder: Decoder = Decoder.from_config(without_arguments(content["decoder"], earlier_names.counts_batches))
+    decoder: Decoder = Decoder.from_config(without_arguments(content["decoder"], earlier_names.is_schedule_in_batches))
     captioner = Captioner(encoder, decoder, vocabulary_size=len(vocabulary))
     prefix = "captioner."
     weights = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

@@ -65,7 +65,7 @@ def _sections(markdown: str) -> dict[str, str]:
 
 def _metrics(checkpoint: Path | None) -> str:
     """Return a table of metrics for each split on which this checkpoint was tested."""
-    if checkpoint is None or (run := RunFolder.of(checkpoint)) is None:
+    if checkpoint is None or (run := RunFolder.of_checkpoint(checkpoint)) is None:
         return UNTESTED
     tables = []
     for path in (run.path / "test_metrics.json", run.path / "val_metrics.json"):

@@ -89,7 +89,7 @@ examples:
 
 def model_name(model: str | Path) -> str:
     """Return the name of a checkpoint's run, or of the model's file or folder if it is in no run."""
-    run = RunFolder.of(model)
+    run = RunFolder.of_checkpoint(model)
     return run.path.resolve().name if run else Path(model).absolute().name.removesuffix(".ckpt")
 
 

@@ -173,10 +173,10 @@ class Fit(LightningCLI):
             handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
             stack.callback(signal.signal, signal.SIGTERM, handler)
             self.datamodule = CaptionDataModule(**self._instantiate("data"), seed=self.config.seed_everything)
-            start = self.read_inputs()
+            initial = self.read_data_and_initial_model()
             self.settings = yaml.safe_load(self.parser.dump(self.config, skip_link_targets=False, skip_unset=False))
-            self.model = CaptioningModule(**self._instantiate("model"), initial_model=start, settings=self.settings)
-            if start is None and self.config.ckpt_path is None:
+            self.model = CaptioningModule(**self._instantiate("model"), initial_model=initial, settings=self.settings)
+            if initial is None and self.config.ckpt_path is None:
                 self.model.encoder.load_published_weights()
             self.best_checkpoint = BestCheckpoint(**vars(self.config.checkpoint))
             self.trainer: Any = self.instantiate_trainer()
@@ -195,7 +195,7 @@ class Fit(LightningCLI):
                 self.plan.folder.release()
             raise
 
-    def read_inputs(self) -> SavedModel | None:
+    def read_data_and_initial_model(self) -> SavedModel | None:
         """Read the data, and return the model of --init_from. Raises InputError if one is missing or damaged."""
         checkpoint = self.config.ckpt_path
         if checkpoint is not None:  # its setting wins over the command line's
@@ -292,7 +292,7 @@ def _with_config(args: list[str]) -> list[str]:
     if options.ckpt_path and (last := RunFolder(Path(options.ckpt_path)).checkpoint("last")).is_file():
         raise InputError(f"--ckpt_path {options.ckpt_path}: is a folder; give {last}")
     if options.ckpt_path and not options.config:
-        run = RunFolder.of(options.ckpt_path, Path(options.runs or "runs", options.name or "run"))
+        run = RunFolder.of_checkpoint(options.ckpt_path, Path(options.runs or "runs", options.name or "run"))
         if run is not None and run.config.is_file():
             return ["--config", str(run.config), *args]
         read_checkpoint(Path(options.ckpt_path))  # raises InputError if it is none

@@ -76,10 +76,10 @@ def score(
     from captioning.inference import load
     from captioning.precision import autocast, best_precision
 
-    run = RunFolder.of(ckpt_path)
+    run = RunFolder.of_checkpoint(ckpt_path)
     run = run if run is not None and run.config.is_file() else None
-    target = check_device(device)
-    captioner = load([ckpt_path, *(ensemble or ())], target)
+    torch_device = check_device(device)
+    captioner = load([ckpt_path, *(ensemble or ())], torch_device)
     settings = _read_settings(config) if config else [read_config(run.config)] if run else []
     data, search, data_settings = _data_and_search(ckpt_path, captioner.settings, settings, overrides)
     seeds = [1, *(file["seed_everything"] for file in settings if type(file.get("seed_everything")) is int)]
@@ -97,7 +97,7 @@ def score(
 
     options = data | {"split": split or stage, "seed": seed, "figure_count": 0 if logged_run is None else 4}
     options |= {"with_references": False} if task == "predict" else {"bound_draws": bound_draws}
-    machine = {"device": target.type, "precision": precision or best_precision(target.type)}
+    machine = {"device": torch_device.type, "precision": precision or best_precision(torch_device.type)}
     with autocast(**machine), captioner.model.in_context_mode(context_mode):
         evaluator = evaluate_model(captioner.model, captioner.vocabulary, search=search, **options)
     if task == "predict":

@@ -8,8 +8,8 @@ import numpy as np
 
 from captioning.comparison.conditions import condition_tables, ordered_curves
 from captioning.comparison.measures import (
-    Captions,
     CountedFamily,
+    ImagesById,
     caption_families,
     grounding_families,
     measure_runs,
@@ -73,8 +73,8 @@ def compare_runs(
     )
     if max(seed_counts.values(), default=0) > 1:
         measure_variants(comparison, variants, [*caption_counts, *noun_counts], runs)
-    captions = f"Captions of {len(common)} images", note, caption_counts
-    for title, table_note, families in captions, ("Grounding", _GROUNDING_NOTE, noun_counts):
+    tables = {f"Captions of {len(common)} images": (note, caption_counts), "Grounding": (_GROUNDING_NOTE, noun_counts)}
+    for title, (table_note, families) in tables.items():
         if families:
             measure_runs(comparison, title, table_note, families, tested_runs, resamples=resamples, seed=seed)
     comparison.tables += condition_tables(runs, metric)
@@ -91,12 +91,12 @@ def _run_notices(runs: Sequence[Run]) -> Iterator[str]:
     yield from (sentence.format(run.name) for run in runs if run.never_drew)
 
 
-def _shared_ids(first: Captions, second: Captions) -> set[int]:
+def _shared_ids(first: ImagesById, second: ImagesById) -> set[int]:
     """Return the ids of images that both runs captioned. Without a common reference, one id names two images."""
     return {i for i in first if i in second and set(first[i].references) & set(second[i].references)}
 
 
-def _common_images(captions_by_run: Mapping[str, Captions]) -> tuple[list[int], list[str]]:
+def _common_images(captions_by_run: Mapping[str, ImagesById]) -> tuple[list[int], list[str]]:
     """Return the ids of the images that all of these runs captioned, and sentences on images that differ."""
     runs, notices = list(captions_by_run.values()), []
     common = sorted(set.intersection(*(_shared_ids(runs[0], run) for run in runs))) if runs else []
@@ -114,7 +114,7 @@ def _common_images(captions_by_run: Mapping[str, Captions]) -> tuple[list[int], 
 
 
 def _disagreements(
-    captions_by_run: Mapping[str, Captions], families: Sequence[CountedFamily], common: Sequence[int], metric: str
+    captions_by_run: Mapping[str, ImagesById], families: Sequence[CountedFamily], common: Sequence[int], metric: str
 ) -> list[Disagreement]:
     """Return the common images whose captions differ, the largest difference in the metric first."""
     (counts,) = [family.counts for family in families if metric in family.metrics]

@@ -28,7 +28,7 @@ _VARIANTS_NOTE = (
 _NEEDS_MODEL = [name for name, metric in METRICS.items() if metric.needs_model]
 
 TestKey = tuple[str, str]  # the names of a run or a variant, and of a metric
-Captions = Mapping[int, CaptionedImage]
+ImagesById = Mapping[int, CaptionedImage]
 
 
 class CountedFamily(NamedTuple):

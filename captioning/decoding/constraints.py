@@ -11,7 +11,7 @@ from captioning.decoding_options import DecodingOptions
 from captioning.errors import InputError
 from captioning.vocabulary import END, FUNCTION_WORDS, PAD, START, UNK, Vocabulary
 
-NEVER = (PAD, START, UNK)  # ids that no caption has
+FORBIDDEN_IDS = (PAD, START, UNK)  # ids that no caption has
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Constraints:
     repeatable: tuple[int, ...] | None = None
 
     @classmethod
-    def of(cls, options: DecodingOptions, vocabulary: Vocabulary | None) -> Constraints:
+    def from_options(cls, options: DecodingOptions, vocabulary: Vocabulary | None) -> Constraints:
         """Return the constraints of options. Raises InputError if they need a missing vocabulary or an unknown word."""
         numeric = options.min_length, options.no_repeat_ngram or None
         if not (options.prefix or options.no_repeat_content):
@@ -56,8 +56,8 @@ class Constraints:
         if length < len(self.prefix):
             word = torch.tensor([self.prefix[length]], device=words.device)
             return torch.full_like(log_probs, float("-inf")).index_copy(1, word, log_probs[:, word])
-        banned_ids = torch.tensor([*NEVER, END] if length < self.min_length else NEVER, device=words.device)
-        masked = log_probs.index_fill(1, banned_ids, float("-inf"))
+        forbidden = (*FORBIDDEN_IDS, END) if length < self.min_length else FORBIDDEN_IDS
+        masked = log_probs.index_fill(1, torch.tensor(forbidden, device=words.device), float("-inf"))
         if (self.no_repeat_ngram is None and self.repeatable is None) or length == 0:
             return masked
         if self.no_repeat_ngram is not None:

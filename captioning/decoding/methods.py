@@ -24,8 +24,8 @@ def decode(
     """
     if not isinstance(options, DecodingOptions):
         options = DecodingOptions(**vars(options))
-    shared: dict[str, Any] = {"max_length": options.max_length, "constraints": Constraints.of(options, vocabulary)}
-    S = options.samples or 1
+    constraints, S = Constraints.from_options(options, vocabulary), options.samples or 1
+    shared: dict[str, Any] = {"max_length": options.max_length, "constraints": constraints}
     if options.method == "greedy":
         return [[hypothesis] for hypothesis in greedy(step, state, **shared)]
     if options.method == "beam":

@@ -10,7 +10,7 @@ from captioning.trace import AttentionTrace
 
 PATIENCE = 500  # training batches before the first verdict: at the start every attention is uniform
 DECAY = 0.99  # fraction of the old mean that each batch keeps; a mean covers about 100 batches
-LEAST_KL = 0.01  # below this KL divergence from word to word, in nats, alphas ignore the word
+MIN_KL = 0.01  # below this KL divergence from word to word, in nats, alphas ignore the word
 
 
 def attention_statistics(trace: AttentionTrace, mask: Tensor, *, sparse: bool = False) -> dict[str, Tensor]:
@@ -66,7 +66,7 @@ class CollapseWatch:
                 f"beta is {means['beta']:.3f} on average: words ignore the image, and alphas learn nothing; train with "
                 "`gated: false`, or with drawn locations lower `reward_weight` or begin from a soft model"
             )
-        if means["step_kl"] > LEAST_KL or not math.isfinite(means["step_kl"]):
+        if means["step_kl"] > MIN_KL or not math.isfinite(means["step_kl"]):
             return None
         if means["attention_entropy"] > 0.95 * means["max_entropy"]:
             cause = "they are uniform; lower `attention_penalty`, or with drawn locations `entropy_weight`"

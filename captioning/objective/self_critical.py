@@ -21,7 +21,7 @@ from captioning.attention.memory import repeat_rows
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.records import CaptionIndex
 from captioning.decoding import BeamOptions, Constraints, Hypothesis
-from captioning.decoding.constraints import NEVER
+from captioning.decoding.constraints import FORBIDDEN_IDS
 from captioning.errors import InputError, check_range, check_whole
 from captioning.model import Captioner, Decoder, DecoderOutput
 from captioning.objective.estimators import LearningSignal, leave_one_out
@@ -155,7 +155,7 @@ def _sampleable_logits(output: DecoderOutput, min_length: int) -> Tensor:
     """Return the logits (M, V), at least float32, far below all others for words that are never sampled."""
     logits = at_least_float32(output.logits)
     never = -1e30  # far below any logit, and finite when a kernel sums a row: infinities times 0 are NaN
-    logits = logits.index_fill(-1, torch.tensor(NEVER, device=logits.device), never)
+    logits = logits.index_fill(-1, torch.tensor(FORBIDDEN_IDS, device=logits.device), never)
     early = output.mask.nonzero()[:, 1] < min_length
     end = logits[:, END].masked_fill(early, never)
     return logits.index_copy(1, torch.tensor([END], device=logits.device), end.unsqueeze(1))

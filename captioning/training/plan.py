@@ -41,7 +41,7 @@ def plan_run(settings: Mapping[str, Any], option_names: Collection[str], folder:
         name = Path(str(settings["config"][0])).stem if settings["config"] else "run"
         name += f"_{settings['seed_everything']}" if "WANDB_SWEEP_ID" in os.environ else ""  # wandb's agent runs this
     named_run = RunFolder(Path(folder or Path(settings["runs"], name)))
-    resumed_run = RunFolder.of(checkpoint, named_run.path) if checkpoint else None
+    resumed_run = RunFolder.of_checkpoint(checkpoint, named_run.path) if checkpoint else None
     if resumed_run is not None and resumed_run.config.is_file() and not folder:
         # A resumed run stays in its folder, whatever the configuration says, unless an option names another.
         folder_settings: dict[str, Any] = {"runs": resumed_run.path.parent, "name": resumed_run.path.name}

@@ -40,7 +40,6 @@ COCO = {
 }
 """Archives of COCO by year and content."""
 
-
 _COCO_FILES = r"\.jpg$|^annotations/(captions|instances)_"  # names of the files to unpack
 _FLICKR_FILES = r"(?i)(^|/)[^./][^/]*\.jpg$"  # without the hidden files that macOS adds
 

@@ -111,7 +111,8 @@ def score(
     resources = machine | {"num_workers": data["num_workers"]}
     provenance_record = provenance(command=shlex.join(sys.argv), seed=seed) | {"used": resources}
     provenance_record["settings"] = captioner.settings | {"data": data_settings}
-    _report(folder, stage, evaluator, conditions, provenance_record, logged_run)
+    facts = {"conditions": vars(search) | conditions, "provenance": provenance_record}
+    _report(folder, stage, evaluator, facts, logged_run)
 
 
 def _check_options(task: str, option_names: Sequence[str], split: Split | None, results: Path | None) -> None:
@@ -165,29 +166,23 @@ def _data_and_search(
 
 
 def _report(
-    folder: Path,
-    stage: str,
-    evaluator: Evaluator,
-    conditions: dict[str, Any],
-    provenance_record: dict[str, Any],
-    logged_run: RunFolder | None,
+    folder: Path, stage: str, evaluator: Evaluator, facts: dict[str, Any], logged_run: RunFolder | None
 ) -> None:
-    """Write the captions and metrics of a split with their conditions, print the metrics, and log them to a run."""
+    """Write a split's captions and metrics with the facts of the test, print the metrics, and log them to a run."""
     from captioning.evaluation.caption_files import write_evaluation
     from captioning.tokenizers import PennTreebank
 
     tokenizer = evaluator.vocabulary.tokenizer
     metrics, images = evaluator.finish(meteor=tokenizer.english), evaluator.captioned_images
-    conditions = vars(evaluator.search) | conditions
+    conditions = facts["conditions"]
     if "bound" in metrics:
         conditions["bound_draws"] = evaluator.bound_draws
     if not isinstance(tokenizer, PennTreebank):
         conditions["tokenizer"] = type(tokenizer).__name__
     has_hits = any(image.hits or image.reference_hits for image in images)
     cells = vars(evaluator.model.encoder.cells) if has_hits else None
-    facts = {"conditions": conditions, "tokens": tokenizer.description, "cells": cells, "provenance": provenance_record}
     _print_metrics(metrics, evaluator, conditions)
-    write_evaluation(folder, stage, metrics, images, **facts)
+    write_evaluation(folder, stage, metrics, images, tokens=tokenizer.description, cells=cells, **facts)
     print(f"written to {folder}", flush=True)
     if logged_run is not None:
         from captioning.training.loggers import log_test

@@ -1,7 +1,4 @@
-"""The n-grams of captions and of their references, which BLEU and CIDEr-D count.
-
-Every metric takes captions as word lists, which hold no special token.
-"""
+"""The n-grams of captions and of their references, which BLEU and CIDEr-D count."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -11,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-Words = Sequence[str]
+Words = Sequence[str]  # of a caption or a reference, without special tokens
 Ints = NDArray[np.int64]
 
 ORDERS = 4  # n-grams of n = 1 .. 4

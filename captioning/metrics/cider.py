@@ -36,8 +36,7 @@ class CiderD:
         """
         image_index, hypothesis_index, reference_index = self.ngrams.pairs(hypotheses, image_rows)
         similarity = np.zeros(len(hypothesis_index))
-        orders = zip(self.ngrams.count(hypotheses), self._idf, self._tf_idf, strict=True)  # n = 1 .. 4
-        for counts, idf, reference_tf_idf in orders:
+        for counts, idf, reference_tf_idf in zip(self.ngrams.count(hypotheses), self._idf, self._tf_idf, strict=True):
             idf_of_unseen = np.full(counts.shape[1] - len(idf), self._log_documents)
             tf_idf = (counts * np.append(idf, idf_of_unseen)).tocsr()
             first, second = tf_idf[:, : len(idf)][hypothesis_index], reference_tf_idf[reference_index]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -33,17 +33,18 @@ class Constraints:
     @classmethod
     def from_options(cls, options: DecodingOptions, vocabulary: Vocabulary | None) -> Constraints:
         """Return the constraints of options. Raises InputError if they need a missing vocabulary or an unknown word."""
-        numeric = options.min_length, options.no_repeat_ngram or None
+        constraints = cls(min_length=options.min_length, no_repeat_ngram=options.no_repeat_ngram or None)
         if not (options.prefix or options.no_repeat_content):
-            return cls(*numeric)
+            return constraints
         if vocabulary is None:
             raise InputError(f"{'prefix' if options.prefix else 'no_repeat_content'} needs the model's vocabulary")
         words = vocabulary.tokenizer.tokenize(options.prefix or "")
         if unknown := next((word for word in words if word not in vocabulary), None):
             size = f"it knows {len(vocabulary.words):,} words"
             raise InputError(f"prefix {options.prefix!r}: the model does not know {unknown!r}; {size}")
-        repeatable = tuple(vocabulary.encode(word for word in FUNCTION_WORDS if word in vocabulary))
-        return cls(*numeric, tuple(vocabulary.encode(words)), repeatable if options.no_repeat_content else None)
+        function_words = tuple(vocabulary.encode(word for word in FUNCTION_WORDS if word in vocabulary))
+        repeatable = function_words if options.no_repeat_content else None
+        return replace(constraints, prefix=tuple(vocabulary.encode(words)), repeatable=repeatable)
 
     def check(self, max_length: int) -> None:
         """Raise InputError if the prefix leaves no room for a word in captions of at most ``max_length`` words."""

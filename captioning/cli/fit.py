@@ -39,6 +39,8 @@ from captioning.training.loggers import finish_loggers, start_loggers, upload_ad
 from captioning.training.plan import monitor_mode, plan_run
 
 _FOLDER_VARIABLE = "CAPTIONING_RUN_FOLDER"  # environment variable with the run's folder, for the other processes
+_CALLBACKS = {"checkpoint": BestCheckpoint, "last": callbacks.ModelCheckpoint, "early_stopping": ResumableEarlyStopping}
+"""Callbacks that have a section of settings, by section."""
 _LIBRARIES = ("pytorch_lightning", "lightning_fabric", "wandb", "yaml")  # errors of their checks become one line
 
 
@@ -131,14 +133,14 @@ class Fit(LightningCLI):
         parser.add_argument("--init_from", type=str | None, help=init_from)
         monitor = {"monitor": "val/bleu4", "mode": None}  # the metric has a mode
         best = {"filename": "best", "auto_insert_metric_name": False, "enable_version_counter": False}
-        self._add(BestCheckpoint, "checkpoint", default=monitor | best)
         # Another callback, because save_on_exception would overwrite the best checkpoint.
         last = {"filename": "last", "enable_version_counter": False, "every_n_epochs": 1}
         last |= {"save_on_train_epoch_end": True, "save_on_exception": True}
-        self._add(callbacks.ModelCheckpoint, "last", default=last)
         # A short run may have no validation. NaN means that no caption named an object.
         stopping = {"patience": 5, "strict": False, "check_finite": False}
-        self._add(ResumableEarlyStopping, "early_stopping", default=monitor | stopping)
+        defaults = {"checkpoint": monitor | best, "last": last, "early_stopping": monitor | stopping}
+        for section, cls in _CALLBACKS.items():
+            self._add(cls, section, default=defaults.get(section, {}))
         parser.link_arguments("runs", "trainer.logger.init_args.save_dir")  # some loggers require it
 
     def _add(self, cls: type, key: str, **options: Any) -> None:
@@ -178,7 +180,6 @@ class Fit(LightningCLI):
             self.model = CaptioningModule(**self._instantiate("model"), initial_model=initial, settings=self.settings)
             if initial is None and self.config.ckpt_path is None:
                 self.model.encoder.load_published_weights()
-            self.best_checkpoint = BestCheckpoint(**vars(self.config.checkpoint))
             self.trainer: Any = self.instantiate_trainer()
 
     def _instantiate(self, section: str) -> dict[str, Any]:
@@ -210,12 +211,12 @@ class Fit(LightningCLI):
         options = self._instantiate("trainer") | kwargs
         setting = options["callbacks"] or []
         all_callbacks = [*setting] if isinstance(setting, list) else [setting]
-        # Those of this tuple have no settings; checkpoint, last and early_stopping, below, have sections of their own.
         for default in (ValidationFigures(), Throughput(), TerminalReport(), self.stop_on_request):
             if not any(isinstance(callback, type(default)) for callback in all_callbacks):
                 all_callbacks.append(default)
-        last = callbacks.ModelCheckpoint(**vars(self.config.last))
-        all_callbacks += [self.best_checkpoint, last, ResumableEarlyStopping(**vars(self.config.early_stopping))]
+        with_settings: dict[str, Any] = {name: cls(**vars(self.config[name])) for name, cls in _CALLBACKS.items()}
+        self.best_checkpoint = with_settings["checkpoint"]
+        all_callbacks += with_settings.values()
         # on_fit_start comes after the weights are restored, so a resume that fails there leaves config.yaml as it was.
         all_callbacks.append(callbacks.LambdaCallback(on_fit_start=self._write_config))
         options["plugins"] = options["plugins"] or [CheckpointFiles()]

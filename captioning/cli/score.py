@@ -172,9 +172,8 @@ def _report(
     from captioning.evaluation.caption_files import write_evaluation
     from captioning.tokenizers import PennTreebank
 
-    tokenizer = evaluator.vocabulary.tokenizer
+    conditions, tokenizer = facts["conditions"], evaluator.vocabulary.tokenizer
     metrics, images = evaluator.finish(meteor=tokenizer.english), evaluator.captioned_images
-    conditions = facts["conditions"]
     if "bound" in metrics:
         conditions["bound_draws"] = evaluator.bound_draws
     if not isinstance(tokenizer, PennTreebank):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from captioning.data.extraction import extract_features
+from captioning.data.sampler import CaptionBatches
 from captioning.data.shapes import ShapesSource
 from captioning.data.transforms import Augmentation
 from captioning.encoders import ConvEncoder, TorchvisionEncoder
@@ -66,6 +67,9 @@ def test_batch_settings_are_the_settings_that_change_a_batch(shapes, encoder):
     changes |= {"eval_batch_size": 3, "num_workers": 1, "augmentation": Augmentation(flip=0.5)}
     changes |= {"vocabulary": VocabularyOptions(min_count=2), "features": None}  # features have the same captions
     assert {"source", *changes} == {*inspect.signature(CaptionDataModule).parameters}
+    # The data set has the first two, `world_size` is the setting `processes`, and no setting is the last two.
+    others = {"lengths", "caption_image", "world_size", "start", "rank"}
+    assert {*inspect.signature(CaptionBatches).parameters} <= {*changes} | others and "processes" in BATCH_SETTINGS
     batches = list(make_data(shapes, encoder, **base).sampler())
     for name, value in changes.items():
         options = base | {name: value} | ({"captions_per_image": None} if value == "length" else {})

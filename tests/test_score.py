@@ -113,6 +113,11 @@ def test_another_split_fewer_images_and_other_data_do_not_replace_the_test_of_a_
     assert sources == [str(workdir / "shapes"), str(workdir / "shapes"), "moved", str(workdir / "shapes")]
 
 
+def test_results_that_are_a_file_are_refused_before_the_model_is_read(workdir, capsys):
+    error = refusal(capsys, "predict", "--ckpt_path", "missing.ckpt", "--results", "tiny.yaml")
+    assert error == "error: --results tiny.yaml: is a file; name a folder"
+
+
 def test_metrics_are_printed_although_their_files_cannot_be_written(workdir, capsys):
     with pytest.raises(SystemExit):
         command("test", "--ckpt_path", CHECKPOINT, "--results", "tiny.yaml/scored")

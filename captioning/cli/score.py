@@ -117,6 +117,8 @@ def score(
 
 def _check_options(task: str, option_names: Sequence[str], split: Split | None, results: Path | None) -> None:
     """Raise InputError for an option that the task cannot take."""
+    if results is not None and results.is_file():
+        raise InputError(f"--results {results}: is a file; name a folder")
     for option in option_names if results is None else ():
         if option.startswith(("--data.source", "--data.limit_images")):
             raise InputError(f"{option}: tests other data than the run's; name a folder for the files by --results")

@@ -18,7 +18,8 @@ class Memory:
 
     Attributes:
         annotations: (B, L, D).
-        projected: The score's projection of the annotations, usually (B, L, A) or (B, A, L).
+        projected: The score's projection of the annotations, usually (B, L, A) or (B, A, L). If no score reads
+            it, the annotations.
         mask: (B, L) bool, True where a location exists; None when all do.
         drawn: (B,) bool, True for images whose contexts are drawn in this batch, False for images whose contexts are
             expectations (Sec. 4.1). None in evaluation, and for attention that never draws.

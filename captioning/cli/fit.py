@@ -102,8 +102,9 @@ def _quieten() -> None:
 class Fit(LightningCLI):
     """A run of ``captioning fit``: parsed, planned and built. ``train`` trains it.
 
-    LightningCLI calls the methods down to ``parse_arguments`` in their order, seeds all random numbers, and calls the
-    next two. The parser builds no object, because ``plan_run`` completes the settings first.
+    LightningCLI calls the methods down to ``parse_arguments`` in their order, seeds all random numbers, and calls
+    ``before_instantiate_classes`` and ``instantiate_classes``. The parser builds no object, because ``plan_run``
+    completes the settings first.
     """
 
     def __init__(self, args: list[str]) -> None:

@@ -89,7 +89,7 @@ def score(
     subfolders = (  # a name for each condition that differs from a run's own test, or ""
         context_mode if context_mode not in (None, default_mode) else "",
         "_".join(["ensemble", *map(model_name, ensemble)]) if ensemble else "",
-        _name_of(config[-1]) if config else "",
+        _config_name(config[-1]) if config else "",
         split if split not in (None, stage) else "",
     )
     folder = results or (run.path if run else Path("runs/scored") / model_name(ckpt_path)).joinpath(*subfolders)
@@ -126,7 +126,7 @@ def _check_options(task: str, option_names: Sequence[str], split: Split | None, 
         raise InputError(f"--split {split}: captioning validate scores the validation split; use captioning test")
 
 
-def _name_of(file: Path) -> str:
+def _config_name(file: Path) -> str:
     return file.absolute().parent.name if file.name == "config.yaml" else file.stem
 
 

@@ -48,7 +48,7 @@ def _seed_of(run: Run) -> str:
 def _differ_in_seed_alone(run: Run, other: Run) -> bool:
     have_settings = bool(run.settings and other.settings and _seed_of(run))
     have_same_conditions = not run.captions or not other.captions or _conditions(run) == _conditions(other)
-    # Both started from the same weights, or each from a run with its own seed.
+    # Equal as they are, or equal without the seeds in the paths of their initial checkpoints.
     have_same_settings = any(one == two for one, two in zip(_without_seed(run), _without_seed(other), strict=True))
     return have_settings and have_same_conditions and have_same_settings
 

@@ -124,7 +124,8 @@ class RegionsInView:
     ) -> list[list[Region]]:
         """Return, for each caption of an image, the regions of its phrases, or of the objects that it names.
 
-        By default the view is the evaluation view. Regions in a view that does not recur need not be ``cached``.
+        Regions out of view, and a phrase's region above ``LARGEST_REGION``, are left out. By default the view is the
+        evaluation view. Regions in a view that does not recur need not be ``cached``.
         """
         view_function = view_function or self.encoder.preprocessing.evaluation_view
         compute = self._caption_regions if cached else self._compute_caption_regions

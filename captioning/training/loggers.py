@@ -28,7 +28,7 @@ def logger_settings(settings: Mapping[str, Any], folder: Path) -> list[dict[str,
     loggers = []
     for logger in setting if isinstance(setting, list) else [setting] if setting else []:
         arguments = logger.get("init_args", {})
-        # Only a run's config.yaml lists loggers with a folder. A new run with this file gets a wandb run of its own.
+        # A list of loggers with folders comes from another run's config.yaml; this run gets a wandb run of its own.
         is_of_another_run = isinstance(setting, list) and arguments.get("save_dir") not in (None, ".")
         arguments = {**arguments, "save_dir": str(folder)}
         if logger["class_path"].endswith("WandbLogger"):

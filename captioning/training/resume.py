@@ -67,8 +67,8 @@ def rewind(checkpoint: dict[str, Any]) -> None:
         batches["is_last_batch"] = False
         for span in ("current", "total"):  # the batches of the epoch, and of the run
             batches[span] = dict.fromkeys(batches[span], batches[span]["ready"] - unfinished)
-    # Lightning would not count an epoch that was saved after its last batch but before its end (``ends_epoch``), and
-    # would count one that max_steps or max_time cut short.
+    # Lightning misjudges two epochs: one saved after its last batch and before its end, which counts, and one that
+    # max_steps or max_time cut short, which does not.
     ends_epoch = batches["is_last_batch"] and batches["current"]["completed"] < batches["current"]["ready"]
     for span, epochs in loop["epoch_progress"].items() if batches["current"]["ready"] else ():
         if ends_epoch or epochs["processed"] == epochs["started"]:

@@ -46,8 +46,10 @@ class Silent(Callback):
 @pytest.fixture
 def workdir(tmp_path, monkeypatch) -> Iterator[Path]:
     (tmp_path / "own.py").write_text(OWN)
+    handler = signal.getsignal(signal.SIGTERM)
     yield enter(tmp_path, tiny_config(tmp_path / "shapes"), monkeypatch)
     IMPORTED_MODULES.clear()  # another command line of a user is another process
+    signal.signal(signal.SIGTERM, handler)  # a run that ends in a fault keeps its own handler
 
 
 @pytest.fixture

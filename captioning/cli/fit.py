@@ -39,8 +39,17 @@ from captioning.training.loggers import finish_loggers, start_loggers, upload_ad
 from captioning.training.plan import monitor_mode, plan_run
 
 _FOLDER_VARIABLE = "CAPTIONING_RUN_FOLDER"  # environment variable with the run's folder, for the other processes
-_CALLBACKS = {"checkpoint": BestCheckpoint, "last": callbacks.ModelCheckpoint, "early_stopping": ResumableEarlyStopping}
-"""Callbacks that have a section of settings, by section."""
+_MONITOR = {"monitor": "val/bleu4", "mode": None}  # the metric has a mode
+_BEST = {"filename": "best", "auto_insert_metric_name": False, "enable_version_counter": False}
+_LAST = {"filename": "last", "enable_version_counter": False, "every_n_epochs": 1, "save_on_train_epoch_end": True}
+_CALLBACKS: dict[str, tuple[type, dict[str, Any]]] = {
+    "checkpoint": (BestCheckpoint, _MONITOR | _BEST),
+    # Another callback, because save_on_exception would overwrite the best checkpoint.
+    "last": (callbacks.ModelCheckpoint, _LAST | {"save_on_exception": True}),
+    # A short run may have no validation. NaN means that no caption named an object.
+    "early_stopping": (ResumableEarlyStopping, _MONITOR | {"patience": 5, "strict": False, "check_finite": False}),
+}
+"""Callbacks that have a section of settings: by section, the class and its defaults."""
 _LIBRARIES = ("pytorch_lightning", "lightning_fabric", "wandb", "yaml")  # errors of their checks become one line
 
 
@@ -132,16 +141,8 @@ class Fit(LightningCLI):
         parser.add_argument("--ckpt_path", type=str | None, help="Checkpoint to resume: a file, or best or last.")
         init_from = "Begin with the weights of this model and a new optimizer. --ckpt_path wins over it."
         parser.add_argument("--init_from", type=str | None, help=init_from)
-        monitor = {"monitor": "val/bleu4", "mode": None}  # the metric has a mode
-        best = {"filename": "best", "auto_insert_metric_name": False, "enable_version_counter": False}
-        # Another callback, because save_on_exception would overwrite the best checkpoint.
-        last = {"filename": "last", "enable_version_counter": False, "every_n_epochs": 1}
-        last |= {"save_on_train_epoch_end": True, "save_on_exception": True}
-        # A short run may have no validation. NaN means that no caption named an object.
-        stopping = {"patience": 5, "strict": False, "check_finite": False}
-        defaults = {"checkpoint": monitor | best, "last": last, "early_stopping": monitor | stopping}
-        for section, cls in _CALLBACKS.items():
-            self._add(cls, section, default=defaults.get(section, {}))
+        for section, (cls, defaults) in _CALLBACKS.items():
+            self._add(cls, section, default=defaults)
         parser.link_arguments("runs", "trainer.logger.init_args.save_dir")  # some loggers require it
 
     def _add(self, cls: type, key: str, **options: Any) -> None:
@@ -215,7 +216,7 @@ class Fit(LightningCLI):
         for default in (ValidationFigures(), Throughput(), TerminalReport(), self.stop_on_request):
             if not any(isinstance(callback, type(default)) for callback in all_callbacks):
                 all_callbacks.append(default)
-        with_settings: dict[str, Any] = {name: cls(**vars(self.config[name])) for name, cls in _CALLBACKS.items()}
+        with_settings: dict[str, Any] = {name: cls(**vars(self.config[name])) for name, (cls, _) in _CALLBACKS.items()}
         self.best_checkpoint = with_settings["checkpoint"]
         all_callbacks += with_settings.values()
         # on_fit_start comes after the weights are restored, so a resume that fails there leaves config.yaml as it was.

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import wandb
 from helpers_faults import command, refusal
 from helpers_runs import tiny_config
@@ -28,6 +29,11 @@ class Needs(CSVLogger):
 class Faulty(Callback):
     def on_train_start(self, trainer, module) -> None:
         raise ValueError("a fault")
+
+class FaultyLater(Callback):
+    def on_train_batch_start(self, trainer, module, batch, batch_idx) -> None:
+        if batch_idx == 1:
+            raise ValueError("a later fault")
 
 class Emptying(Callback):
     def on_train_start(self, trainer, module) -> None:
@@ -95,6 +101,14 @@ def test_strings_that_read_as_numbers_stay_strings_in_the_configuration_of_a_run
 def test_a_fault_keeps_its_traceback_also_where_lightning_meets_it(workdir, callback, error, message):
     with pytest.raises(error, match=message):
         command(*FIT, "--import", "own", "--trainer.callbacks", f"own.{callback}")
+
+
+def test_a_run_that_fails_inside_an_epoch_keeps_its_finished_steps(workdir):
+    with pytest.raises(ValueError, match="a later fault"):
+        command(*FIT, "--import", "own", "--trainer.callbacks", "own.FaultyLater")
+    checkpoints = Path("runs/tiny/checkpoints")
+    assert [file.name for file in checkpoints.iterdir()] == ["last.ckpt"]
+    assert torch.load(checkpoints / "last.ckpt", weights_only=True)["global_step"] == 1
 
 
 @pytest.mark.slow

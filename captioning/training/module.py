@@ -71,7 +71,7 @@ class CaptioningModule(pl.LightningModule):
         self.optimizer, self.scheduler = optimizer, scheduler
         self.search, self.initial_model, self.settings = search, initial_model, dict(settings)
         self._watch = CollapseWatch()
-        self._run_batches = 0  # batches of the whole run, if an attention needs the progress
+        self._run_batches: int | None = None  # batches of the whole run; None if no attention needs the progress
         self._random_state: dict[str, Any] | None = None
         self._random_state_at_step: dict[str, Tensor] = {}  # at the beginning of the optimizer step
         self._stops_after_step = False  # whether training ends with the optimizer step in progress
@@ -110,7 +110,7 @@ class CaptioningModule(pl.LightningModule):
         if self.objective.needs_pretrained and self.trainer.ckpt_path is None and self.initial_model is None:
             rank_zero_warn("self-critical training begins with random weights; give trained ones by --init_from")
         needs_progress = any(attention.needs_progress for attention in self.captioner.decoder.attentions())
-        self._run_batches = self._run_length()[1] if needs_progress else 0
+        self._run_batches = self._run_length()[1] if needs_progress else None
         # Otherwise an epoch of fewer batches would log nothing.
         self.trainer.log_every_n_steps = min(self.trainer.log_every_n_steps, max(1, self._batches_per_epoch()))  # type: ignore[attr-defined]
         self.objective.prepare(self.data.index("train"), self.data.vocabulary, self.search)
@@ -136,8 +136,9 @@ class CaptioningModule(pl.LightningModule):
             torch.manual_seed(int(stream.generate_state(1, np.uint64)[0]))
 
     def training_step(self, batch: CaptionBatch, batch_idx: int) -> Tensor:
-        for attention in self.captioner.decoder.attentions() if self._run_batches else ():
-            attention.progress = self.trainer.fit_loop.total_batch_idx / self._run_batches
+        if self._run_batches is not None:
+            for attention in self.captioner.decoder.attentions():
+                attention.progress = self.trainer.fit_loop.total_batch_idx / self._run_batches
         loss, terms, output = self.objective(self.captioner, batch)
         check_shape(self.objective, "the loss ()", loss)
         statistics = attention_statistics(output.trace, output.mask, sparse=self.attention.normalizer.sparse)

@@ -24,13 +24,13 @@ class RunPlan:
     changes: dict[str, Any]  # to be set in the configuration, by dotted key: paths, modes of monitors, loggers
 
 
-def plan_run(settings: Mapping[str, Any], option_names: Collection[str], folder: str | None = None) -> RunPlan:
+def plan_run(settings: Mapping[str, Any], option_names: Collection[str], claimed_folder: str | None = None) -> RunPlan:
     """Return the plan of a run. The function looks for files, and writes none.
 
     Args:
         settings: The full configuration of `captioning fit`.
         option_names: The options on the command line, without --.
-        folder: The run's folder, if another process of the run has claimed it.
+        claimed_folder: The run's folder, if another process of the run has claimed it.
 
     Raises:
         InputError: A checkpoint or monitor does not exist, or an option of Lightning cannot be used here.
@@ -40,16 +40,16 @@ def plan_run(settings: Mapping[str, Any], option_names: Collection[str], folder:
     if not name:  # the name of the first file; later files are overlays
         name = Path(str(settings["config"][0])).stem if settings["config"] else "run"
         name += f"_{settings['seed_everything']}" if "WANDB_SWEEP_ID" in os.environ else ""  # wandb's agent runs this
-    named_run = RunFolder(Path(folder or Path(settings["runs"], name)))
+    named_run = RunFolder(Path(claimed_folder or Path(settings["runs"], name)))
     resumed_run = RunFolder.of_checkpoint(checkpoint, named_run.path) if checkpoint else None
-    if resumed_run is not None and resumed_run.config.is_file() and not folder:
+    if resumed_run is not None and resumed_run.config.is_file() and not claimed_folder:
         # A resumed run stays in its folder, whatever the configuration says, unless an option names another.
         folder_settings: dict[str, Any] = {"runs": resumed_run.path.parent, "name": resumed_run.path.name}
-        folder_settings |= {name: settings[name] for name in folder_settings if name in option_names}
+        folder_settings |= {key: settings[key] for key in folder_settings if key in option_names}
         named_run = RunFolder(Path(folder_settings["runs"], folder_settings["name"]))
     run = named_run
     is_same_run = resumed_run is not None and resumed_run.path.resolve() == named_run.path.resolve()
-    claims_folder = not (folder or is_same_run)
+    claims_folder = not (claimed_folder or is_same_run)
     numbers = itertools.count(2)
     while claims_folder and run.is_taken():
         run = RunFolder(named_run.path.with_name(f"{named_run.path.name}-{next(numbers)}"))

@@ -14,7 +14,7 @@ from captioning.errors import InputError, one_line, warn_once
 Split = Literal["train", "val", "test"]
 
 STORAGE_SETTINGS = (
-    "name runs results config ckpt_path trainer.default_root_dir trainer.logger checkpoint.dirpath last.dirpath"
+    "name runs config ckpt_path trainer.default_root_dir trainer.logger checkpoint.dirpath last.dirpath"
 ).split()
 """Settings that say where a run is stored and logged."""
 

@@ -31,6 +31,7 @@ from captioning.data import ShapesSource
 from captioning.errors import InputError
 from captioning.inference import load
 from captioning.run_folder import RunFolder, checksum
+from captioning.settings import STORAGE_SETTINGS
 from captioning.tokenizers import PennTreebank
 from captioning.vocabulary import UNK
 
@@ -643,6 +644,13 @@ def test_every_dotted_option_that_the_code_names_exists(capsys):
     named = set(re.findall(r"--[a-z_]+(?:\.[a-z_]+)+", " ".join(texts)))
     of_a_class = {option for option in named if f"{option.rpartition('.')[0]}.help" in options}
     assert len(named) > 20 and named <= options | of_a_class
+
+
+def test_settings_that_say_where_a_run_is_stored_are_options_of_fit(capsys):
+    with pytest.raises(SystemExit):
+        fit(["--help"])
+    options = set(re.findall(r"--([\w.]+)", capsys.readouterr().out))
+    assert {*STORAGE_SETTINGS} <= options
 
 
 def test_missing_data_are_named_before_the_model_is_built(workdir):

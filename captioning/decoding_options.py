@@ -56,14 +56,14 @@ class BeamOptions:
 class DecodingOptions(BeamOptions):
     """How captions are decoded; see ``beam_search``, ``sample`` and ``Constraints``.
 
-    ``method`` is beam search, greedy decoding, or sampling of words. Without ``samples``, sampling returns one caption,
+    ``method`` is beam search, greedy decoding, or sampling of words. Without ``count``, sampling returns one caption,
     and a beam all of its captions. Without ``context_mode``, the attention keeps its own. With a seed, the same images
     in batches of the same size get the same captions.
 
-    Raises InputError if an option is out of its range, or temperature, top_k, top_p, seed or samples has no effect.
+    Raises InputError if an option is out of its range, or temperature, top_k, top_p, seed or count has no effect.
 
     Args:
-        samples: Number of captions: the best of the beam, which is widened if it is too small, or sampled ones.
+        count: Number of captions: the best of the beam, which is widened if it is too small, or sampled ones.
         prefix: Begin every caption with this text, such as "a photo of".
         context_mode: Context of hard attention: the expectation over all locations, the most probable location, or a
             drawn location.
@@ -74,7 +74,7 @@ class DecodingOptions(BeamOptions):
     """
 
     method: Method = "beam"
-    samples: int | None = None
+    count: int | None = None
     prefix: str | None = None
     context_mode: ContextMode | None = None
     temperature: float = 1.0
@@ -87,7 +87,7 @@ class DecodingOptions(BeamOptions):
         check_range(1e-6, 1e6, temperature=self.temperature)
         check_range(1e-9, 1, top_p=self.top_p)
         check_whole(0, 2**63 - 1, seed=self.seed)
-        check_whole(1, 1000, samples=self.samples)
+        check_whole(1, 1000, count=self.count)
         check_whole(1, top_k=self.top_k)
         check_choice(Method, method=self.method)
         if self.context_mode is not None:
@@ -97,5 +97,5 @@ class DecodingOptions(BeamOptions):
         for name in without_effect[:-1] if self.context_mode in (None, "sample") else without_effect:
             if (value := getattr(self, name)) != getattr(DecodingOptions, name):
                 raise InputError(f"{name}={value} has an effect only with method sample (--sample), not {self.method}")
-        if self.method == "greedy" and self.samples not in (None, 1):
-            raise InputError(f"samples={self.samples}: greedy decoding has one caption; use beam or sample")
+        if self.method == "greedy" and self.count not in (None, 1):
+            raise InputError(f"count={self.count}: greedy decoding has one caption; use beam or sample")

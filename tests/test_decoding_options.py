@@ -42,7 +42,7 @@ def all_of(caption: Caption) -> list:
 METHODS = {
     "greedy": {"method": "greedy"},
     "beam": {"method": "beam", "beam_size": 4},
-    "sample": {"method": "sample", "samples": 3, "seed": 0},
+    "sample": {"method": "sample", "count": 3, "seed": 0},
 }
 
 
@@ -64,10 +64,10 @@ def test_every_caption_begins_with_the_prefix_is_long_enough_and_repeats_nothing
 
 def test_samples_differ_belong_to_their_image_and_are_the_same_with_a_seed(captioners, images):
     """With the most probable word alone to draw, all samples are the greedy caption of their image."""
-    drawn = captioners["soft"].caption(images, method="sample", samples=3, top_k=1)
+    drawn = captioners["soft"].caption(images, method="sample", count=3, top_k=1)
     greedy = captioners["soft"].caption(images, method="greedy")
     assert [[c.text for c in all_of(caption)] for caption in drawn] == [[caption.text] * 3 for caption in greedy]
-    options = {"method": "sample", "samples": 6, "temperature": 9.0, "seed": 3}
+    options = {"method": "sample", "count": 6, "temperature": 9.0, "seed": 3}
     first, again = (captioners["soft"].caption(images[:2], **options) for _ in range(2))
     for one, other in zip(first, again, strict=True):
         assert [c.text for c in all_of(one)] == [c.text for c in all_of(other)] and len(all_of(one)) == 6
@@ -77,9 +77,9 @@ def test_samples_differ_belong_to_their_image_and_are_the_same_with_a_seed(capti
 @pytest.mark.parametrize("name", MODELS)
 def test_the_n_best_captions_are_the_first_of_the_beam(captioners, images, name):
     whole = captioners[name].caption(images[0], beam_size=5)
-    best = captioners[name].caption(images[0], beam_size=5, samples=2)
+    best = captioners[name].caption(images[0], beam_size=5, count=2)
     assert [c.words for c in all_of(best)] == [c.words for c in all_of(whole)][:2]
-    widened = captioners[name].caption(images[0], beam_size=2, samples=5)
+    widened = captioners[name].caption(images[0], beam_size=2, count=5)
     assert [c.words for c in all_of(widened)] == [c.words for c in all_of(whole)]
 
 
@@ -98,8 +98,8 @@ def test_no_repeat_ngram_of_zero_allows_what_the_models_own_options_forbid(capti
     [
         ({"prefix": f"{WORDS[0]} zebra"}, "the model does not know 'zebra'; it knows 7 words"),
         ({"prefix": " ".join(WORDS[:3]), "max_length": 3}, "prefix: 3 words leave no room below max_length 3"),
-        ({"samples": 0}, "samples must be in 1 .. 1000, got 0"),
-        ({"method": "greedy", "samples": 2}, "samples=2: greedy decoding has one caption; use beam or sample"),
+        ({"count": 0}, "count must be in 1 .. 1000, got 0"),
+        ({"method": "greedy", "count": 2}, "count=2: greedy decoding has one caption; use beam or sample"),
         ({"no_repeat_ngram": -1}, "no_repeat_ngram must be at least 0, got -1"),
         ({"top_k": 5}, "top_k=5 has an effect only with method sample .--sample., not beam"),
         ({"method": "greedy", "seed": 0}, "seed=0 has an effect only"),

@@ -172,6 +172,7 @@ MISTAKES = {
     "caption photo.png --explorer out.png": "--explorer out.png: must end in .html, .htm",
     "caption photo.png --json out.html": "--json out.html: must end in .json, .jsonl",
     "caption photo.png --overlay out.html": "--overlay out.html: must end in .png, .pdf, .svg",
+    "caption photo.png --samples 5": "did you mean caption --count?",
     "caption photo.png --gpu": "unrecognized arguments: --gpu; did you mean --device?",
     "compare runs/soft runs/soft --output page.png": "--output page.png: must end in .html, .htm",
     "compare runs/soft runs/soft --json page.html": "--json page.html: must end in .json, .jsonl",

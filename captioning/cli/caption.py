@@ -92,7 +92,7 @@ def caption(
                 print(json_text.dumps(content), file=lines, flush=True)  # ASCII: a path need not be UTF-8
             if lines is not sys.stdout:
                 path_column = [] if is_single else [printable(result.path)]
-                for candidate in [result, *(result.alternatives if options.samples else ())]:
+                for candidate in [result, *(result.alternatives if options.count else ())]:
                     print(*path_column, printable(candidate.text), sep="\t", flush=True)
             if explorer is not None:
                 explorer_images.append(result.explorer_image(title))

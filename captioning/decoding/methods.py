@@ -24,17 +24,17 @@ def decode(
     """
     if not isinstance(options, DecodingOptions):
         options = DecodingOptions(**vars(options))
-    constraints, S = Constraints.from_options(options, vocabulary), options.samples or 1
+    constraints, count = Constraints.from_options(options, vocabulary), options.count or 1
     shared: dict[str, Any] = {"max_length": options.max_length, "constraints": constraints}
     if options.method == "greedy":
         return [[hypothesis] for hypothesis in greedy(step, state, **shared)]
     if options.method == "beam":
         shared["length_normalization"] = options.length_normalization
-        beams = beam_search(step, state, beam_size=max(options.beam_size, S), **shared)
-        return [beam[: options.samples] for beam in beams]
-    state = tuple(tensor.repeat_interleave(S, dim=0) for tensor in state)
+        beams = beam_search(step, state, beam_size=max(options.beam_size, count), **shared)
+        return [beam[: options.count] for beam in beams]
+    state = tuple(tensor.repeat_interleave(count, dim=0) for tensor in state)
     sampled = sample(step, state, temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, **shared)
-    return [sampled[first : first + S] for first in range(0, len(sampled), S)]
+    return [sampled[first : first + count] for first in range(0, len(sampled), count)]
 
 
 def beam_search(

@@ -91,7 +91,7 @@ def named_regions(words: Sequence[str], objects: Sequence[ObjectRegion]) -> list
 class RegionsInView:
     """Regions of objects and of captions of a split's images on the encoder's cells. They are kept in memory.
 
-    Training may move the encoder's cells. If ``cells`` are given, they are used instead.
+    If ``cells`` are given, they are used instead of the encoder's cells, which training may move.
     """
 
     source: CaptionSource
@@ -124,8 +124,8 @@ class RegionsInView:
     ) -> list[list[Region]]:
         """Return, for each caption of an image, the regions of its phrases, or of the objects that it names.
 
-        Regions out of view, and a phrase's region above ``LARGEST_REGION``, are left out. By default the view is the
-        evaluation view. Regions in a view that does not recur need not be ``cached``.
+        Regions out of view are left out, and so are regions of phrases above ``LARGEST_REGION``; objects may be larger.
+        By default the view is the evaluation view. Set ``cached`` to False for a view that does not recur.
         """
         view_function = view_function or self.encoder.preprocessing.evaluation_view
         compute = self._caption_regions if cached else self._compute_caption_regions

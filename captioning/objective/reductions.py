@@ -26,9 +26,9 @@ def step_log_probs(logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
 def doubly_stochastic_penalty(alphas: Tensor, exists: Tensor | None = None) -> Tensor:
     """Return sum_i (1 - sum_t alpha_ti)^2 of Eq. 14 as a **mean over captions and over existing locations**.
 
-    It is scaled like the NLL per word: T steps spread evenly over L locations cost (1 - T/L)^2. A weight w here equals
-    in the paper: lambda = w T/L, as the penalty is summed over L locations and the NLL over T words;
-    in the authors' code: alpha_c = w T/B, as the penalty is averaged over L and summed over B captions.
+    It is scaled like the NLL per word: T steps spread evenly over L locations cost (1 - T/L)^2. A weight w here is
+    lambda = w T/L in the paper, which sums the penalty over L locations and the NLL over T words, and
+    alpha_c = w T/B in the authors' code, which averages the penalty over L and sums it over B captions.
 
     Args:
         alphas: (N, T, L), 0 at steps that do not exist.

@@ -17,7 +17,7 @@ def next_batch(trainer: pl.Trainer) -> tuple[int, int]:
     """Return the epoch and the batch, both counted from 0, at which training starts or continues.
 
     Lightning's loop is ``restarting`` from loading a checkpoint until the first batch. Between two epochs, its counts
-    still belong to the last epoch, so the batch is 0.
+    still belong to the previous epoch, so the batch is 0.
     """
     loop: Any = trainer.fit_loop
     progress = loop.epoch_loop.batch_progress
@@ -67,8 +67,8 @@ def rewind(checkpoint: dict[str, Any]) -> None:
         batches["is_last_batch"] = False
         for span in ("current", "total"):  # the batches of the epoch, and of the run
             batches[span] = dict.fromkeys(batches[span], batches[span]["ready"] - unfinished)
-    # Lightning misjudges two epochs: one saved after its last batch and before its end, which counts, and one that
-    # max_steps or max_time cut short, which does not.
+    # Two corrections: an epoch that was saved between its last batch and its end (``ends_epoch``) counts as finished,
+    # and an epoch that max_steps or max_time cut short does not.
     ends_epoch = batches["is_last_batch"] and batches["current"]["completed"] < batches["current"]["ready"]
     for span, epochs in loop["epoch_progress"].items() if batches["current"]["ready"] else ():
         if ends_epoch or epochs["processed"] == epochs["started"]:

@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import re
-import signal
 import sys
 from collections.abc import Callable, Collection
 from numbers import Integral
@@ -128,8 +127,6 @@ def exits_on_input_error(main: Callable[P, None]) -> Callable[P, None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout at exit, which would raise again
             raise SystemExit(141) from None
         except Exception as error:
-            if "DataLoader worker (pid" in str(error):  # PyTorch's handler would raise it again here
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             # In an error of a data-loading process, the message is the last line; its traceback stands before.
             kind, message = type(error).__name__, str(error).strip().rpartition("\n")[2][:200]
             remedies = [remedy for pattern, remedy in _REMEDIES.items() if re.search(pattern, f"{kind}: {message}")]

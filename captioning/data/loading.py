@@ -20,7 +20,7 @@ from captioning.data.features import Features, features_key
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.regions import LARGEST_REGION, RegionsInView
 from captioning.data.transforms import Augmentation, Preprocessing, ViewFunction
-from captioning.errors import check_whole
+from captioning.errors import InputError, check_whole, one_line
 from captioning.trace import map_fields
 from captioning.vocabulary import Vocabulary
 
@@ -55,7 +55,9 @@ class BatchLoader(DataLoader[Any]):
         try:
             yield from super().__iter__()
         except (ConnectionError, EOFError) as error:
-            raise RuntimeError(f"DataLoader worker (pid unknown) is gone: {error}") from error
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # PyTorch's handler would report the worker once more
+            problem = f"a process that loads images died ({one_line(error)}), often for lack of memory"
+            raise InputError(f"{problem}; lower num_workers") from error
 
 
 def batch_loader(

@@ -18,6 +18,17 @@ from captioning.errors import exits_on_input_error
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 
+def torn() -> None:
+    raise ConnectionResetError("Connection reset by peer")
+
+
+class Torn(CaptionBatch):
+    """A batch whose process dies while it sends the batch: the main process reads half of it."""
+
+    def __reduce__(self) -> tuple:
+        return torn, ()
+
+
 class Faulty(Dataset):
     """Batches of which the third one has a fault."""
 
@@ -34,7 +45,8 @@ class Faulty(Dataset):
                 resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
             if self.fault == "never":
                 time.sleep(1000)
-        return CaptionBatch(*(torch.zeros(100, dtype=torch.int64) for _ in range(5)))
+        batch_type = Torn if self.fault == "torn" else CaptionBatch
+        return batch_type(*(torch.zeros(100, dtype=torch.int64) for _ in range(5)))
 
 
 def load(fault: str) -> list[CaptionBatch]:
@@ -50,7 +62,8 @@ def test_without_a_fault_all_batches_come_in_shared_memory():
     ("fault", "line"),
     [
         ("full", "error: /dev/shm is full (RuntimeError: unable to resize file </torch_"),
-        ("killed", "error: a process that loads images died (DataLoader worker (pid"),
+        ("killed", "error: a process that loads images died ("),
+        ("torn", "error: a process that loads images died (Connection reset by peer), often for lack of memory;"),
         ("no memory", "error: out of memory (MemoryError); lower the batch size"),
     ],
 )

@@ -3,7 +3,6 @@
 import io
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -56,7 +55,6 @@ def test_a_batch_is_captioned_image_by_image(captioner, path, tmp_path):
 OPEN_FILES: dict[str, Callable[[Path], Any]] = {
     "file": lambda path: path.open("rb"),
     "buffer": lambda path: io.BytesIO(path.read_bytes()),
-    "upload of FastAPI": lambda path: SimpleNamespace(read=None, file=path.open("rb")),
 }
 
 
@@ -66,7 +64,7 @@ def test_an_open_file_is_one_image_that_is_drawn_after_it_was_closed(captioner, 
     (expected,) = captioner([path], max_length=6)
     caption = captioner(source, max_length=6)
     assert caption.text == expected.text and caption.path is None
-    getattr(source, "file", source).close()
+    source.close()
     for drawn, name in ((caption, "open.png"), (expected, "path.png")):
         drawn.save_figure(tmp_path / name)
     assert (tmp_path / "open.png").read_bytes() == (tmp_path / "path.png").read_bytes()

@@ -17,7 +17,7 @@ from captioning.errors import InputError, one_line, warn_once
 from captioning.inference.caption import Photo
 
 ImageSource = str | os.PathLike[str] | Image.Image | bytes | IO[bytes] | NDArray[Any] | Tensor
-"""A path, a PIL image, the bytes of an image file, an open file or upload, an array (height, width, 1, 3 or 4) or
+"""A path, a PIL image, the bytes of an image file, an open file, an array (height, width, 1, 3 or 4) or
 (height, width), or a tensor (1, 3 or 4, height, width) or (height, width); numbers are uint8 or floats in 0 .. 1."""
 
 _ACCEPTED = "a path, a PIL image, the bytes of an image file, an open file, an array or a tensor"
@@ -35,8 +35,8 @@ def open_views(
         path = os.path.abspath(os.path.expanduser(source))  # the working directory may change
         views = [preprocessing.view_image(open_image(source, preprocessing.resize)) for preprocessing in preprocessings]
         return views, functools.partial(_read_photo, path, os.path.getmtime(path), preprocessings[0])
-    if hasattr(source, "read"):  # the caller may close it soon; FastAPI's uploads are async around a ``file``
-        source = getattr(source, "file", source).read()
+    if hasattr(source, "read"):  # the caller may close it soon
+        source = source.read()
     image = open_image(source, 0)
     views = [preprocessing.view_image(image) for preprocessing in preprocessings]
     return views, functools.partial(_read_photo, image, None, preprocessings[0])

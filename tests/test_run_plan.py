@@ -10,6 +10,7 @@ from captioning.training.plan import RunPlan, plan_run
 
 TRAINER = ["overfit_batches", "precision", "accumulate_grad_batches", "check_val_every_n_epoch", "gradient_clip_val"]
 TRAINER += ["logger"]
+CSV = "pytorch_lightning.loggers.CSVLogger"
 ATTENTION = {"class_path": "captioning.attention.SoftAttention"}
 
 
@@ -78,8 +79,8 @@ def test_a_mode_is_that_of_its_metric():
 def test_every_run_logs_to_csv_and_wandb_goes_on_with_a_resumed_run():
     wandb, csv = plan().changes["trainer.logger"]
     assert csv == {
-        "class_path": "pytorch_lightning.loggers.CSVLogger",
-        "init_args": {"save_dir": "runs/soft", "name": "metrics"},
+        "class_path": CSV,
+        "init_args": {"save_dir": "runs/soft", "name": "metrics", "version": None},
     }
     named = wandb["init_args"]
     assert (named["name"], named["group"], named["save_dir"]) == ("soft", "soft", "runs/soft") and named["id"]
@@ -93,6 +94,16 @@ def test_every_run_logs_to_csv_and_wandb_goes_on_with_a_resumed_run():
     touch("runs/soft/checkpoints/last.ckpt")
     again = plan(trainer=trainer, ckpt_path="last").changes["trainer.logger"]
     assert again == [trainer["logger"][0] | {"init_args": named | {"name": "other"}}, csv]
+
+
+def test_a_csv_logger_keeps_its_options_and_a_class_of_the_user_logs_beside_it():
+    csv = {"class_path": CSV, "init_args": {"name": "logs", "version": 0, "flush_logs_every_n_steps": 1}}
+    (changed,) = plan(trainer={"logger": csv}).changes["trainer.logger"]
+    place = {"save_dir": "runs/soft", "name": "metrics", "version": None}
+    assert changed["init_args"] == place | {"flush_logs_every_n_steps": 1}
+    mine = {"class_path": "mine.MyCSVLogger", "init_args": {}}
+    loggers = plan(trainer={"logger": [mine]}).changes["trainer.logger"]
+    assert [logger["class_path"] for logger in loggers] == ["mine.MyCSVLogger", CSV]
 
 
 def test_options_for_folders_are_refused_on_the_command_line():

@@ -19,14 +19,17 @@ from captioning.run_folder import RunFolder
 from captioning.settings import attention_kind, read_config
 from captioning.views.overlays import ModelAttention, attention_figure
 
+_CSV = "pytorch_lightning.loggers.CSVLogger"
+
 
 def logger_settings(settings: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
     """Return the settings of a run's loggers: CSV, and wandb unless the configuration turns it off."""
     setting = settings["trainer"]["logger"]
     if setting in (None, True):
         setting = {"class_path": "pytorch_lightning.loggers.WandbLogger"}
-    loggers = []
-    for logger in setting if isinstance(setting, list) else [setting] if setting else []:
+    given = setting if isinstance(setting, list) else [setting] if setting else []
+    has_csv, loggers = any(logger["class_path"] == _CSV for logger in given), []
+    for logger in given if has_csv else [*given, {"class_path": _CSV}]:
         arguments = logger.get("init_args", {})
         # A list of loggers with folders comes from another run's config.yaml; this run gets a wandb run of its own.
         is_of_another_run = isinstance(setting, list) and arguments.get("save_dir") not in (None, ".")
@@ -37,10 +40,10 @@ def logger_settings(settings: Mapping[str, Any], folder: Path) -> list[dict[str,
             defaults = {"project": os.environ.get("WANDB_PROJECT", "captioning"), "job_type": "train"}
             defaults |= {"name": folder.name, "group": attention_kind(settings), "id": secrets.token_hex(4)}
             arguments |= {key: arguments.get(key) or default for key, default in defaults.items()}
-        if not logger["class_path"].endswith("CSVLogger"):
-            loggers.append({"class_path": logger["class_path"], "init_args": arguments})
-    csv = {"save_dir": str(folder), "name": "metrics"}
-    return [*loggers, {"class_path": "pytorch_lightning.loggers.CSVLogger", "init_args": csv}]
+        if logger["class_path"] == _CSV:
+            arguments |= {"name": "metrics", "version": None}  # a resumed run would delete the file of a version
+        loggers.append({"class_path": logger["class_path"], "init_args": arguments})
+    return loggers
 
 
 def start_loggers(

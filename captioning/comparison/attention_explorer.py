@@ -1,4 +1,4 @@
-"""The images that runs caption differently, with every run's attention at the words of its caption."""
+"""The images that runs caption differently, with each run's attention at the words of its caption."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner[Captioner
 def explore_disagreements(
     runs: Sequence[Run], captioners: Mapping[str, ImageCaptioner[Captioner]], comparison: Comparison, *, seed: int
 ) -> tuple[str, list[str]]:
-    """Return the explorer of the disagreements as HTML, "" if it is empty, and sentences on what it lacks.
+    """Return the explorer of the disagreements as HTML, "" if it would be empty, and sentences on what it lacks.
 
     The explorer shows the captions of the tests. Teacher forcing computes every model's attention at their words;
     ``seed`` is for sampled contexts.
@@ -56,7 +56,7 @@ def explore_disagreements(
     paths = [files[item.image_id] for item in items]
     notices: list[str] = []
     images: dict[str, ExplorerData] = {}
-    suffixes: dict[float, str] = {}  # of image names, by crop: runs with different crops have different views
+    suffixes: dict[float, str] = {}  # of image names, by crop; runs with different crops see different views
     for run in Progress("attention", items=tested_runs, unit=" runs"):
         if (captioner := captioners.get(run.name)) is None:
             notices.append(f"No attention of {run.name}: its checkpoint is missing, or cannot be loaded.")

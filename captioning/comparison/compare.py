@@ -92,7 +92,7 @@ def _run_notices(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _shared_ids(first: ImagesById, second: ImagesById) -> set[int]:
-    """Return the ids of images that both runs captioned. Without a common reference, one id names two images."""
+    """Return the ids of images that both runs captioned. An id without a common reference names two images."""
     return {i for i in first if i in second and set(first[i].references) & set(second[i].references)}
 
 

@@ -37,7 +37,7 @@ class CountedFamily(NamedTuple):
     metrics: Mapping[str, Metric]  # by name
     counts: dict[str, Floats]  # by run, (images, counts)
     statistic: Statistic  # from counts summed over images, (.., counts), to percent, (.., metrics)
-    is_baseline: bool = False  # True for metrics of attention that ignores the caption, which are not tested
+    is_baseline: bool = False  # whether the metrics are of attention that ignores the caption; they are not tested
 
 
 def caption_families(images_by_run: Mapping[str, Sequence[CaptionedImage]], *, meteor: bool) -> list[CountedFamily]:

@@ -26,7 +26,7 @@ class TableCell(NamedTuple):
 
     @classmethod
     def plain(cls, value: Any, pattern: str = "{}") -> TableCell:
-        """Return a cell without details, an empty one for None and nan."""
+        """Return a cell without details; it is empty for None and NaN."""
         return cls() if value is None or value != value else cls(pattern.format(value))
 
     @classmethod
@@ -126,7 +126,7 @@ class Comparison:
 
     @property
     def verdicts(self) -> dict[str, str]:
-        """A sentence for each tested variant and run; only those on variants may find a clear difference."""
+        """A sentence for each tested variant and run. Only a variant can have a clear difference."""
         by_run = {name: _run_verdict(self, name, tests[self.metric]) for name, tests in self.tests.items()}
         variant_tests = self.variant_tests.items()
         return {name: _variant_verdict(self, name, tests[self.metric]) for name, tests in variant_tests} | by_run

@@ -49,7 +49,7 @@ class Run:
     def never_drew(self) -> bool:
         """Whether stochastic attention drew no location in training, as far as it was logged."""
         curve = self.curves.get("train/sample_probability", [])
-        # Steps between two logged steps may have drawn; REINFORCE then logs a reward.
+        # Steps that were not logged may have drawn. REINFORCE then logs a reward.
         return bool(curve) and not any(value for _, value in curve) and "train/reward" not in self.curves
 
 
@@ -110,7 +110,7 @@ def _read_logged(path: Path) -> Iterator[tuple[str, int, float]]:
 
 
 def name_runs(runs: Sequence[Run]) -> None:
-    """Give runs of the same name their folders as names."""
+    """Rename runs that share a name to their folders."""
     counts = Counter(run.name for run in runs)
     for run in runs:
         if counts[run.name] > 1:

@@ -12,7 +12,7 @@ from captioning.errors import printable
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """Print verdicts, notices and tables, as wide as the terminal; in a file, the width grows with the runs."""
+    """Print verdicts, notices and tables, as wide as the terminal. In a file, the width grows with the runs."""
     console = Console(width=None if sys.stdout.isatty() else 40 + 44 * len(comparison.runs), highlight=False)
     for line in comparison.verdicts.values():
         console.print(Text(f"\n{printable(line)}", style="bold"))

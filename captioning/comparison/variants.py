@@ -13,8 +13,8 @@ from captioning.settings import SEED_SETTINGS
 def group_variants(runs: Sequence[Run]) -> list[Variant]:
     """Return the variants in the order of the runs.
 
-    A run with unknown settings is a variant of its own. Two runs of one seed are never one variant: they would be the
-    same run, counted twice. Decoding options are compared only between runs with captions.
+    A run with unknown settings is a variant of its own. Two runs with one seed are never one variant: one result
+    would count twice. Decoding options are compared only between runs with captions.
     """
     runs_by_seed: list[dict[str, Run]] = []  # one dict for each variant
     for run in runs:

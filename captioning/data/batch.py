@@ -22,7 +22,7 @@ class CaptionBatch(NamedTuple):
     images: Tensor | None = None  # (B, 3, height, width) float, normalized for the encoder; None with annotations
     annotations: Tensor | None = None  # (B, L, D) float or half, cached encoder output; None with images
     annotation_mask: Tensor | None = None  # (B, L) bool, True where a location exists; None if all exist
-    regions: Tensor | None = None  # (P, L) float, for P words of phrases, the fraction of each cell in the region
+    regions: Tensor | None = None  # (P, L) float, for P words the fraction of each cell in their phrase's region
     region_steps: Tensor | None = None  # (P, 2) int64, caption and step of the word: captions[caption, step + 1]
 
     def to(self, device: torch.device | str) -> CaptionBatch:

@@ -47,7 +47,7 @@ def plural(name: str) -> str:
 
 @functools.cache
 def synonyms(category: str) -> frozenset[str]:
-    """Return the other names of a category, with plurals. A category that COCO lacks has only its plural."""
+    """Return the other names of a category, with plurals. A noun that is no category of COCO has only its plural."""
     singular = {category, *CATEGORIES.get(category, [])}
     names = singular | {plural(name) for name in singular} | {*_IRREGULAR.get(category, [])}
     if category in _ANIMALS:

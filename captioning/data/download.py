@@ -23,7 +23,7 @@ TIMEOUT = 60.0  # seconds without an answer
 
 
 def fetch(url: str, path: Path, *, md5: str | None = None) -> None:
-    """Download ``url`` to ``path`` unless that file exists, and compare its checksum.
+    """Download ``url`` to ``path`` unless that file exists, and check its MD5.
 
     An incomplete file ends in ``.part``; the next call resumes it. Raises InputError if the download fails or the file
     is not the published one.

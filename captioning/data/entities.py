@@ -65,7 +65,7 @@ def _masks(file: Path, image_path: Path) -> dict[str, np.ndarray]:
 
 
 def _phrases(sentence: str, words: Sequence[str], masks: dict[str, np.ndarray]) -> list[Phrase]:
-    """Return phrases by position in the caption. Letters are counted: the sentence may be split into other words."""
+    """Return a caption's phrases. Letters are counted, because the sentence may be split into words differently."""
     ends = np.cumsum([len(_letters(word)) for word in words])  # letters up to the end of each word
     phrases, letters, position = [], 0, 0
     for match in _PHRASE.finditer(sentence):

@@ -35,8 +35,8 @@ class FolderSource(CaptionSource):
     order of first appearance.
 
     Without a ``split`` column, an image in a folder ``validation`` (or ``val``) or ``test`` belongs to that split. A
-    split without such a folder gets one in ten of the other images, by a hash of the path, so that a new image moves no
-    other. The rest is for training. With few images, a split may be empty.
+    split without such a folder gets one in ten of the other images, by a hash of the path, so that a new image changes
+    no other image's split. The rest is for training. With few images, a split may be empty.
 
     Also read: Hugging Face's ``metadata.jsonl`` or ``.csv`` with ``file_name`` and ``text``.
 

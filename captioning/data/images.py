@@ -30,7 +30,7 @@ def suffixes() -> list[str]:
 
 
 def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Image:
-    """Read an image file as 8-bit RGB, upright as ``rgb`` turns it.
+    """Read an image file as upright 8-bit RGB; see ``rgb``.
 
     An animation gives its first frame. With ``minimum_side``, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size as long
     as its short side keeps this many pixels: several times quicker on large photos. The pixels differ slightly
@@ -59,7 +59,7 @@ def rgb(image: Image.Image) -> Image.Image:
     """Return an image in 8-bit RGB, upright by its EXIF mark, transparency on white. Raises ValueError for floats."""
     if image.mode.startswith("I"):  # 16-bit grayscale; Pillow's own conversion clips everything above 255 to white
         pixels = np.asarray(image, dtype=np.int64)
-        is_8_bit = image.mode == "I" and pixels.max() <= 255  # as of ``convert("I")`` or an array of int32
+        is_8_bit = image.mode == "I" and pixels.max() <= 255  # from ``convert("I")`` or an array of int32
         gray = np.clip(pixels, 0, 65535) // (1 if is_8_bit else 257)
         converted = Image.fromarray(gray.astype(np.uint8)).convert("RGB")
     elif image.mode == "F":
@@ -84,7 +84,7 @@ def turn_upright(image: Image.Image, source: Image.Image) -> Image.Image:
 def upright_masks(masks: Sequence[np.ndarray], path: Path) -> list[np.ndarray]:
     """Return masks (height, width) bool of the upright image, from masks of the image as the file stores it.
 
-    A mask of another shape is upright already and stays unchanged, as does every mask without the file.
+    A mask of another shape is upright already and stays unchanged. So do all masks if the file is missing.
     """
     with suppress(OSError), Image.open(path, formats=formats()) as image:
         shape = image.size[::-1]

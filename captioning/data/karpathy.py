@@ -26,9 +26,9 @@ class KarpathySource(CaptionSource):
     """A data set split and tokenized as in Karpathy & Fei-Fei 2015, which most published numbers use.
 
     Captions are the file's tokens, in lower case and without punctuation. A tokenizer other than the default gets the
-    ``raw`` sentences instead. ``restval``, COCO's validation images outside his validation and test splits, belongs to
-    the training split. An image's id is its ``cocoid``, or else its ``imgid``. Its file is ``filename``, below
-    ``filepath`` if given (COCO: train2014 or val2014).
+    ``raw`` sentences instead. ``restval``, COCO's validation images outside Karpathy's validation and test splits,
+    belongs to the training split. An image's id is its ``cocoid``, or else its ``imgid``. Its file is ``filename``,
+    below ``filepath`` if given (COCO: train2014 or val2014).
 
     Args:
         json_path: The split file.

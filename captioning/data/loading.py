@@ -74,7 +74,7 @@ def batch_loader(
 
 @dataclass(eq=False)
 class CaptionDataset(Dataset[CaptionBatch]):
-    """Turns a list of indices, of captions or images, from a sampler into one batch.
+    """Turns a list of indices from a sampler, of captions or of images, into one batch.
 
     Args:
         seed: Seed of the augmentation. An image's augmentation is a function of seed, epoch, batch and image, so
@@ -139,7 +139,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
         """Return the batch with the regions of its captions' phrases, without regions that fill most of the view."""
         if self.regions is None:
             return batch
-        images = zip(batch.index_rows.tolist(), view_functions, strict=True)  # cached features have two views per image
+        images = zip(batch.index_rows.tolist(), view_functions, strict=True)  # with cached features, views recur
         regions_by_image = [self.regions.caption_regions(*image, cached=self.features is not None) for image in images]
         coverage, region_steps = [], []
         for position, (n, image) in enumerate(zip(caption_numbers.tolist(), batch.image_index.tolist(), strict=True)):

@@ -37,7 +37,7 @@ class ImageEntry(NamedTuple):
 
 
 class GroundedObject(NamedTuple):
-    """One object of an image. Its mask lies in the upright image, or in the view of ``View.mask``."""
+    """One object of an image. Its mask is of the upright image or, after ``View.mask``, of a view."""
 
     noun: str  # in lower case; may be several words ("teddy bear")
     synonyms: frozenset[str]  # other names of the object, such as plurals
@@ -148,7 +148,7 @@ class CaptionSource(ABC):
     ``source.tokenizer = vocabulary.tokenizer``. The data module and ``evaluate_model`` do so."""
 
     def prepare(self) -> None:  # noqa: B027 - most data sets are there already
-        """Generate the data, where a data set is generated. `fit` calls it once per machine."""
+        """Generate the data set, if it is a generated one. `fit` calls this once per machine."""
 
     @abstractmethod
     def index(self, split: str) -> CaptionIndex:

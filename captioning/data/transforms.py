@@ -1,4 +1,4 @@
-"""From an image file to the encoder's input, and the same geometry for masks. Checkpoints store it."""
+"""Preprocessing of images for the encoder, with the same geometry for masks. Checkpoints store it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

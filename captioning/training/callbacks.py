@@ -1,4 +1,4 @@
-"""Callbacks of a training run: figures, log lines, speed, unfreezing, and the end on request."""
+"""Callbacks of a training run: figures, terminal, checkpoints, early stopping, speed, unfreezing, stop signals."""
 
 import math
 import signal
@@ -24,7 +24,7 @@ from captioning.training.resume import is_inside_step
 class ValidationFigures(Callback):
     """Writes captions and attention overlays of the first validation images to ``figures/`` at every validation.
 
-    The panel ``val/figures`` of wandb shows them, too. Images whose file is missing (cached features) are left out.
+    The panel ``val/figures`` of wandb shows them, too. Images without a file (cached features) are left out.
 
     Args:
         images: Number of images.
@@ -75,10 +75,10 @@ class TerminalReport(Callback):
 
 
 class BestCheckpoint(callbacks.ModelCheckpoint):
-    """Lightning's callback, but among equally good checkpoints the lowest ``val/nll`` wins.
+    """Lightning's callback, except that the lowest ``val/nll`` decides among equally good checkpoints.
 
-    BLEU-4 of few or early captions stays 0 for several validations. Lightning would keep the first checkpoint and stop
-    early, although the model learns. A lower ``val/nll`` also resets early stopping.
+    BLEU-4 may be 0 in the first validations. Lightning would keep the first checkpoint and stop early, although the
+    model learns. A lower ``val/nll`` among equals also resets early stopping.
     """
 
     nll = math.inf  # val/nll of the best checkpoint
@@ -115,7 +115,7 @@ class BestCheckpoint(callbacks.ModelCheckpoint):
 
 
 class CheckpointFiles(TorchCheckpointIO):
-    """Writes a checkpoint beside its path and renames it. Lightning's copy from /tmp is cut short by a full disk."""
+    """Writes a checkpoint beside its path, then renames it. A full disk would cut off Lightning's copy from /tmp."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         write_checkpoint(checkpoint, Path(path))
@@ -192,9 +192,8 @@ class Unfreeze(Callback):
 class StopOnRequest(Callback):
     """Saves and ends training on SIGTERM, SIGHUP (a closed terminal) or Ctrl-C.
 
-    A step of several batches is finished first, because checkpoints have no gradients. A validation is finished first,
-    because a resumed run would lack its metrics. All processes end at the same batch. A second Ctrl-C ends at once,
-    without saving.
+    Steps of several batches are finished first, because checkpoints have no gradients. So are validations, whose
+    metrics a resumed run would lack. All processes end at the same batch. A second Ctrl-C ends at once, without saving.
     """
 
     def __init__(self) -> None:

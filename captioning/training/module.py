@@ -34,7 +34,7 @@ from captioning.vocabulary import Vocabulary, tokenizer_from
 
 
 class CaptioningModule(pl.LightningModule):
-    """An encoder and a decoder, trained by an objective and scored by their captions.
+    """Trains an encoder and a decoder by an objective, and validates their captions.
 
     The vocabulary comes from the data, so the captioner is assembled in ``configure_model``, after the data are set up.
 
@@ -45,7 +45,7 @@ class CaptioningModule(pl.LightningModule):
         optimizer: Called with the parameter groups; a fine-tuned encoder is a group with its own learning rate.
         scheduler: Called with the optimizer and the number of optimizer steps of the whole run; none by default.
         search: Options of the search in validations.
-        initial_model: Model whose weights the captioner begins with.
+        initial_model: Model whose weights the captioner starts from.
         settings: The full configuration of the run, which checkpoints keep.
     """
 
@@ -197,7 +197,7 @@ class CaptioningModule(pl.LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        """Clip gradients. Lightning refuses to clip the scaled gradients of a fused optimizer; this method does not.
+        """Clip gradients, also the scaled gradients of a fused optimizer, which Lightning refuses to clip.
 
         Raises InputError if training has diverged, before a gradient that is not finite changes a weight.
         """

@@ -91,7 +91,7 @@ def _check_usable(settings: Mapping[str, Any], option_names: Collection[str]) ->
         if storage_options.fullmatch(option):
             raise InputError(f"--{option}: checkpoints and logs of a run are in RUNS/NAME; give --runs and --name")
     checkpoint, trainer = settings["checkpoint"], settings["trainer"]
-    # Lightning would divide by 0, and a negative norm would turn the gradients around.
+    # Lightning would divide by 0, and a negative norm would reverse the gradients.
     for name, low in {"accumulate_grad_batches": 1, "check_val_every_n_epoch": 1, "gradient_clip_val": 0}.items():
         check_range(low, **{f"--trainer.{name}": trainer[name]})
     if trainer["overfit_batches"]:

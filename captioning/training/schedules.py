@@ -12,9 +12,9 @@ class WarmupCosine(LambdaLR):
     """Raises the rate linearly to the optimizer's learning rate, then lowers it to zero along half a cosine.
 
     Args:
-        optimizer: Optimizer whose parameter groups keep their own rates.
+        optimizer: Optimizer. One factor scales the rates of all its parameter groups.
         total_steps: Optimizer steps of the whole run; training supplies it.
-        warmup_steps: Optimizer steps of the rise.
+        warmup_steps: Optimizer steps of the linear rise.
     """
 
     def __init__(self, optimizer: Optimizer, total_steps: int, warmup_steps: int = 200) -> None:

@@ -1,4 +1,4 @@
-"""Scenes of one to four objects, and five ways to describe each that leave no room for doubt.
+"""Scenes of one to four objects, and five unambiguous ways to describe each.
 
 A description names color, texture and noun of every object, and the size in scenes of one or two. It mentions objects
 from left to right or from right to left, and states relations along the longer axis, so it is either right or wrong.
@@ -19,7 +19,7 @@ SIZES = ("small", "large")
 REFERENCE_SIZE = 112
 RADII = {"small": (12.0, 14.0), "large": (18.5, 21.5)}
 ORDER_MARGIN = 10.0  # neighbors in left-to-right order stand at least this far apart in x
-AXIS_MARGIN = 10.0  # a stated relation's displacement exceeds that along the other axis by at least this much
+AXIS_MARGIN = 10.0  # two objects are at least this much farther apart along their relation's axis than across
 OBJECT_COUNTS = {1: 0.15, 2: 0.3, 3: 0.3, 4: 0.25}
 PLAIN_PROBABILITY = 0.4  # of an object without a texture
 CLOSEST = 0.65  # least distance of two centers, as a fraction of their radii's sum, so that overlaps stay partial
@@ -49,7 +49,7 @@ TEMPLATES = {
     ),
 }
 STYLES = 5
-SYNONYM_STYLES = (3, 4)  # use these words instead
+SYNONYM_STYLES = (3, 4)  # styles that use the synonyms below
 SYNONYMS = {
     "large": "big",
     "small": "little",

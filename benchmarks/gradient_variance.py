@@ -114,6 +114,7 @@ def measure(
     }
     for temperature in TEMPERATURES:
         relaxed = GumbelAttention(score, normalizer=normalizer, temperature=temperature)
+        relaxed.progress = 0.0
         variants[f"Gumbel-softmax at {temperature} (biased)"] = relaxed, None
     values = {name: _variance(captioner, *variant, batch, warm_up, draws) for name, variant in variants.items()}
     baseline = values["none"]

@@ -32,7 +32,7 @@ class AttentionTrace(NamedTuple):
         betas: (..), beta of Sec. 4.2.1 in [0, 1]; None if the decoder does not compute it.
         locations: (..) integers, the location whose annotation is the context; ``NO_LOCATION`` for an expectation.
         evidence: (.., L), how strongly the image at each location speaks for the word, as fractions that sum to 1
-            (``Output.evidence``). None for a decoder without it, in training, and during a search.
+            (``Output.evidence``). None until ``CaptionModel.with_evidence``, and for a decoder without it.
         head_alphas: (.., heads, L), each head's alphas, with the mean ``alphas``; None in training and without heads.
     """
 

@@ -70,6 +70,7 @@ every_pair = pytest.mark.parametrize("make", FAMILY.values(), ids=FAMILY)
 def built(make, dtype: torch.dtype = torch.float32) -> Attention:
     attention = make()
     attention.build(D, D, GRID)
+    attention.progress = 0.0
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return attention.to(dtype).eval()

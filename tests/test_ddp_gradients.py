@@ -77,6 +77,7 @@ class Step(nn.Module):
         super().__init__()
         torch.manual_seed(2)
         attention = case.attention(AdditiveScore(10))
+        attention.progress = 0.0
         decoder: Decoder = AttentionDecoder(
             attention, embedding_dim=9, hidden_dim=14, dropout=0.0, output=case.output and case.output()
         )

@@ -151,10 +151,11 @@ def test_the_evidence_is_judged_beside_the_alphas(source, tmp_path, output):
     scores, images = evaluator.finish(), evaluator.captioned_images
     with torch.inference_mode():
         trace = split.captioner(batch).trace
+        evidence = split.captioner.evidence(batch, split.captioner.encode_batch(batch))
     judged = {False: [], True: []}
     for number, image_index in enumerate(batch.image_index.tolist()):
         words = split.vocabulary.decode(batch.captions[number, 1 : batch.lengths[number]].tolist())
-        for by_evidence, weights in ((False, trace.alphas), (True, trace.evidence)):
+        for by_evidence, weights in ((False, trace.alphas), (True, evidence)):
             regions = named_regions(words, split.regions.object_regions(image_index))
             judged[by_evidence] += noun_hits(words, weights[number].numpy(), regions, split.captioner.encoder.cells)
     by_alphas, by_posterior = (

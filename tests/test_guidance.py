@@ -60,14 +60,14 @@ def test_location_terms_and_the_term_without_the_context_add_up_to_the_logit(gat
         decoder.output.L_z.weight.zero_()  # the recurrence does not use L_z
         without = captioner(batch).logits
         decoder.output.L_z.weight.copy_(blind)
+        evidence = captioner.evidence(batch, memory)
     betas = output.trace.betas if gated else torch.ones(output.mask.shape)
     for row, (n, t) in enumerate(output.mask.nonzero().tolist()):
         word, alphas = int(batch.captions[n, t + 1]), output.trace.alphas[n, t]
         summed = sum(float(betas[n, t] * alphas[i] * parts[n, t, i]) for i in range(L) if alphas[i])
         assert float(output.logits[row, word]) == pytest.approx(float(without[row, word]) + summed, abs=1e-9)
-    evidence = output.trace.evidence
-    torch.testing.assert_close(evidence, torch.softmax(parts, -1) * output.mask.unsqueeze(-1))
-    assert not evidence[0, :, 4:].any() and captioner.train()(batch).trace.evidence is None
+    torch.testing.assert_close(evidence, torch.softmax(parts, -1))
+    assert not evidence[0, :, 4:].any() and output.trace.evidence is None
 
 
 def test_captions_of_a_search_have_the_evidence_of_teacher_forcing():
@@ -80,7 +80,7 @@ def test_captions_of_a_search_have_the_evidence_of_teacher_forcing():
             (forced,) = captioner.score_captions(one, [hypothesis.ids])
             torch.testing.assert_close(hypothesis.trace.evidence, forced.trace.evidence.float())
     heads = make_captioner(MultiHeadAttention(ScaledDotScore(4), heads=2)).eval()
-    assert heads(batch).trace.evidence is None  # its logit is no sum over locations
+    assert heads.evidence(batch, heads.encode_batch(batch)) is None  # its logit is no sum over locations
 
 
 CASES = {

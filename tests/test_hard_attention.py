@@ -25,6 +25,7 @@ B, T, L, D, A, E, H, V = 4, 5, 9, 7, 6, 8, 10, 13
 def make_decoder(attention: Attention) -> AttentionDecoder:
     decoder = AttentionDecoder(attention, embedding_dim=E, hidden_dim=H, dropout=0.0)
     decoder.build(V, D, (1, L))
+    attention.progress = 0.0
     return draw_weights(decoder, std=0.5)
 
 
@@ -103,6 +104,7 @@ def test_a_checkpoint_has_the_arguments_of_a_relaxed_draw():
 
 def test_a_relaxed_draw_follows_the_alphas_of_its_normalizer():
     attention = GumbelAttention(AdditiveScore(A), normalizer=Sparsemax())
+    attention.progress = 0.0
     attention.build(D, H, (1, L))
     draw_weights(attention, std=3.0)
     torch.manual_seed(1)
@@ -116,6 +118,7 @@ def test_a_relaxed_draw_follows_the_alphas_of_its_normalizer():
 def test_the_relaxed_draw_approaches_the_drawn_location_as_the_temperature_falls():
     def jacobian(temperature: float) -> float:
         attention = GumbelAttention(AdditiveScore(A), temperature=temperature)
+        attention.progress = 0.0
         attention.build(L, H, (1, L))
         logits = torch.randn(1, 2000, L, requires_grad=True)
         torch.manual_seed(1)
@@ -188,13 +191,21 @@ def training(attention: StochasticAttention) -> StochasticAttention:
 )
 def test_ramp_moves_the_probability_linearly_between_fractions_of_training(ramp, probabilities):
     attention = training(HardAttention(AdditiveScore(A), sample_probability=0.8, ramp=ramp))
-    with pytest.raises(ValueError, match="set progress before each batch"):
-        attention.prepare(torch.randn(2, L, D))
     for number, probability in enumerate(probabilities):
         attention.progress = number / len(probabilities)
         drawn = attention.prepare(torch.randn(50, L, D)).drawn
         assert attention.logged_values() == {"sample_probability": pytest.approx(probability)}
         assert attention.may_draw == (probability > 0) == bool(drawn.any())
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: HardAttention(AdditiveScore(A), ramp=(0, 1)), lambda: GumbelAttention(AdditiveScore(A))]
+)
+def test_attention_that_changes_over_training_must_be_told_the_progress(make):
+    attention = training(make())
+    with pytest.raises(ValueError, match=r"Attention: set progress \(0 to 1 of training\) before each batch"):
+        attention.prepare(torch.randn(2, L, D))
+    attention.eval().prepare(torch.randn(2, L, D))
 
 
 def test_a_ramp_of_null_means_no_ramp():

@@ -36,6 +36,7 @@ def make_decoder(attention, output=None) -> AttentionDecoder:
     torch.manual_seed(0)
     decoder = AttentionDecoder(attention, embedding_dim=E, hidden_dim=H, dropout=0.0, output=output)
     decoder.build(V, D, (1, L))
+    attention.progress = 0.0
     return decoder
 
 

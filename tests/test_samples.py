@@ -41,6 +41,7 @@ def build(decoder):
 
 
 def lstm(attention, **options):
+    attention.progress = 0.0
     return build(AttentionDecoder(attention, embedding_dim=5, hidden_dim=H, **options))
 
 

@@ -80,7 +80,7 @@ def test_the_sum_with_sparse_weights_is_exact(chunks):
         torch.testing.assert_close(ours, reference, atol=1e-10, rtol=1e-10)
     targets = torch.randint(V, (M,))
     joint = enumerated(Q, C, W, log_w)[torch.arange(M), :, targets]
-    _, posterior = summed_posterior(Q, C, W, log_w, INDEX, targets)
+    posterior = summed_posterior(Q, C, W, log_w, INDEX, targets)
     torch.testing.assert_close(posterior, joint / joint.sum(1, keepdim=True))
 
 
@@ -90,9 +90,8 @@ def test_word_probabilities_are_the_sum_over_locations_and_the_posterior_is_baye
     joint, targets = enumerated(Q, C, W, log_w), torch.randint(V, (M,))
     for log_probs in (plain, fast):
         torch.testing.assert_close(log_probs(Q, C, W, log_w), joint.sum(1).log())
-    log_p, posterior = summed_posterior(Q, C, W, log_w, INDEX, targets)
+    posterior = summed_posterior(Q, C, W, log_w, INDEX, targets)
     of_targets = joint[torch.arange(M), :, targets]
-    torch.testing.assert_close(log_p, joint.sum(1).log())
     torch.testing.assert_close(posterior, of_targets / of_targets.sum(1, keepdim=True))
     assert not posterior[absent].any()
 
@@ -147,7 +146,7 @@ def test_logits_that_underflow_are_summed_in_logarithms(chunks):
     log_w, absent = masked(log_w)
     precise = [x.double() for x in (Q, C, W, log_w)]
     assert_near(with_gradients(fast, [Q, C, W, log_w]), with_gradients(plain, precise), absent, 1e-4)
-    _, posterior = summed_posterior(Q, C, W, log_w, INDEX, torch.zeros(M, dtype=torch.int64))
+    posterior = summed_posterior(Q, C, W, log_w, INDEX, torch.zeros(M, dtype=torch.int64))
     joint = enumerated(*precise)[:, :, 0]
     torch.testing.assert_close(posterior.double(), joint / joint.sum(1, keepdim=True), atol=1e-5, rtol=1e-3)
 

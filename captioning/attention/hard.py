@@ -68,9 +68,7 @@ class StochasticAttention(Attention):
         """Probability that the contexts of an image are drawn in this training batch."""
         if not self.ramp:
             return self.sample_probability
-        if self.progress is None:
-            raise ValueError("ramp is a fraction of training: set progress before each batch")
-        fraction = np.interp(self.progress, self.ramp, (0.0, 1.0, 1.0, 0.0)[: len(self.ramp)])
+        fraction = np.interp(self.progress or 0.0, self.ramp, (0.0, 1.0, 1.0, 0.0)[: len(self.ramp)])
         return self.sample_probability * float(fraction)
 
     @property
@@ -84,8 +82,10 @@ class StochasticAttention(Attention):
         memory = super().prepare(annotations, mask)
         if not self.training:
             return memory
+        if self.needs_progress and self.progress is None:
+            raise ValueError(f"{type(self).__name__}: set progress (0 to 1 of training) before each batch")
         B, device, probability = len(annotations), annotations.device, self.current_sample_probability
-        decisions = 1 if self.per_batch else B
+        decisions = 1 if self.per_batch else B  # with probability 1, no random numbers are taken
         uniform = torch.zeros(decisions, device=device) if probability == 1 else torch.rand(decisions, device=device)
         return replace(memory, drawn=uniform.expand(B) < probability)
 

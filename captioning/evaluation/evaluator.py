@@ -116,11 +116,12 @@ class Evaluator:
         model = self.model
         if self.bound_draws and isinstance(model, Captioner) and "sample" in model.decoder.attention.context_modes:
             sums["bound"], sums["iwae_bound"] = likelihood_bounds(model, batch, memory, self.bound_draws)
-        tensors = {"reference_hits": output.trace.alphas, "reference_evidence_hits": output.trace.evidence}
-        attention = {name: tensor.float().cpu().numpy() for name, tensor in tensors.items() if tensor is not None}
         rows, images, cells = batch.index_rows.tolist(), batch.image_index.tolist(), self.model.encoder.cells
         references = [reference.split() for row in rows for reference in self.index.references(row)]
         regions = [caption_regions for row in rows for caption_regions in self.regions.caption_regions(row)]
+        evidence = model.evidence(batch, memory) if any(regions) else None
+        tensors = {"reference_hits": output.trace.alphas, "reference_evidence_hits": evidence}
+        attention = {name: tensor.float().cpu().numpy() for name, tensor in tensors.items() if tensor is not None}
         hits: list[dict[str, list[NounHit]]] = [{name: [] for name in attention} for _ in rows]
         for n, (image, words, caption_regions) in enumerate(zip(images, references, regions, strict=True)):
             for name, weights in attention.items():

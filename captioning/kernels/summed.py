@@ -62,18 +62,16 @@ def summed_log_probs(Q: Tensor, C: Tensor, W: Tensor, log_w: Tensor, image_index
         return flatten(_replace_unreliable(log_p, unreliable, Q, C, W, log_w))
 
 
-def summed_posterior(
-    Q: Tensor, C: Tensor, W: Tensor, log_w: Tensor, image_index: Tensor, targets: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return ``summed_log_probs``, and p(i | y_t) = w_ti p(y_t | i) / p(y_t), (M, L + 1), component 0 first.
+def summed_posterior(Q: Tensor, C: Tensor, W: Tensor, log_w: Tensor, image_index: Tensor, targets: Tensor) -> Tensor:
+    """Return p(i | y_t) = w_ti p(y_t | i) / p(y_t), (M, L + 1), component 0 first, for targets y_t (M,) int64.
 
-    The words y_t are targets (M,) int64. The posterior is the derivative of log p(y_t) with respect to log w_ti.
+    It is the derivative of log p(y_t), which ``summed_log_probs`` returns, with respect to log w_ti.
     """
     with torch.inference_mode(False), torch.enable_grad():
         Q, C, W, log_w, targets = (x.clone() if x.is_inference() else x.detach() for x in (Q, C, W, log_w, targets))
         log_p = summed_log_probs(Q, C, W, log_w.requires_grad_(), image_index)
         (posterior,) = torch.autograd.grad(log_p.gather(1, targets.unsqueeze(1)).sum(), log_w)
-    return log_p.detach(), posterior
+    return posterior
 
 
 @torch.no_grad()

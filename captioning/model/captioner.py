@@ -83,9 +83,28 @@ class CaptionModel(nn.Module, metaclass=ABCMeta):
         Raises InputError if the attention does not know the mode.
         """
 
+    def evidence(self, batch: CaptionBatch, memory: Any) -> Tensor | None:
+        """Return ``Decoder.evidence`` of the batch's captions, whose images are in ``memory``."""
+        return None
+
+    @torch.inference_mode()
     def with_evidence(self, memory: Any, hypotheses: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
         """Return the hypotheses of every image, with evidence in their traces if the model has it."""
-        return hypotheses
+        evidence = self.evidence(self._make_batch([[h.ids for h in image] for image in hypotheses]), memory)
+        if evidence is None:
+            return hypotheses
+        rows = iter(evidence.float().cpu())  # (T, L) each
+        return [
+            [replace(h, trace=h.trace._replace(evidence=next(rows)[: len(h.ids)])) for h in image]
+            for image in hypotheses
+        ]
+
+    def _make_batch(self, captions: list[list[list[int]]]) -> CaptionBatch:
+        """Return the captions of every image, lists of word ids, as a batch without images."""
+        ids, lengths = pad_captions([caption for image in captions for caption in image])
+        images = torch.arange(len(captions))
+        image_index = torch.tensor([index for index, image in enumerate(captions) for _ in image])
+        return CaptionBatch(ids, lengths, image_index, images, images).to(next(self.parameters()).device)
 
     @contextmanager
     def with_context_and_seed(self, options: BeamOptions) -> Iterator[None]:
@@ -110,14 +129,12 @@ class CaptionModel(nn.Module, metaclass=ABCMeta):
 
         Teacher forcing gives their log-probabilities and traces, with evidence if the model has it.
         """
-        ids, lengths = pad_captions(captions)
-        images = torch.arange(len(captions))
-        batch = CaptionBatch(ids, lengths, images, images, images).to(next(self.parameters()).device)
+        batch = self._make_batch([[ids] for ids in captions])
         output = self.teacher_force(batch, memory)
         log_probs = torch.log_softmax(output.logits.float(), dim=-1).gather(1, output.targets.unsqueeze(1)).squeeze(1)
-        trace = map_fields(output.trace, Tensor.cpu)
+        trace = map_fields(output.trace._replace(evidence=self.evidence(batch, memory)), Tensor.cpu)
         traces = [map_fields(trace, itemgetter((row, slice(len(ids))))) for row, ids in enumerate(captions)]
-        fields = zip(captions, log_probs.cpu().split(lengths.tolist()), traces, strict=True)
+        fields = zip(captions, log_probs.cpu().split(batch.lengths.tolist()), traces, strict=True)
         return [Hypothesis(ids, log_p.tolist(), float(log_p.sum()), True, trace) for ids, log_p, trace in fields]
 
 
@@ -182,6 +199,9 @@ class Captioner(CaptionModel):
         """Teacher-force each caption ``samples`` times, with new draws and dropout; its samples are adjacent."""
         return self.decoder(batch.captions, batch.lengths, memory_of_captions(batch, memory), samples)
 
+    def evidence(self, batch: CaptionBatch, memory: Memory) -> Tensor | None:
+        return self.decoder.evidence(batch.captions, batch.lengths, memory_of_captions(batch, memory))
+
     def step_function(self, memory: Memory) -> StepFunction:
         return _DecoderStepFunction(self.decoder, self.decoder.to_search_memory(memory))
 
@@ -190,20 +210,6 @@ class Captioner(CaptionModel):
 
     def in_context_mode(self, mode: str | None) -> AbstractContextManager[None]:
         return nullcontext() if mode is None else self.decoder.attention.in_context_mode(mode)
-
-    @torch.inference_mode()
-    def with_evidence(self, memory: Memory, hypotheses: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
-        captions, lengths = pad_captions([hypothesis.ids for image in hypotheses for hypothesis in image])
-        image_index = torch.tensor([index for index, image in enumerate(hypotheses) for _ in image])
-        captions, lengths, image_index = (x.to(memory.annotations.device) for x in (captions, lengths, image_index))
-        evidence = self.decoder.evidence(captions, lengths, memory.select_images(image_index))
-        if evidence is None:
-            return hypotheses
-        rows = iter(evidence.float().cpu())  # (T, L) each
-        return [
-            [replace(h, trace=h.trace._replace(evidence=next(rows)[: len(h.ids)])) for h in image]
-            for image in hypotheses
-        ]
 
 
 def memory_of_captions(batch: CaptionBatch, memory: Memory) -> Memory:

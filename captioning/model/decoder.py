@@ -23,7 +23,7 @@ class DecoderOutput:
         targets: (M,) int64, the true words at the existing steps, <end> included.
         mask: (N, T) bool, True where a step exists; ``mask.nonzero()`` gives the rows of ``logits``.
         trace: Trace of all (N, T) steps; at steps that do not exist, alphas, betas and head alphas are 0 and locations
-            ``NO_LOCATION``. In evaluation it has the evidence of the targets if the decoder has it.
+            ``NO_LOCATION``. It has no evidence.
         location_log_prob: (N, T), log-probability in nats of the trace's locations; 0 where the context is an
             expectation and at steps that do not exist. None for attention that never draws.
     """

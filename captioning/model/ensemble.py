@@ -84,7 +84,7 @@ class Ensemble(CaptionModel):
         """``logits`` are the logarithms of the mean distribution."""
         outputs = [member.teacher_force(batch, memory[n]) for n, member in enumerate(self.members)]
         logits = mean_log_probs([torch.log_softmax(output.logits.float(), dim=-1) for output in outputs])
-        return replace(outputs[0], logits=logits, trace=outputs[0].trace._replace(evidence=None))
+        return replace(outputs[0], logits=logits)
 
     def step_function(self, memory: Memories) -> StepFunction:
         step_functions = [member.step_function(memory[n]) for n, member in enumerate(self.members)]

@@ -134,7 +134,8 @@ class AttentionDecoder(Decoder):
         i, f, o, g = torch.sigmoid(i), torch.sigmoid(f), torch.sigmoid(o), torch.tanh(g)  # Eq. 1
         c = f * c + i * g  # Eq. 2
         h = (o * torch.tanh(c)).to(gates.dtype)  # Eq. 3
-        return (h, c, *attention_state), LSTMSteps(h, z, beta_logit, *attention_output[1:])  # all but its context
+        _, alphas, locations, location_log_prob, head_alphas = attention_output
+        return (h, c, *attention_state), LSTMSteps(h, z, beta_logit, alphas, locations, location_log_prob, head_alphas)
 
     def step(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionTrace]:
         embedded = self.embedding(tokens)  # (N, E)
@@ -142,6 +143,15 @@ class AttentionDecoder(Decoder):
         return self.output.step(embedded, steps, memory), state, steps.trace()  # logits (N, V), Eq. 7
 
     def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, samples: int = 1) -> DecoderOutput:
+        existing, embedded, steps = self._run_steps(captions, lengths, memory, samples)
+        image_index = existing.image_index(len(memory.annotations))
+        logits = self.output(embedded, map_fields(steps, existing.pack), memory, image_index)
+        return existing.decoder_output(logits, steps.trace(), steps.location_log_prob)
+
+    def _run_steps(
+        self, captions: Tensor, lengths: Tensor, memory: Memory, samples: int = 1
+    ) -> tuple[ExistingSteps, Tensor, LSTMSteps]:
+        """Run the LSTM over ``samples`` of every caption, as ``RunSteps``."""
         existing = ExistingSteps(repeat_rows(captions, samples), repeat_rows(lengths, samples))
         embedded = self.embedding(captions[:, :-1])  # (N, T, E); words and Eq. 7 are computed for all steps at once
         # With equal contexts, all samples of a caption have equal states: compute them once.
@@ -150,20 +160,13 @@ class AttentionDecoder(Decoder):
         word_terms, lengths = (repeat_rows(x, repeats) for x in (self._word_terms(embedded), lengths))
         state = tuple(repeat_rows(tensor, len(lengths) // B) for tensor in self.init_state(memory))
         steps = run_recurrence(self._recur, self, word_terms, state, memory, B, lengths)
-        steps = map_fields(steps, lambda field: repeat_rows(field, samples // repeats))  # (N * S, T, ..)
-        embedded = existing.pack(repeat_rows(embedded, samples))  # (M, E)
-        packed_steps = map_fields(steps, existing.pack)  # (M, ..)
-        logits, posterior = self.output(embedded, packed_steps, memory, existing.image_index(B), existing.targets)
-        evidence = None if posterior is None else existing.unpack(posterior)  # (N * S, T, L)
-        if evidence is None and self.attention.weighs_annotations and not self.training:
-            evidence = self.output.evidence(repeat_rows(captions[:, 1:], samples), memory)
-        return existing.decoder_output(logits, steps.trace()._replace(evidence=evidence), steps.location_log_prob)
+        steps = map_fields(steps, lambda field: repeat_rows(field, samples // repeats))
+        return existing, existing.pack(repeat_rows(embedded, samples)), steps
 
     def evidence(self, captions: Tensor, lengths: Tensor, memory: Memory) -> Tensor | None:
         if not self.attention.weighs_annotations:
             return None
-        evidence = self.output.evidence(captions[:, 1:], memory)  # much faster than running the steps
-        return self(captions, lengths, memory).trace.evidence if evidence is None else evidence
+        return self.output.evidence(captions[:, 1:], memory, lambda: self._run_steps(captions, lengths, memory))
 
     def to_search_memory(self, memory: Memory) -> Memory:
         return self.output.to_search_memory(memory)

@@ -1,7 +1,8 @@
 """From a step of the recurrence to the distribution of its word: the interface, and the deep output of Eq. 7."""
 
 from abc import abstractmethod
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from captioning.attention import Attention, Memory
 from captioning.attention.memory import repeat_rows
 from captioning.component import Component
 from captioning.linear import Linear
+from captioning.model.decoder import ExistingSteps
 from captioning.precision import at_least_float32
 from captioning.trace import AttentionTrace
 
@@ -21,7 +23,7 @@ class LSTMSteps(NamedTuple):
         h: (.., H), the new h_t.
         context: (.., D), beta_t z_t: the context after the gate.
         beta_logit: (..), f_beta(h_{t-1}) of Sec. 4.2.1; None without a gate.
-        alphas, locations, location_log_prob, head_alphas: As in ``AttentionOutput``, in its order.
+        alphas, locations, location_log_prob, head_alphas: As in ``AttentionOutput``.
     """
 
     h: Tensor
@@ -36,6 +38,10 @@ class LSTMSteps(NamedTuple):
         """Return the attention trace of these steps."""
         betas = None if self.beta_logit is None else torch.sigmoid(self.beta_logit)
         return AttentionTrace(self.alphas, betas, self.locations, head_alphas=self.head_alphas)
+
+
+RunSteps: TypeAlias = Callable[[], tuple[ExistingSteps, Tensor, LSTMSteps]]
+"""Runs the LSTM over captions; returns which steps exist, the embedding (M, E) of their words, and (N, T, ..) steps."""
 
 
 class Output(Component):
@@ -59,21 +65,13 @@ class Output(Component):
         return memory
 
     @abstractmethod
-    def forward(
-        self, embedded: Tensor, steps: LSTMSteps, memory: Memory, image_index: Tensor, targets: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the logits of all steps of teacher forcing.
+    def forward(self, embedded: Tensor, steps: LSTMSteps, memory: Memory, image_index: Tensor) -> Tensor:
+        """Return the logits of M steps, (M, V); they are log-probabilities if the output sums over locations.
 
         Args:
             embedded: (M, E), embedding of the previous word.
             steps: The M steps of the LSTM.
             image_index: (M,) int64, ascending, the image of ``memory`` that a step looks at.
-            targets: (M,) int64, the true words.
-
-        Returns:
-            The logits (M, V), log-probabilities if the output sums over locations; and the posterior (M, L), which is
-            p(location | word, the step looks at the image), each row summing to 1. The posterior is None in training,
-            and for outputs that do not sum over locations.
         """
 
     def location_logits(self, words: Tensor, memory: Memory) -> Tensor:
@@ -93,11 +91,12 @@ class Output(Component):
             return logits
         return logits.masked_fill(~repeat_rows(memory.mask, len(words) // len(a)).unsqueeze(1), float("-inf"))
 
-    def evidence(self, words: Tensor, memory: Memory) -> Tensor | None:
+    def evidence(self, words: Tensor, memory: Memory, run_steps: RunSteps) -> Tensor:
         """Return how strongly each location speaks for words (N, T): softmax_i(W_y . L_z a_i), (N, T, L), summing to 1.
 
         It is a class activation map inside the decoder. It does not depend on the alphas: the decoder may not have
-        looked at a location that speaks for the word. None if ``forward`` returns the posterior instead.
+        looked at a location that speaks for the word. An output whose evidence depends on the LSTM's steps calls
+        ``run_steps``, which takes much longer than this softmax.
         """
         return torch.softmax(self.location_logits(words, memory), dim=-1)
 
@@ -112,10 +111,8 @@ class Output(Component):
 class DeepOutput(Output):
     """p(y_t) = softmax(L_o(E y_{t-1} + L_h h_t + L_z z_t)), Eq. 7."""
 
-    def forward(
-        self, embedded: Tensor, steps: LSTMSteps, memory: Memory, image_index: Tensor, targets: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        return self.L_o(self._hidden(embedded, steps)), None  # (M, V)
+    def forward(self, embedded: Tensor, steps: LSTMSteps, memory: Memory, image_index: Tensor) -> Tensor:
+        return self.L_o(self._hidden(embedded, steps))  # (M, V)
 
     def step(self, embedded: Tensor, steps: LSTMSteps, memory: Memory) -> Tensor:
         return self.L_o.forward_float32(self._hidden(embedded, steps))

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from captioning.attention import Attention, Memory
 from captioning.errors import InputError
 from captioning.kernels.summed import location_exponentials, summed_log_probs, summed_posterior, summed_step
-from captioning.model.output import LSTMSteps, Output
+from captioning.model.output import LSTMSteps, Output, RunSteps
+from captioning.trace import map_fields
 
 
 @dataclass(frozen=True)
@@ -44,27 +45,25 @@ class SummedOutput(Output):
         C, W = self._factors(memory)
         return SearchMemory(**vars(memory), C=C, exp_G=location_exponentials(C, W))
 
-    def forward(
-        self, embedded: Tensor, steps: LSTMSteps, memory: Memory, image_index: Tensor, targets: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        Q = self.L_o(self._hidden(embedded, steps))  # (M, V)
-        C, W = self._factors(memory)  # (B, L, E), (V, E)
-        log_w = self._log_weights(steps)  # (M, L + 1)
-        if self.training:
-            return summed_log_probs(Q, C, W, log_w, image_index), None  # (M, V)
-        log_probs, posterior = summed_posterior(Q, C, W, log_w, image_index, targets)
-        if Q.requires_grad:  # the posterior's log p has no gradient
-            log_probs = summed_log_probs(Q, C, W, log_w, image_index)
-        posterior = posterior[:, 1:]  # (M, L)
-        p_looks, tiny = posterior.sum(1, keepdim=True), torch.finfo(posterior.dtype).tiny  # (M, 1), p(looks | word)
-        return log_probs, torch.where(p_looks > tiny, posterior / p_looks.clamp(min=tiny), steps.alphas)
+    def forward(self, embedded: Tensor, steps: LSTMSteps, memory: Memory, image_index: Tensor) -> Tensor:
+        return summed_log_probs(*self._summands(embedded, steps, memory), image_index)  # (M, V)
 
     def step(self, embedded: Tensor, steps: LSTMSteps, memory: Memory) -> Tensor:
         memory, Q = self.to_search_memory(memory), self.L_o.forward_float32(self._hidden(embedded, steps))  # (N, V)
         return summed_step(Q, memory.C, self.L_o.weight, self._log_weights(steps), memory.exp_G)
 
-    def evidence(self, words: Tensor, memory: Memory) -> None:
-        """Return None: the evidence is the posterior, which depends on the step's state."""
+    def evidence(self, words: Tensor, memory: Memory, run_steps: RunSteps) -> Tensor:
+        """Return the posterior p(location | word, the step looks at the image), (N, T, L), each row summing to 1."""
+        existing, embedded, steps = run_steps()
+        steps, image_index = map_fields(steps, existing.pack), existing.image_index(len(memory.annotations))
+        summands = self._summands(embedded, steps, memory)
+        posterior = summed_posterior(*summands, image_index, existing.targets)[:, 1:]  # (M, L)
+        p_looks, tiny = posterior.sum(1, keepdim=True), torch.finfo(posterior.dtype).tiny  # (M, 1), p(looks | word)
+        return existing.unpack(torch.where(p_looks > tiny, posterior / p_looks.clamp(min=tiny), steps.alphas))
+
+    def _summands(self, embedded: Tensor, steps: LSTMSteps, memory: Memory) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return Q (M, V), C (B, L, E), W (V, E) and log_w (M, L + 1) of ``kernels.summed``."""
+        return self.L_o(self._hidden(embedded, steps)), *self._factors(memory), self._log_weights(steps)
 
     def _hidden(self, embedded: Tensor, steps: LSTMSteps) -> Tensor:
         """Return the hidden layer of a step that does not look, (M, E)."""

@@ -9,9 +9,10 @@ import torch
 import yaml
 from helpers_runs import tiny_config
 from helpers_training import make_data, make_module, make_shapes, make_trainer
-from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.callbacks import Callback, LambdaCallback
 
 from captioning.__main__ import main
+from captioning.attention import AdditiveScore, HardAttention
 from captioning.settings import read_config
 from captioning.training import Throughput
 from captioning.training.callbacks import TerminalReport
@@ -57,6 +58,14 @@ def test_learning_rate_is_that_of_the_step(shapes, tmp_path):
     trainer = make_trainer(tmp_path, max_epochs=-1, max_steps=3)
     trainer.fit(module, make_data(shapes))
     assert float(trainer.callback_metrics["train/learning_rate"]) == pytest.approx(0.005)  # of the third
+
+
+@pytest.mark.parametrize(("options", "expected"), [({"ramp": (0.0, 1.0)}, [n / 8 for n in range(8)]), ({}, [None] * 8)])
+def test_attention_that_needs_it_gets_the_fraction_of_training_that_is_done(shapes, tmp_path, options, expected):
+    attention, fractions = HardAttention(AdditiveScore(10), **options), []
+    watch = LambdaCallback(on_train_batch_end=lambda *_: fractions.append(attention.progress))
+    make_trainer(tmp_path, callbacks=[watch], max_epochs=2).fit(make_module(attention), make_data(shapes))
+    assert fractions == expected
 
 
 def test_an_epoch_of_few_batches_has_a_speed_too(shapes, tmp_path):

@@ -16,7 +16,7 @@ REMOVED_OPTIONS |= {"TorchvisionEncoder": dict.fromkeys(("mean", "std", "model_a
 REMOVED_OPTIONS |= {"TimmEncoder": {"mean": None, "std": None}}
 """Options that are gone, by class, with the defaults in the ``config.yaml`` of an earlier run; read by ``settings``."""
 
-SUGGESTIONS = {"inference": "context_mode", "normaliser": "normalizer", "CaptionSamples": "ValidationFigures"}
+SUGGESTIONS = {"inference": "context_mode", "normaliser": "normalizer"}
 SUGGESTIONS |= dict.fromkeys(("per_word", "all_captions"), "ArcticMovingAverage") | {"samples": "caption --count"}
 SUGGESTIONS |= {name: f"captioning test --{option}" for _, name, option in SETTINGS}
 """Names that an error suggests in place of unknown ones; read by ``errors``."""

@@ -5,14 +5,13 @@ import functools
 import inspect
 import re
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 import docstring_parser
 
-from captioning.cli import IMPORTED_MODULES, announce
+from captioning.cli import announce
 from captioning.errors import InputError, did_you_mean
 
 Command = Callable[..., Any]
@@ -33,11 +32,6 @@ def parser_error(prog: str, message: str, help_text: str) -> InputError:
     elif match := re.search(r"(?:unrecognized arguments: |Option ')(?:--)?([\w.]+)", message):
         option = f"--{match[1]}"
         hint = "; captioning fit has it" if option in options else did_you_mean(option, options)
-    elif match := re.search(r"(?:has no attribute '|dot import path string: )([\w.]+)", message):
-        packages = ("captioning.", "torch.optim.", "torch.nn", "pytorch_lightning.", *IMPORTED_MODULES)
-        modules = [module for name, module in sys.modules.items() if name.startswith(packages)]
-        classes = {name for module in modules for name, value in vars(module).items() if isinstance(value, type)}
-        hint = did_you_mean(match[1], classes)
     elif "import path denylist" in message:
         message, hint = message.partition(". Add the import path")[0], "; name its module by --import"
     return InputError(f"{' '.join(message.split())}{hint} (see {prog} --help)")

@@ -83,20 +83,16 @@ _ALSO_CALLED |= {"gpus": "devices", "gpu": "device", "device": "accelerator", "r
 def did_you_mean(word: str, words: Collection[str]) -> str:
     """Return ``; did you mean X?`` with the nearest of ``words``, "" if none is near.
 
-    ``lr`` finds ``--model.optimizer.lr``, and ``beam`` finds ``--model.search.beam_size``. Of several such names, the
-    one with the fewest dots wins.
+    The key behind the last dot decides: ``lr`` finds ``--model.optimizer.lr``. Of several names with this key, the
+    nearest to ``word`` wins, or the first if ``word`` is a key alone.
     """
-    by_key: dict[str, str] = {}  # the full name for the key behind its last dot
-    for name in sorted(words, key=lambda name: (name.count("."), name)):
-        by_key.setdefault(name.rpartition(".")[2].lstrip("-"), name)
+    names_by_key: dict[str, list[str]] = {}
+    for name in words:
+        names_by_key.setdefault(name.rpartition(".")[2].lstrip("-"), []).append(name)
     *sections, key = word.lstrip("-").split(".")
-    renamed = [new for old in (*sections, key) if (new := earlier_names.SUGGESTIONS.get(old))]
-    matches = [by_key.get(new, new) for new in renamed]
-    matches += difflib.get_close_matches(word, words, 1, 0.95) if "." in word else []  # a section with a wrong letter
-    matches += [by_key[name] for name in (_ALSO_CALLED.get(key, key), key) if name in by_key]
-    matches += difflib.get_close_matches(word, words, 1, 0.8)
-    matches += [by_key[name] for name in by_key if key and name.startswith(key)]
-    matches += [by_key[name] for name in difflib.get_close_matches(key, by_key, 1)]
+    matches = [new for old in (*sections, key) if (new := earlier_names.SUGGESTIONS.get(old))]
+    for near in difflib.get_close_matches(_ALSO_CALLED.get(key, key), names_by_key, 1):
+        matches += difflib.get_close_matches(word, names_by_key[near], 1, 0) if sections else names_by_key[near]
     return f"; did you mean {matches[0]}?" if matches else ""
 
 

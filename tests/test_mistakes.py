@@ -84,6 +84,8 @@ MISTAKES = {
     FIT + "--optimizer.lr 0.1": "did you mean --model.optimizer.lr?",
     FIT + "--beam 3": "did you mean --model.search.beam_size?",
     FIT + "--seed 3": "did you mean --seed_everything?",
+    FIT + "--monitor val/nll": "did you mean --checkpoint.monitor?",  # of three options of this name the first
+    FIT + "--gpu 2": "did you mean --trainer.devices?",
     FIT + "--gpus 2": "did you mean --trainer.devices?",
     FIT + "--resume last.ckpt": "did you mean --ckpt_path?",
     FIT + "--trainer.callbacks captioning.training.CaptionSamples": "has no attribute 'CaptionSamples'",

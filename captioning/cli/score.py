@@ -18,7 +18,6 @@ from captioning.settings import Split, read_config
 from captioning.trace import ContextMode
 
 if TYPE_CHECKING:
-    from captioning.decoding import BeamOptions
     from captioning.evaluation.evaluator import Evaluator
 
 
@@ -71,6 +70,7 @@ def score(
     check_whole(0, bound_draws=bound_draws)
     check_whole(0, 2**32 - 1, seed_everything=seed_everything)
     from captioning.checkpoint.load import check_device
+    from captioning.data.loading import worker_count
     from captioning.evaluation.caption_files import write_predictions
     from captioning.evaluation.evaluator import evaluate_model
     from captioning.inference import load
@@ -81,7 +81,8 @@ def score(
     torch_device = check_device(device)
     captioner = load([ckpt_path, *(ensemble or ())], torch_device)
     settings = _read_settings(config) if config else [read_config(run.config)] if run else []
-    data, search, data_settings = _data_and_search(ckpt_path, captioner.settings, settings, overrides)
+    built, data_settings = _build_data_and_search(ckpt_path, captioner.settings, settings, overrides)
+    num_workers = worker_count(built["data.num_workers"], cached=built["data.features"] is not None)
     seeds = [1, *(file["seed_everything"] for file in settings if type(file.get("seed_everything")) is int)]
     seed = seeds[-1] if seed_everything is None else seed_everything
     stage = "val" if task == "validate" else "test"
@@ -95,23 +96,35 @@ def score(
     folder = results or (run.path if run else Path("runs/scored") / model_name(ckpt_path)).joinpath(*subfolders)
     logged_run = run if task == "test" and run is not None and folder == run.path and not no_logger else None
 
-    options = data | {"split": split or stage, "seed": seed, "figure_count": 0 if logged_run is None else 4}
-    options |= {"with_references": False} if task == "predict" else {"bound_draws": bound_draws}
     machine = {"device": torch_device.type, "precision": precision or best_precision(torch_device.type)}
     with autocast(**machine), captioner.model.in_context_mode(context_mode):
-        evaluator = evaluate_model(captioner.model, captioner.vocabulary, search=search, **options)
+        evaluator = evaluate_model(
+            captioner.model,
+            captioner.vocabulary,
+            built["data.source"],
+            built["model.search"],
+            split=split or stage,
+            limit_images=built["data.limit_images"],
+            batch_size=built["data.eval_batch_size"],
+            num_workers=num_workers,
+            features=built["data.features"],
+            bound_draws=bound_draws,
+            seed=seed,
+            figure_count=0 if logged_run is None else 4,
+            with_references=task != "predict",
+        )
     if task == "predict":
         for file in write_predictions(folder, evaluator.captioned_images):
             print(f"written to {file}")
         return
-    conditions: dict[str, Any] = {"split": options["split"], "context_mode": context_mode or default_mode}
+    conditions: dict[str, Any] = {"split": split or stage, "context_mode": context_mode or default_mode}
     conditions |= {"checkpoint": Path(ckpt_path).name, "weights": checksum(ckpt_path)}
     member_checksums = {model: checksum(model) for model in ensemble or ()}
     conditions |= {"ensemble": len(captioner.members), "members": member_checksums} if member_checksums else {}
-    resources = machine | {"num_workers": data["num_workers"]}
-    provenance_record = provenance(command=shlex.join(sys.argv), seed=seed) | {"used": resources}
+    provenance_record = provenance(command=shlex.join(sys.argv), seed=seed)
+    provenance_record["used"] = machine | {"num_workers": num_workers}
     provenance_record["settings"] = captioner.settings | {"data": data_settings}
-    facts = {"conditions": vars(search) | conditions, "provenance": provenance_record}
+    facts = {"conditions": vars(built["model.search"]) | conditions, "provenance": provenance_record}
     _report(folder, stage, evaluator, facts, logged_run)
 
 
@@ -144,27 +157,24 @@ def _read_settings(files: Sequence[Path]) -> list[dict[str, Any]]:
     return settings
 
 
-def _data_and_search(
+def _build_data_and_search(
     model: str, model_settings: Mapping[str, Any], settings: Sequence[Mapping[str, Any]], overrides: Sequence[str]
-) -> tuple[dict[str, Any], BeamOptions, dict[str, Any]]:
-    """Return the data, as arguments of ``evaluate_model``, the options of the search, and the settings of the data."""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the data's options and the search by the keys of a configuration, and the settings of the data."""
     from captioning.cli.build import build
     from captioning.data import CaptionSource
-    from captioning.data.loading import worker_count
     from captioning.decoding import BeamOptions
 
     if not settings and not any(word.startswith("--data.source") for word in overrides):
         raise InputError(f"{model}: is in no run's folder; name a configuration with its data by --config")
-    counts = {f"data.{name}": int | None for name in ("limit_images", "eval_batch_size", "num_workers")}
+    counts = {"data.eval_batch_size": int, "data.num_workers": int | None, "data.limit_images": int | None}
     types = {"model.search": BeamOptions, "data.source": CaptionSource, "data.features": str | None, **counts}
-    configs = [{"data": file.get("data")} for file in settings]  # the search is the model's, whatever a file says
-    configs.append({"model": {"search": vars(BeamOptions.from_settings(model_settings))}})
+    configs = [{"data": data} for data in ({"eval_batch_size": 50}, *(file.get("data") for file in settings))]
+    search = vars(BeamOptions.from_settings(model_settings))  # whatever a file says
+    configs.append({"model": {"search": search}})
     built, parsed = build(types, configs, overrides)
-    search, batch_size = built.pop("model.search"), built.pop("data.eval_batch_size")
-    data = {key.removeprefix("data."): value for key, value in built.items()}
-    data["num_workers"] = worker_count(data["num_workers"], cached=data["features"] is not None)
     file_data = {name: value for content in settings for name, value in (content.get("data") or {}).items()}
-    return data | ({} if batch_size is None else {"batch_size": batch_size}), search, file_data | parsed["data"]
+    return built, file_data | parsed["data"]
 
 
 def _report(

@@ -140,7 +140,10 @@ def evaluate_model(
     batch_size: int = 50,
     num_workers: int = 0,
     features: str | None = None,
-    **options: Any,
+    bound_draws: int = 0,
+    seed: int = 0,
+    figure_count: int = 0,
+    with_references: bool = True,
 ) -> Evaluator:
     """Caption a split of a data set, and return the evaluator, whose ``finish`` gives the metrics.
 
@@ -159,7 +162,7 @@ def evaluate_model(
         batch_size: Number of images that go through the model together.
         num_workers: Processes that load images; 0 loads them in this process.
         features: Folder that `captioning extract` wrote; its annotations replace the encoder.
-        options: Further fields of the ``Evaluator``.
+        bound_draws, seed, figure_count, with_references: Fields of the ``Evaluator``.
     """
     check_whole(1, batch_size=batch_size)
     workers = worker_count(num_workers, cached=features is not None)
@@ -170,7 +173,10 @@ def evaluate_model(
     if isinstance(model, Ensemble):  # its members may have other views of an image than the batch
         model = Ensemble(model.members, load_images=functools.partial(load_images, data.index)).eval()
     encoder, device = model.encoder, next(model.parameters()).device
-    evaluator = Evaluator(model, vocabulary, data.index, data.regions(encoder), search, **options)
+    fields = model, vocabulary, data.index, data.regions(encoder), search
+    evaluator = Evaluator(
+        *fields, bound_draws=bound_draws, seed=seed, figure_count=figure_count, with_references=with_references
+    )
     dataset = data.dataset(vocabulary, encoder, by_image=True)
     batches = image_batches(len(data.index), batch_size)
     with Progress(f"{split} split", len(data.index)) as bar:

@@ -101,6 +101,12 @@ def test_without_references_there_are_captions_and_no_metrics(split):
     ]
 
 
+@pytest.mark.parametrize("result", ["images", "sums", "figure_hypotheses"])
+def test_results_are_no_options_of_an_evaluator(split, result):
+    with pytest.raises(TypeError, match=result):
+        split.evaluator(**{result: {}})
+
+
 def test_a_model_is_evaluated_on_a_data_set_in_one_call(split, source):
     search = BeamOptions(beam_size=2, max_length=9)
     result = evaluate_model(split.captioner, split.vocabulary, source, search, split="val", batch_size=2)

@@ -43,9 +43,9 @@ class Evaluator:
     seed: int = 0
     figure_count: int = 0  # number of images at the beginning of the split that get a figure
     with_references: bool = True  # whether references are teacher-forced; metrics need them
-    figure_hypotheses: dict[int, Hypothesis] = field(default_factory=dict)  # of these images, by row of the split
-    images: dict[int, CaptionedImage] = field(default_factory=dict)  # by row of the split
-    sums: dict[int, dict[str, float]] = field(default_factory=dict)
+    figure_hypotheses: dict[int, Hypothesis] = field(default_factory=dict, init=False)  # of these images, by row
+    images: dict[int, CaptionedImage] = field(default_factory=dict, init=False)  # by row of the split
+    sums: dict[int, dict[str, float]] = field(default_factory=dict, init=False)
     """By the row of a batch's first image: the number of "words" of the references, <end> included, and the sums of
     their "nll" and, with draws, their bounds, in nats. A batch that two processes evaluate has one entry."""
 

@@ -171,7 +171,7 @@ def evaluate_model(
     data = SplitData(source, split, limit_images=limit_images, features=features)
     model.eval()
     if isinstance(model, Ensemble):  # its members may have other views of an image than the batch
-        model = Ensemble(model.members, load_images=functools.partial(load_images, data.index)).eval()
+        model.load_images = functools.partial(load_images, data.index)
     encoder, device = model.encoder, next(model.parameters()).device
     fields = model, vocabulary, data.index, data.regions(encoder), search
     evaluator = Evaluator(

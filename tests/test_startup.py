@@ -89,3 +89,7 @@ def test_the_help_of_fit_names_every_encoder_and_source():
     bases = (data.CaptionSource, encoders.Encoder)
     names = {cls.__name__ for cls in exported if issubclass(cls, bases) and cls not in bases}
     assert len(names) > 7 and names <= set(re.findall(r"\w+", FIT_HELP))
+
+
+def test_the_help_of_fit_repeats_no_defaults_of_options():  # --help_all has them from the code
+    assert not re.search(r"default: \d|val/", FIT_HELP)

@@ -66,7 +66,7 @@ FIT_HELP = """usage: captioning fit --config CONFIG.yaml [--config OVERLAY.yaml 
   --seed_everything N           seed of all random numbers
   --trainer.max_epochs N        largest number of epochs
   --trainer.accelerator NAME    auto, cpu or gpu; --trainer.devices N: processes, one per GPU
-  --early_stopping.patience N   stop after N validations without a better val/bleu4 (default: 5)
+  --early_stopping.patience N   stop after N validations without a better metric
   --data.source CLASS           ShapesSource, CocoSource, KarpathySource, FolderSource
   --data.source.root DIR        set an option of a class
   --data.features DIR           features that `captioning extract` wrote, for a frozen encoder

@@ -11,7 +11,7 @@ from helpers_runs import edit_checkpoint, save_checkpoint
 
 from captioning.attention import HardAttention
 from captioning.cli.compare import compare as compare_command
-from captioning.comparison.attention_explorer import explore_disagreements, load_models
+from captioning.comparison.attention_explorer import explore_disagreements, load_models_into
 from captioning.comparison.compare import compare_runs
 from captioning.comparison.result import ONE_SEED
 from captioning.comparison.runs import read_run
@@ -26,7 +26,7 @@ NO_FILES = "The page shows no images: the tests name no files, or the files are 
 def explorer_of(folders, edit=lambda runs, models: None, seed: int = 0) -> tuple[list[dict], list[str]]:
     """The images that the explorer shows of runs, and what it says is missing."""
     runs = [read_run(folder) for folder in folders]
-    models, _ = load_models(runs)
+    models, _ = load_models_into(runs)
     edit(runs, models)
     page, notices = explore_disagreements(runs, models, compare_runs(runs, resamples=9), seed=seed)
     return explorer_images(page), notices

@@ -60,7 +60,7 @@ def compare(
     from captioning.metrics.table import CAPTION_METRICS
 
     check_choice(CAPTION_METRICS, **{"--metric": metric})
-    from captioning.comparison.attention_explorer import explore_disagreements, load_models, reference_caption
+    from captioning.comparison.attention_explorer import explore_disagreements, load_models_into, reference_caption
     from captioning.comparison.compare import compare_runs
     from captioning.comparison.page import comparison_page
     from captioning.comparison.runs import INPUTS, find_runs, name_runs
@@ -78,7 +78,7 @@ def compare(
         if test:
             all_runs = [_test_if_needed(run) for run in all_runs]
         name_runs(all_runs)
-        captioners, problems = load_models(all_runs)
+        captioners, problems = load_models_into(all_runs)  # before the comparison, which shows parameters and settings
         comparison = compare_runs(all_runs, metric=metric, resamples=resamples, seed=seed, images=images)
         explorer, missing_attention = explore_disagreements(all_runs, captioners, comparison, seed=seed)
         comparison.notices += problems + missing_attention

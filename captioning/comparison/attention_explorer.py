@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from captioning.model.captioner import Captioner
 
 
-def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner[Captioner]], list[str]]:
-    """Load the runs' checkpoints, count their parameters, and fill in settings that only the checkpoint has.
+def load_models_into(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner[Captioner]], list[str]]:
+    """Load the runs' checkpoints, and fill in the runs' ``parameters``, and ``settings`` that only a checkpoint has.
 
     Return the captioners by run, and one sentence on every checkpoint that cannot be loaded.
     """

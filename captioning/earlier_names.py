@@ -29,6 +29,12 @@ def renamed_conditions(content: Mapping[str, Any]) -> dict[str, Any]:
     return {names.get(name, name): value for name, value in conditions.items()}
 
 
+def renamed_hit(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return an object of a file of captions; a ``NounHit`` has its new names."""
+    names = {"centre_hit": "center_hit", "uniform": "uniform_correctness", "centre": "center_correctness"}
+    return {names.get(name, name): value for name, value in entry.items()}
+
+
 def is_schedule_in_batches(name: str, value: Any) -> bool:
     """Return whether an argument of a checkpoint's model is a schedule of version 0.2.0, which counted batches."""
     return name in ("anneal", "final_temperature") or (name == "ramp" and max(value or (0,)) > 1)

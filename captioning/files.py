@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -53,11 +53,11 @@ def read_text(path: Path) -> str:
         raise InputError(f"{path}: is not in UTF-8 ({one_line(error)}); save the file in UTF-8") from error
 
 
-def read_json(path: Path, what_to_do: str = "") -> Any:
+def read_json(path: Path, what_to_do: str = "", object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
     """Return the content of a JSON file. Raises InputError, which ends in ``what_to_do``, if that fails."""
     advice = f"; {what_to_do}" if what_to_do else ""
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(path.read_bytes(), object_hook=object_hook)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}){advice}") from error
     except (ValueError, RecursionError) as error:

@@ -145,7 +145,7 @@ def tested_pair(tmp_path, shapes_settings) -> tuple[Path, Path]:
         "step": 0,
         "noun": "a",
         "chance": 0.2,
-        **dict.fromkeys(("centre_hit", "correctness", "uniform", "centre"), 0.3),
+        **dict.fromkeys(("center_hit", "correctness", "uniform_correctness", "center_correctness"), 0.3),
     }
     folders = []
     for name, gated in (("soft", True), ("hard", False)):

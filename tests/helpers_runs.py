@@ -116,7 +116,7 @@ CAPTION = {
     "references": ["a dog", "the red dog runs"],
     "hits": [
         {"step": 2, "noun": "dog", "hit": True, "chance": 0.25}
-        | {"centre_hit": 0.5, "correctness": 0.4, "uniform": 0.2, "centre": 0.3}
+        | {"center_hit": 0.5, "correctness": 0.4, "uniform_correctness": 0.2, "center_correctness": 0.3}
     ],
 }
 
@@ -156,7 +156,9 @@ def make_captions(images: int = 20, skill: float = 0.7, *, seed: int = 0, first:
         references = [[people.choice(SAID) for _ in range(7)] for _ in range(2)]
         caption = [word if draw.random() < skill else draw.choice(SAID) for word in references[0]]
         nouns = [
-            NounHit(2, "dog", draw.random() < skill, 0.25, 0.5, correctness=skill / 2, uniform=0.2, centre=0.3)
+            NounHit(
+                2, "dog", draw.random() < skill, 0.25, 0.5, skill / 2, uniform_correctness=0.2, center_correctness=0.3
+            )
             for _ in range(image % 3)
         ]
         texts = [" ".join(words) for words in references]

@@ -163,9 +163,9 @@ def test_noun_hits_use_the_measured_cells():
     (hit,) = noun_hits(["dog"], alphas, named_regions(["dog"], object_regions([dog], SHIFTED)), SHIFTED)
     assert hit.hit and hit.chance == 1 / 12
     assert hit.correctness == pytest.approx(0.45 * 48 / 80)
-    assert hit.centre_hit == 1  # the middle is (15, 16): row 1 at 12, columns 1 and 2 at 15 and 23
+    assert hit.center_hit == 1  # the middle is (15, 16): row 1 at 12, columns 1 and 2 at 15 and 23
     weights = center_attention(SHIFTED)
-    assert hit.centre == pytest.approx(weights[1, 1] * 48 / 80)
+    assert hit.center_correctness == pytest.approx(weights[1, 1] * 48 / 80)
     rows = np.exp(-0.5 * ((np.array([2, 12, 22]) / 30 - 0.5) / 0.25) ** 2)
     np.testing.assert_allclose(weights.sum(axis=1), rows / rows.sum())
     regular = CellGrid.regular((3, 4), (30, 32))

@@ -141,10 +141,10 @@ def test_correctness_is_the_fraction_of_attention_on_the_object():
     alphas = np.array([[1 / 6] * 6, [0.4, 0.3, 0.1, 0.1, 0.05, 0.05]])
     (hit,) = noun_hits(["a", "circle"], alphas, [circle])
     assert hit.correctness == pytest.approx(0.4 / 2 + 0.3)
-    assert hit.uniform == pytest.approx(150 / 600)
-    centre = center_attention(CELLS)
-    assert hit.centre == pytest.approx(centre[0, 0] / 2 + centre[0, 1])
-    assert hit.centre_hit == 0.5  # the two cells in the middle are (0, 1) and (1, 1)
+    assert hit.uniform_correctness == pytest.approx(150 / 600)
+    center = center_attention(CELLS)
+    assert hit.center_correctness == pytest.approx(center[0, 0] / 2 + center[0, 1])
+    assert hit.center_hit == 0.5  # the two cells in the middle are (0, 1) and (1, 1)
 
 
 def test_objects_that_overlap_are_counted_once():
@@ -159,7 +159,7 @@ def test_a_central_location_is_one_of_those_nearest_to_the_middle(grid_size, mid
     star = thing("star", box(11, 12, 14, 15, size=(24, 30)))  # one pixel up and left of the middle
     alphas = np.full((1, grid_size[0] * grid_size[1]), 0.1)
     (hit,) = noun_hits(["star"], alphas, [star], cells)
-    assert hit.centre_hit == 1 / middle
+    assert hit.center_hit == 1 / middle
 
 
 @pytest.mark.parametrize("grid_size", [(3, 5), (4, 6)])

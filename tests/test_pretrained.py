@@ -136,7 +136,8 @@ def test_sentences_that_break_off_or_repeat_are_counted(caption, breaks_off, rep
 
 def test_looking_metrics_have_baselines_intervals_and_the_difference_from_the_center():
     def image(i: int) -> CaptionedImage:
-        hit = NounHit(0, "dog", hit=i % 4 > 0, chance=0.3, centre_hit=0.5, correctness=0.4, uniform=0.2, centre=0.3)
+        baselines = {"chance": 0.3, "center_hit": 0.5, "uniform_correctness": 0.2, "center_correctness": 0.3}
+        hit = NounHit(0, "dog", hit=i % 4 > 0, correctness=0.4, **baselines)
         return CaptionedImage(image_id=i, caption="a dog", references=["a dog"], hits=[hit], reference_hits=[hit, hit])
 
     facts = load_script("looking").looking_metrics([image(i) for i in range(40)])

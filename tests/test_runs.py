@@ -58,6 +58,14 @@ def test_the_conditions_of_a_test_have_the_names_of_today(tmp_path):
     assert read_run(folder).conditions == {"context_mode": "argmax", "bound_draws": 8}
 
 
+def test_hits_of_an_earlier_version_have_the_names_of_today(tmp_path):
+    hit = CAPTION["hits"][0]
+    names = {"center_hit": "centre_hit", "uniform_correctness": "uniform", "center_correctness": "centre"}
+    earlier = CAPTION | {"hits": [{names.get(name, name): value for name, value in hit.items()}]}
+    run = read_run(make_run(tmp_path / "a", captions=[earlier]))
+    assert run.captions[7].hits == [NounHit(**hit)]
+
+
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [

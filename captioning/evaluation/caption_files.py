@@ -25,10 +25,10 @@ class NounHit:
     noun: str  # as in the caption
     hit: bool  # whether the strongest location touches the object
     chance: float  # probability that a random location is a hit: the fraction of locations that touch the object
-    centre_hit: float  # fraction of the 1, 2 or 4 central locations that touch the object
+    center_hit: float  # fraction of the 1, 2 or 4 central locations that touch the object
     correctness: float  # fraction of the attention on the object (Liu et al. 2017)
-    uniform: float  # correctness of even attention: the fraction of the view that the object covers
-    centre: float  # correctness of ``grounding.center_attention``
+    uniform_correctness: float  # of even attention: the fraction of the view that the object covers
+    center_correctness: float  # of ``grounding.center_attention``
     location: int | None = None  # the strongest location; None in files of an earlier version
 
 
@@ -99,7 +99,7 @@ def read_metrics(path: Path) -> tuple[dict[str, float], dict[str, Any]]:
 
 def read_captions(path: Path) -> dict[int, CaptionedImage]:
     """Return the images of STAGE_captions.json by their id. Fields of earlier versions are ignored."""
-    images = convert(path, read_json(path), list[CaptionedImage], _EXPECTED)
+    images = convert(path, read_json(path, object_hook=earlier_names.renamed_hit), list[CaptionedImage], _EXPECTED)
     return {image.image_id: image for image in images}
 
 

@@ -42,10 +42,10 @@ def noun_hits(words: Sequence[str], alphas: ArrayLike, regions: Sequence[Region]
                 noun=" ".join(words[region.noun_start : region.end]),
                 hit=bool(touched.flat[location]),
                 chance=float(touched.mean()),
-                centre_hit=float(touched[_central_cells(cells)].mean()),
+                center_hit=float(touched[_central_cells(cells)].mean()),
                 correctness=float((alpha * coverage).sum()),
-                uniform=float(coverage.mean()),
-                centre=float((center * coverage).sum()),
+                uniform_correctness=float(coverage.mean()),
+                center_correctness=float((center * coverage).sum()),
                 location=location,
             )
         )

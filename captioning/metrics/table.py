@@ -33,13 +33,13 @@ class Metric(NamedTuple):
     needs_model: bool = False  # whether captions alone do not suffice; comparisons then read the run's test
 
 
-_ALPHA_METRICS = {
+_ALPHA_METRICS = {  # log keys are fixed, so they have the British "centre"
     "pointing_accuracy": Metric("Pointing accuracy", hit_field="hit"),
     "pointing_chance": Metric("Pointing, by chance", mode=None, hit_field="chance"),
-    "pointing_centre": Metric("Pointing, always the center", mode=None, hit_field="centre_hit"),
+    "pointing_centre": Metric("Pointing, always the center", mode=None, hit_field="center_hit"),
     "attention_correctness": Metric("Attention correctness", hit_field="correctness"),
-    "correctness_uniform": Metric("Correctness, spread evenly", mode=None, hit_field="uniform"),
-    "correctness_centre": Metric("Correctness, around the center", mode=None, hit_field="centre"),
+    "correctness_uniform": Metric("Correctness, spread evenly", mode=None, hit_field="uniform_correctness"),
+    "correctness_centre": Metric("Correctness, around the center", mode=None, hit_field="center_correctness"),
 }
 _EVIDENCE_METRICS = {
     "pointing_evidence": Metric("Pointing of the evidence", hit_field="hit"),

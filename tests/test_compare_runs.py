@@ -137,7 +137,7 @@ def test_the_page_shows_attention_along_the_tested_caption(tested_pair, shapes_s
     for image in explorer_of(tested_pair)[0]:
         path = index.image_path(rows[number_of(image)])
         soft, summed = (run["captions"][0] for run in image["runs"])
-        caption = model.score_captions([path], [soft["words"]])[0]
+        caption = model.teacher_force_captions([path], [soft["words"]])[0]
         np.testing.assert_allclose(soft["attention"]["alphas"]["peaks"], caption.alphas.max(axis=1), rtol=1e-3)
         assert "evidence" in soft["attention"]
         assert len(summed["attention"]["evidence"]["peaks"]) == len(summed["words"])

@@ -77,7 +77,7 @@ def test_captions_of_a_search_have_the_evidence_of_teacher_forcing():
         hypotheses = [[best] for best, *_ in captioner.search(memory, BeamOptions(beam_size=2, max_length=4))]
         for image, (hypothesis,) in enumerate(captioner.with_evidence(memory, hypotheses)):
             one = memory.select_images(torch.tensor([image]))
-            (forced,) = captioner.score_captions(one, [hypothesis.ids])
+            (forced,) = captioner.teacher_force_captions(one, [hypothesis.ids])
             torch.testing.assert_close(hypothesis.trace.evidence, forced.trace.evidence.float())
     heads = make_captioner(MultiHeadAttention(ScaledDotScore(4), heads=2)).eval()
     assert heads.evidence(batch, heads.encode_batch(batch)) is None  # its logit is no sum over locations

@@ -56,7 +56,7 @@ def test_forced_decoding_is_the_recurrence_fed_the_given_words(tmp_path, images,
     captioner = load(save_checkpoint(tmp_path / "x.ckpt", attention=attention, output=output))
     word_lists = [["a", "cat", "sits"], ["two", "mats"], [], ["red", "dogs"], ["a"]]  # "dogs" is not in the vocabulary
     context_mode = "argmax" if attention is HardAttention else None
-    captions = captioner.score_captions(iter(images), word_lists, context_mode=context_mode)
+    captions = captioner.teacher_force_captions(iter(images), word_lists, context_mode=context_mode)
     assert [caption.words for caption in captions] == word_lists
     for path, words, caption in zip(images, word_lists, captions, strict=True):
         model, preprocessing = captioner.model, captioner.encoder.preprocessing
@@ -259,7 +259,7 @@ def test_a_model_that_draws_its_locations_takes_a_seed(tmp_path, images):
     captioner = load(save_checkpoint(tmp_path / "x.ckpt", attention=drawing))
     first, second = (captioner(images[0], seed=1, max_length=6).trace.locations for _ in range(2))
     assert first.tolist() == second.tolist()
-    (first,), (second,) = (captioner.score_captions([images[0]], [["a", "red"] * 4], seed=1) for _ in range(2))
+    (first,), (second,) = (captioner.teacher_force_captions([images[0]], [["a", "red"] * 4], seed=1) for _ in range(2))
     assert first.trace.locations.tolist() == second.trace.locations.tolist()
     with pytest.raises(InputError, match="context_mode must be one of expected, argmax, sample, got 'foo'"):
         DecodingOptions(context_mode="foo")
@@ -274,7 +274,7 @@ def test_an_ensemble_takes_a_seed_if_a_member_draws_and_the_others_keep_their_co
     soft = save_checkpoint(tmp_path / "soft.ckpt")
 
     def locations_of(*models: Path, seed: int | None = None) -> tuple[int, ...]:
-        (caption,) = load(models).score_captions([images[0]], [["a", "red"] * 4], seed=seed)
+        (caption,) = load(models).teacher_force_captions([images[0]], [["a", "red"] * 4], seed=seed)
         return tuple(caption.trace.locations.tolist())
 
     drawn = [locations_of(sample, soft, argmax, seed=seed) for seed in (1, 1, 2, 3)]
@@ -290,7 +290,7 @@ def test_an_ensemble_takes_a_seed_if_a_member_draws_and_the_others_keep_their_co
 @pytest.mark.parametrize("captions", [[["a"]], ["a red circle", "a"]])
 def test_captions_to_decode_are_lists_of_words_one_for_each_image(captioner, images, captions):
     with pytest.raises(InputError, match=r"captions: give a list of words for each of 2 images, got \[.*a"):
-        captioner.score_captions(images[:2], captions)
+        captioner.teacher_force_captions(images[:2], captions)
 
 
 def test_a_tilde_is_the_home_folder_for_figures_and_exports(captioner, images, tmp_path, monkeypatch):
@@ -333,7 +333,7 @@ def test_an_ensembles_caption_of_pixels_has_a_row_for_each_member(checkpoint, im
 def test_one_image_may_be_streamed_and_scored(captioner, images):
     expected = captioner(images[0])
     assert [caption.text for caption in captioner.stream(images[0])] == [expected.text]
-    (scored,) = captioner.score_captions(images[0], [["a", "cat"]])
+    (scored,) = captioner.teacher_force_captions(images[0], [["a", "cat"]])
     assert scored.words == ["a", "cat"]
 
 

@@ -157,7 +157,7 @@ def test_the_scores_of_a_search_are_those_of_forced_decoding(examples, kind):
         options = BeamOptions(beam_size=width, max_length=7, length_normalization=normalization)
         for image, beams in enumerate(captioner.search(memory, options)):
             for h in (h for h in beams if h.finished):
-                (forced,) = captioner.score_captions(memory.select_images(torch.tensor([image])), [h.ids])
+                (forced,) = captioner.teacher_force_captions(memory.select_images(torch.tensor([image])), [h.ids])
                 assert h.log_probs == pytest.approx(forced.log_probs, abs=1e-4)
                 assert h.log_prob == pytest.approx(forced.log_prob / len(h.log_probs) ** normalization, abs=1e-4)
                 torch.testing.assert_close(h.trace.alphas, forced.trace.alphas, rtol=1e-4, atol=1e-4)

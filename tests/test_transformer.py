@@ -200,7 +200,9 @@ def test_hypotheses_of_a_search_equal_teacher_forcing(lstm):
     )  # images left the search
     for rank in range(3):
         best = [hypotheses[rank] for hypotheses in searched]
-        for hypothesis, forced in zip(best, captioner.score_captions(memory, [h.ids for h in best]), strict=True):
+        for hypothesis, forced in zip(
+            best, captioner.teacher_force_captions(memory, [h.ids for h in best]), strict=True
+        ):
             torch.testing.assert_close(hypothesis.trace.alphas, forced.trace.alphas, atol=1e-5, rtol=0)
             head_alphas = hypothesis.trace.head_alphas
             assert head_alphas.shape == (len(hypothesis.ids), 2, L) and len(head_alphas) > 0

@@ -66,7 +66,7 @@ def explore_disagreements(
         context_mode = run.conditions.get("context_mode", captioner.model.decoder.attention.context_mode)
         words = [item.captions[run.name].split() for item in items]
         context_seed = seed if context_mode == "sample" else None
-        captions = captioner.score_captions(paths, words, context_mode=context_mode, seed=context_seed)
+        captions = captioner.teacher_force_captions(paths, words, context_mode=context_mode, seed=context_seed)
         for item, caption in zip(items, captions, strict=True):
             name = f"{item.name}{suffix}"
             if name not in images:

@@ -149,7 +149,7 @@ class ImageCaptioner(Generic[Model]):
                 for best, *others in self._decode(readable, options or self.options, batch_number) if readable else ():
                     yield dataclasses.replace(best, alternatives=others)
 
-    def score_captions(
+    def teacher_force_captions(
         self,
         images: Any,
         captions: Sequence[Sequence[str]],
@@ -212,7 +212,7 @@ class ImageCaptioner(Generic[Model]):
                 results = self.model.with_evidence(memory, self.model.search(memory, options, self.vocabulary))
             else:
                 with self.model.with_context_and_seed(options):
-                    results = [[hypothesis] for hypothesis in self.model.score_captions(memory, forced_ids)]
+                    results = [[hypothesis] for hypothesis in self.model.teacher_force_captions(memory, forced_ids)]
         return [
             [self._to_caption(source, views[0], read_photo, hypothesis) for hypothesis in hypotheses]
             for (source, (views, read_photo)), hypotheses in zip(images, results, strict=True)
@@ -246,6 +246,6 @@ def same_words(
     captions = {}
     for name, captioner in captioners.items():
         mode: Any = "argmax" if "argmax" in captioner.model.decoder.attention.context_modes else None
-        (captions[name],) = captioner.score_captions([image], [words], context_mode=mode)
+        (captions[name],) = captioner.teacher_force_captions([image], [words], context_mode=mode)
     (name, first), *others = captions.items()
     return dataclasses.replace(first, model=name, other_models=dict(others))

@@ -124,7 +124,7 @@ class CaptionModel(nn.Module, metaclass=ABCMeta):
             return decode(self.step_function(memory), self.init_state(memory), options, vocabulary)
 
     @torch.inference_mode()
-    def score_captions(self, memory: Any, captions: list[list[int]]) -> list[Hypothesis]:
+    def teacher_force_captions(self, memory: Any, captions: list[list[int]]) -> list[Hypothesis]:
         """Return the captions, lists of word ids, one per image of ``memory``, as hypotheses.
 
         Teacher forcing gives their log-probabilities and traces, with evidence if the model has it.

@@ -1,6 +1,5 @@
 """Names of version 0.2 in files and on command lines, each with its new name. A renamed option gets an entry here."""
 
-from collections.abc import Mapping
 from typing import Any
 
 MODEL = {"normaliser": "normalizer", "inference": "context_mode"}
@@ -22,16 +21,10 @@ SUGGESTIONS |= {name: f"captioning test --{option}" for _, name, option in SETTI
 """Names that an error suggests in place of unknown ones; read by ``errors``."""
 
 
-def renamed_conditions(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the conditions of a test, which a file of metrics had in an entry "search", by their new names."""
-    names = {"inference": "context_mode", "bound_samples": "bound_draws"}
-    conditions = content.get("conditions", content.get("search", {}))
-    return {names.get(name, name): value for name, value in conditions.items()}
-
-
-def renamed_hit(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return an object of a file of captions; a ``NounHit`` has its new names."""
-    names = {"centre_hit": "center_hit", "uniform": "uniform_correctness", "centre": "center_correctness"}
+def renamed_results(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return an object of a JSON file of a test by its new names: conditions, or a ``NounHit``."""
+    names = {"search": "conditions", "inference": "context_mode", "bound_samples": "bound_draws"}
+    names |= {"centre_hit": "center_hit", "uniform": "uniform_correctness", "centre": "center_correctness"}
     return {names.get(name, name): value for name, value in entry.items()}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from captioning import earlier_names
+from captioning.earlier_names import renamed_results
 from captioning.files import read_json
 from captioning.model.captioner import Captioner
 from captioning.run_folder import RunFolder, is_current
@@ -69,8 +69,8 @@ def _metrics(checkpoint: Path | None) -> str:
         return UNTESTED
     tables = []
     for path in (run.path / "test_metrics.json", run.path / "val_metrics.json"):
-        content = read_json(path) if path.is_file() else {}
-        conditions = earlier_names.renamed_conditions(content)
+        content = read_json(path, object_hook=renamed_results) if path.is_file() else {}
+        conditions = content.get("conditions", {})
         is_current_test = is_current(conditions.pop("weights", ""), checkpoint)
         if content and conditions.pop("checkpoint", checkpoint.name) == checkpoint.name and is_current_test:
             split = conditions.pop("split", path.name.partition("_")[0])

@@ -1,15 +1,14 @@
 """Files of captions: the results of an evaluation, the COCO server's format, and references."""
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from captioning import earlier_names
+from captioning.earlier_names import renamed_results
 from captioning.errors import InputError
 from captioning.files import read_json, write_json, write_text
 from captioning.tokenizers import Tokenizer
@@ -73,7 +72,7 @@ def write_evaluation(
     """
     content = {f"{stage}/{name}": value for name, value in metrics.items()}
     write_json(folder / f"{stage}_metrics.json", content | {name: fact for name, fact in facts.items() if fact})
-    entries = [{name: v for name, v in dataclasses.asdict(image).items() if v is not None} for image in images]
+    entries = [{name: v for name, v in asdict(image).items() if v is not None} for image in images]
     write_json(folder / f"{stage}_captions.json", entries)
     write_results(folder / f"{stage}_results.json", images)
 
@@ -92,14 +91,14 @@ def write_predictions(folder: Path, images: Sequence[CaptionedImage]) -> tuple[P
 
 def read_metrics(path: Path) -> tuple[dict[str, float], dict[str, Any]]:
     """Return the metrics of STAGE_metrics.json without the prefix "STAGE/", and the conditions of the test."""
-    content = convert(path, read_json(path), dict[str, Any], _EXPECTED)
+    content = convert(path, read_json(path, object_hook=renamed_results), dict[str, Any], _EXPECTED)
     metrics = {name.partition("/")[2]: value for name, value in content.items() if isinstance(value, (int, float))}
-    return metrics, earlier_names.renamed_conditions(content)
+    return metrics, content.get("conditions", {})
 
 
 def read_captions(path: Path) -> dict[int, CaptionedImage]:
     """Return the images of STAGE_captions.json by their id. Fields of earlier versions are ignored."""
-    images = convert(path, read_json(path, object_hook=earlier_names.renamed_hit), list[CaptionedImage], _EXPECTED)
+    images = convert(path, read_json(path, object_hook=renamed_results), list[CaptionedImage], _EXPECTED)
     return {image.image_id: image for image in images}
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from captioning.comparison.measures import grounding_families
+from captioning.comparison.measures import noun_families
 from captioning.data import KarpathySource
 from captioning.errors import exits_on_input_error
 from captioning.evaluation.evaluator import evaluate_model
@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def looking_metrics(records: Any) -> dict[str, Any]:
     """Return the metrics of attention at nouns and phrases with intervals, and pointing minus the center's pointing."""
-    families = grounding_families({"": records})
+    families = noun_families({"": records})
     counts_by_metric = {name: family.counts[""] for family in families for name in family.metrics}
     facts: dict[str, Any] = {}
     for name, counts in counts_by_metric.items():

@@ -91,13 +91,12 @@ def compare(
             print_written(figure)
         print_comparison(comparison)
         command = f"captioning compare {shlex.join(map(str, runs))} --metric {metric}"
-        provenance_record = provenance(command=command, seed=seed)
-        version = provenance_record["commit"] or "unknown"
-        version += ", changed since" if provenance_record["uncommitted_changes"] else ""
-        footer = [command, f"Version {version}; {provenance_record['date']}; {resamples} resamples from seed {seed}."]
+        record = provenance(command=command, seed=seed)
+        version = (record["commit"] or "unknown") + ", changed since" * record["uncommitted_changes"]
+        footer = [command, f"Version {version}; {record['date']}; {resamples} resamples from seed {seed}."]
         write_text(page, comparison_page(comparison, explorer=explorer, reference=reference, footer=footer), "--output")
         print(f"\npage          {page}")
-        results |= comparison.to_dict() | {"provenance": provenance_record}
+        results |= comparison.to_dict() | {"provenance": record}
 
 
 def _test_if_needed(run: Run) -> Run:

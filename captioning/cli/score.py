@@ -121,10 +121,9 @@ def score(
     conditions |= {"checkpoint": Path(ckpt_path).name, "weights": checksum(ckpt_path)}
     member_checksums = {model: checksum(model) for model in ensemble or ()}
     conditions |= {"ensemble": len(captioner.members), "members": member_checksums} if member_checksums else {}
-    provenance_record = provenance(command=shlex.join(sys.argv), seed=seed)
-    provenance_record["used"] = machine | {"num_workers": num_workers}
-    provenance_record["settings"] = captioner.settings | {"data": data_settings}
-    facts = {"conditions": vars(built["model.search"]) | conditions, "provenance": provenance_record}
+    record = provenance(command=shlex.join(sys.argv), seed=seed)
+    record |= {"used": machine | {"num_workers": num_workers}, "settings": captioner.settings | {"data": data_settings}}
+    facts = {"conditions": vars(built["model.search"]) | conditions, "provenance": record}
     _report(folder, stage, evaluator, facts, logged_run)
 
 
@@ -170,17 +169,14 @@ def _build_data_and_search(
     counts = {"data.eval_batch_size": int, "data.num_workers": int | None, "data.limit_images": int | None}
     types = {"model.search": BeamOptions, "data.source": CaptionSource, "data.features": str | None, **counts}
     configs = [{"data": data} for data in ({"eval_batch_size": 50}, *(file.get("data") for file in settings))]
-    search = vars(BeamOptions.from_settings(model_settings))  # whatever a file says
-    configs.append({"model": {"search": search}})
+    configs.append({"model": {"search": vars(BeamOptions.from_settings(model_settings))}})  # whatever a file says
     built, parsed = build(types, configs, overrides)
     file_data = {name: value for content in settings for name, value in (content.get("data") or {}).items()}
     return built, file_data | parsed["data"]
 
 
-def _report(
-    folder: Path, stage: str, evaluator: Evaluator, facts: dict[str, Any], logged_run: RunFolder | None
-) -> None:
-    """Write a split's captions and metrics with the facts of the test, print the metrics, and log them to a run."""
+def _report(folder: Path, stage: str, evaluator: Evaluator, facts: dict[str, Any], run: RunFolder | None) -> None:
+    """Write a split's captions and metrics with the facts of the test, print the metrics, and log them to ``run``."""
     from captioning.evaluation.caption_files import write_evaluation
     from captioning.tokenizers import PennTreebank
 
@@ -190,15 +186,14 @@ def _report(
         conditions["bound_draws"] = evaluator.bound_draws
     if not isinstance(tokenizer, PennTreebank):
         conditions["tokenizer"] = type(tokenizer).__name__
-    has_hits = any(image.hits or image.reference_hits for image in images)
-    cells = vars(evaluator.model.encoder.cells) if has_hits else None
+    cells = vars(evaluator.model.encoder.cells) if any(image.hits or image.reference_hits for image in images) else None
     _print_metrics(metrics, evaluator, conditions)
     write_evaluation(folder, stage, metrics, images, tokens=tokenizer.description, cells=cells, **facts)
     print(f"written to {folder}", flush=True)
-    if logged_run is not None:
+    if run is not None:
         from captioning.training.loggers import log_test
 
-        log_test(logged_run, metrics, evaluator)
+        log_test(run, metrics, evaluator)
 
 
 def _print_metrics(metrics: Mapping[str, float], evaluator: Evaluator, conditions: Mapping[str, Any]) -> None:

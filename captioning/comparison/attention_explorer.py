@@ -83,8 +83,7 @@ def reference_caption(runs: Sequence[Run], captioners: Mapping[str, ImageCaption
     """Return a reference of the first common image with the attention of every model; None if all files are missing."""
     tested_runs = [run for run in runs if run.captions and run.name in captioners]
     files = _image_files(tested_runs)
-    ids = [set(run.captions or ()) for run in tested_runs]
-    common = sorted(set.intersection(*ids)) if ids else []
+    common = sorted(set.intersection(*(set(run.captions or ()) for run in tested_runs))) if tested_runs else []
     image_id = next((i for i in common if i in files and files[i].is_file()), None)
     if image_id is None:
         return None
@@ -94,5 +93,4 @@ def reference_caption(runs: Sequence[Run], captioners: Mapping[str, ImageCaption
 
 def _image_files(runs: Sequence[Run]) -> dict[int, Path]:
     """Return the files of the images that the runs were tested on, by image id. Tests of version 0.2 name no files."""
-    images = [item for run in reversed(runs) for item in (run.captions or {}).items()]
-    return {i: Path(image.file) for i, image in images if image.file}
+    return {i: Path(item.file) for run in reversed(runs) for i, item in (run.captions or {}).items() if item.file}

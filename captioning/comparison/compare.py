@@ -9,16 +9,16 @@ import numpy as np
 from captioning.comparison.conditions import condition_tables, ordered_curves
 from captioning.comparison.measures import (
     CountedFamily,
-    ImagesById,
     caption_families,
-    grounding_families,
     measure_runs,
     measure_variants,
+    noun_families,
 )
 from captioning.comparison.result import Comparison, Disagreement
 from captioning.comparison.runs import Run
 from captioning.comparison.variants import group_variants
 from captioning.errors import InputError, check_choice
+from captioning.evaluation.caption_files import CaptionedImage
 from captioning.metrics.table import CAPTION_METRICS, FAMILIES, TITLES, few_images_warning
 
 _CAPTIONS_NOTE = (
@@ -33,6 +33,7 @@ _GROUNDING_NOTE = (
     "touches the object. Attention correctness: the fraction of attention on the object. Beneath each metric: "
     "its value for attention that ignores the caption."
 )
+ImagesById = Mapping[int, CaptionedImage]
 
 
 def compare_runs(
@@ -55,7 +56,7 @@ def compare_runs(
     common, image_notices = _common_images(captions_by_run)
     images_by_run = {name: [captions[i] for i in common] for name, captions in captions_by_run.items()}
     caption_counts = caption_families(images_by_run, meteor=not any(run.conditions.get("tokenizer") for run in runs))
-    noun_counts = grounding_families(images_by_run)
+    noun_counts = noun_families(images_by_run)
     if caption_counts and not any(metric in family.metrics for family in caption_counts):
         raise InputError(f"metric: {TITLES[metric]} cannot be computed here; it needs Java and English captions")
     variants = group_variants([run for run in runs if run.captions])

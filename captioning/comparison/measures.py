@@ -26,9 +26,7 @@ _VARIANTS_NOTE = (
 )
 
 _NEEDS_MODEL = [name for name, metric in METRICS.items() if metric.needs_model]
-
 TestKey = tuple[str, str]  # the names of a run or a variant, and of a metric
-ImagesById = Mapping[int, CaptionedImage]
 
 
 class CountedFamily(NamedTuple):
@@ -50,7 +48,7 @@ def caption_families(images_by_run: Mapping[str, Sequence[CaptionedImage]], *, m
     return list(families.values())
 
 
-def grounding_families(images_by_run: Mapping[str, Sequence[CaptionedImage]]) -> list[CountedFamily]:
+def noun_families(images_by_run: Mapping[str, Sequence[CaptionedImage]]) -> list[CountedFamily]:
     """Return the metrics of attention at the nouns of captions and of references."""
     families = []
     for name, metric in sorted(NOUN_METRICS.items(), key=lambda item: item[0].startswith("reference_")):
@@ -143,9 +141,7 @@ def measure_variants(
             variant.metrics.update({metric: [run.metrics[metric] for run in seeds] for metric in common})
     comparison.variants = list(variants)
     titles = {metric: TITLES[metric] for family in families for metric in family.metrics}
-    for metric in _NEEDS_MODEL:
-        if any(metric in variant.metrics for variant in variants):
-            titles[metric] = f"{TITLES[metric]}, {METRICS[metric].unit}"
+    titles |= {m: f"{TITLES[m]}, {METRICS[m].unit}" for m in _NEEDS_MODEL if any(m in v.metrics for v in variants)}
     rows = [Row(title, [_variant_cell(comparison, v, metric) for v in variants]) for metric, title in titles.items()]
     note = _VARIANTS_NOTE + (_CORRECTION_NOTE if comparison.variant_tests else "")
     comparison.tables.append(Table("Variants over seeds", [variant.name for variant in variants], rows, note))

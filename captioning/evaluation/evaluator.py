@@ -38,8 +38,7 @@ class Evaluator:
     index: CaptionIndex  # of the split
     regions: RegionsInView  # of the split's images
     search: BeamOptions
-    bound_draws: int = 0
-    """Draws of locations for each reference, to estimate the bounds of stochastic attention. 0 estimates none."""
+    bound_draws: int = 0  # draws of locations for each reference, which estimate the bounds of stochastic attention
     seed: int = 0
     figure_count: int = 0  # number of images at the beginning of the split that get a figure
     with_references: bool = True  # whether references are teacher-forced; metrics need them
@@ -178,9 +177,8 @@ def evaluate_model(
         *fields, bound_draws=bound_draws, seed=seed, figure_count=figure_count, with_references=with_references
     )
     dataset = data.dataset(vocabulary, encoder, by_image=True)
-    batches = image_batches(len(data.index), batch_size)
     with Progress(f"{split} split", len(data.index)) as bar:
-        for batch in batch_loader(dataset, batches, num_workers=workers):
+        for batch in batch_loader(dataset, image_batches(len(data.index), batch_size), num_workers=workers):
             evaluator.update(batch.to(device))
             bar.update(len(batch.index_rows))
     return evaluator

@@ -59,12 +59,11 @@ def grounding_metrics(images: Sequence[CaptionedImage]) -> dict[str, float]:
     the middle), those of ``attention_correctness`` are ``correctness_uniform`` and ``correctness_centre``. Baselines
     ignore the caption. They may be high: large objects are easy to hit, and photographers put them in the middle.
     """
-    metrics = {}
-    for name, metric in NOUN_METRICS.items():
-        values = [getattr(hit, metric.hit_field) for image in images for hit in getattr(image, metric.hit_list)]
-        if values:
-            metrics[name] = 100 * sum(values) / len(values)
-    return metrics
+    return {
+        name: 100 * sum(values) / len(values)
+        for name, metric in NOUN_METRICS.items()
+        if (values := [getattr(hit, metric.hit_field) for image in images for hit in getattr(image, metric.hit_list)])
+    }
 
 
 @functools.cache

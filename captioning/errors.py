@@ -98,6 +98,7 @@ def did_you_mean(word: str, words: Collection[str]) -> str:
 
 _REMEDIES = {
     "(?i)allocate memory|MemoryError": "out of memory ({}); lower the batch size, or give smaller images",
+    "Too many open files": "too many open files; raise the limit (ulimit -n 65536), or lower num_workers",
     "shared memory|</torch_": "/dev/shm is full ({}); docker run --ipc=host or --shm-size 8g, or --data.num_workers 0",
     r"DataLoader worker \(pid": "a process that loads images died ({}), often for lack of memory; lower num_workers",
 }

@@ -41,6 +41,8 @@ class Faulty(Dataset):
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.fault == "no memory":
                 raise MemoryError
+            if self.fault == "files":  # PyTorch's words
+                raise RuntimeError("Too many open files. Communication with the workers is no longer possible.")
             if self.fault == "full":  # a file in /dev/shm may not become as large as this batch
                 resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
             if self.fault == "never":
@@ -64,6 +66,7 @@ def test_without_a_fault_all_batches_come_in_shared_memory():
         ("full", "error: /dev/shm is full (RuntimeError: unable to resize file </torch_"),
         ("killed", "error: a process that loads images died ("),
         ("torn", "error: a process that loads images died (Connection reset by peer), often for lack of memory;"),
+        ("files", "error: too many open files; raise the limit (ulimit -n 65536), or lower num_workers"),
         ("no memory", "error: out of memory (MemoryError); lower the batch size"),
     ],
 )

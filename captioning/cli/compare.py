@@ -92,7 +92,7 @@ def compare(
         print_comparison(comparison)
         command = f"captioning compare {shlex.join(map(str, runs))} --metric {metric}"
         record = provenance(command=command, seed=seed)
-        version = (record["commit"] or "unknown") + ", changed since" * record["uncommitted_changes"]
+        version = (record["commit"] or "unknown") + (", changed since" if record["uncommitted_changes"] else "")
         footer = [command, f"Version {version}; {record['date']}; {resamples} resamples from seed {seed}."]
         write_text(page, comparison_page(comparison, explorer=explorer, reference=reference, footer=footer), "--output")
         print(f"\npage          {page}")

@@ -349,7 +349,7 @@ def test_an_image_that_cannot_be_read_does_not_stop_the_others(captioner, images
 def test_a_run_folder_points_to_its_checkpoint(tmp_path):
     with pytest.raises(
         InputError,
-        match=r"is a folder; give a \.ckpt file \(caption --model and fit --init_from take exported folders, too\)$",
+        match=r"is a folder; give a \.ckpt file \(caption, test and fit --init_from take exported folders, too\)$",
     ):
         load(tmp_path)
     (tmp_path / "checkpoints").mkdir()

@@ -92,7 +92,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     InputError if the file is missing, damaged, or another project's.
     """
     if path.is_dir() or str(path) == "pretrained" or str(path).startswith("hf:"):
-        best, exported = RunFolder(path).checkpoint("best"), "caption --model and fit --init_from take exported folders"
+        best, exported = RunFolder(path).checkpoint("best"), "caption, test and fit --init_from take exported folders"
         raise InputError(f"{path}: is a folder; give {best if best.is_file() else f'a .ckpt file ({exported}, too)'}")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)

@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> None:
         evaluator = evaluate_model(
             captioner.model, captioner.vocabulary, source, captioner.options, split="val", limit_images=args.limit
         )
-        metrics, records = evaluator.finish(), evaluator.captioned_images
+        metrics, records = evaluator.compute_metrics(), evaluator.captioned_images
         sets[title] = {name: round(metrics[name], 2) for name in ("bleu4", "cider_d", "nll")} | looking_metrics(records)
     index = SOURCES["COCO, 100 images"].index("val")
     paths = [index.image_path(row) for row in range(len(index))][: args.limit]

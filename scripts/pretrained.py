@@ -177,7 +177,7 @@ def score(runs: Path) -> None:
         for title, source in SOURCES.items():
             model, vocabulary, search = captioner.model, captioner.vocabulary, captioner.options
             evaluator = evaluate_model(model, vocabulary, source, search, split="val")
-            values, records = evaluator.finish(), evaluator.captioned_images
+            values, records = evaluator.compute_metrics(), evaluator.captioned_images
             captions += [record.words for record in records]
             sets[title] = {"nll": round(values["nll"], 4), **looking_metrics(records)}
             for family, counts in family_counts([r.words for r in records], [r.reference_words for r in records]):

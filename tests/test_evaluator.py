@@ -73,7 +73,7 @@ def split(source) -> Split:
 def test_a_split_is_scored_on_its_captions_and_its_references(split):
     batches = [split.batch(0, 1, 2), split.batch(3, 4)]
     evaluator = split.evaluator(*batches)
-    scores, images = evaluator.finish(), evaluator.captioned_images
+    scores, images = evaluator.compute_metrics(), evaluator.captioned_images
     assert [image.image_id for image in images] == split.index.image_ids.tolist()
     assert [image.references for image in images] == [split.index.references(row) for row in range(IMAGES)]
     expected = caption_metrics([i.words for i in images], [i.reference_words for i in images], meteor=False)
@@ -96,7 +96,7 @@ def test_a_split_is_scored_on_its_captions_and_its_references(split):
 
 def test_without_references_there_are_captions_and_no_metrics(split):
     evaluator = split.evaluator(split.batch(0, 1), with_references=False)
-    assert evaluator.finish() == {} and [image.image_id for image in evaluator.captioned_images] == [
+    assert evaluator.compute_metrics() == {} and [image.image_id for image in evaluator.captioned_images] == [
         *split.index.image_ids[:2]
     ]
 
@@ -111,8 +111,8 @@ def test_a_model_is_evaluated_on_a_data_set_in_one_call(split, source):
     search = BeamOptions(beam_size=2, max_length=9)
     result = evaluate_model(split.captioner, split.vocabulary, source, search, split="val", batch_size=2)
     by_hand = split.evaluator(split.batch(0, 1), split.batch(2, 3), split.batch(4))
-    assert result.captioned_images == by_hand.captioned_images and result.finish() == by_hand.finish()
-    assert set(result.finish()) <= set(METRICS)
+    assert result.captioned_images == by_hand.captioned_images and result.compute_metrics() == by_hand.compute_metrics()
+    assert set(result.compute_metrics()) <= set(METRICS)
     first = evaluate_model(split.captioner, split.vocabulary, source, search, split="val", limit_images=2)
     assert first.captioned_images == result.captioned_images[:2]
 
@@ -142,7 +142,7 @@ def test_an_ensemble_of_other_views_loads_its_images_itself(split, source, monke
     monkeypatch.delattr(Encoder, "identity")  # it reads all weights, so an ensemble asks for it once
     result = evaluate_model(ensemble, split.vocabulary, source, search, split="val", batch_size=2)
     by_hand = split.evaluator(split.batch(0, 1), split.batch(2, 3), split.batch(4))
-    assert result.captioned_images == by_hand.captioned_images and result.finish() == by_hand.finish()
+    assert result.captioned_images == by_hand.captioned_images and result.compute_metrics() == by_hand.compute_metrics()
 
 
 def test_the_example_of_evaluate_runs(tmp_path, monkeypatch):
@@ -155,7 +155,7 @@ def test_the_evidence_is_judged_beside_the_alphas(source, tmp_path, output):
     split = Split(source, SoftAttention(AdditiveScore(10)), output())
     batch = split.batch(0, 1, 2)
     evaluator = split.evaluator(batch)
-    scores, images = evaluator.finish(), evaluator.captioned_images
+    scores, images = evaluator.compute_metrics(), evaluator.captioned_images
     with torch.inference_mode():
         trace = split.captioner(batch).trace
         evidence = split.captioner.evidence(batch, split.captioner.encode_batch(batch))
@@ -186,7 +186,9 @@ def test_processes_that_share_a_split_have_the_metrics_of_one_process(split):
     for part in (split.evaluator(third), split.evaluator(), split.evaluator(first, second), split.evaluator(third)):
         shared.images |= part.images  # the third batch counts once
         shared.sums |= part.sums
-    assert shared.captioned_images == expected.captioned_images and shared.finish() == expected.finish()
+    assert (
+        shared.captioned_images == expected.captioned_images and shared.compute_metrics() == expected.compute_metrics()
+    )
 
 
 def test_draws_of_bounds_depend_on_batch_and_seed_and_leave_the_global_generator_unchanged(source):
@@ -198,14 +200,14 @@ def test_draws_of_bounds_depend_on_batch_and_seed_and_leave_the_global_generator
     torch.manual_seed(99)
     alone = split.evaluator(second, bound_draws=2)
     assert alone.sums[2] == both.sums[2] and alone.images[3] == both.images[3]
-    scores = both.finish()
+    scores = both.compute_metrics()
     assert -math.inf < scores["bound"] <= scores["iwae_bound"] < 0
     assert split.evaluator(second, bound_draws=2, seed=1).sums[2]["bound"] != both.sums[2]["bound"]
 
 
 def test_written_captions_and_metrics_are_read_unchanged(split, tmp_path):
     evaluator = split.evaluator(split.batch(0, 1, 2))
-    scores, images = evaluator.finish(), evaluator.captioned_images
+    scores, images = evaluator.compute_metrics(), evaluator.captioned_images
     write_evaluation(tmp_path, "test", scores, images, conditions={"beam_size": 2}, tokens="letters")
     assert read_results(tmp_path / "test_results.json") == {image.image_id: image.caption for image in images}
     assert json.loads((tmp_path / "test_metrics.json").read_text())["tokens"] == "letters"

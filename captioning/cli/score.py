@@ -181,7 +181,7 @@ def _report(folder: Path, stage: str, evaluator: Evaluator, facts: dict[str, Any
     from captioning.tokenizers import PennTreebank
 
     conditions, tokenizer = facts["conditions"], evaluator.vocabulary.tokenizer
-    metrics, images = evaluator.finish(meteor=tokenizer.english), evaluator.captioned_images
+    metrics, images = evaluator.compute_metrics(meteor=tokenizer.english), evaluator.captioned_images
     if "bound" in metrics:
         conditions["bound_draws"] = evaluator.bound_draws
     if not isinstance(tokenizer, PennTreebank):

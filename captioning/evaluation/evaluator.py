@@ -57,7 +57,7 @@ class Evaluator:
         """The images in the order of the split."""
         return [self.images[row] for row in sorted(self.images)]
 
-    def finish(self, *, meteor: bool = False) -> dict[str, float]:
+    def compute_metrics(self, *, meteor: bool = False) -> dict[str, float]:
         """Return ``caption_metrics``, the NLL and bounds of the references in nats per word, and ``grounding_metrics``.
 
         Returns {} without images or references. METEOR, which knows only English, is computed if ``meteor`` is true.
@@ -144,14 +144,14 @@ def evaluate_model(
     figure_count: int = 0,
     with_references: bool = True,
 ) -> Evaluator:
-    """Caption a split of a data set, and return the evaluator, whose ``finish`` gives the metrics.
+    """Caption a split of a data set, and return the evaluator, whose ``compute_metrics`` returns the metrics.
 
     >>> import captioning
     >>> from captioning.data import ShapesSource
     >>> captioner = captioning.load()
     >>> source = ShapesSource("data/shapes", train=1, val=1, test=3)
     >>> evaluator = evaluate_model(captioner.model, captioner.vocabulary, source, captioner.options)
-    >>> evaluator.finish()["bleu1"] > 0, len(evaluator.captioned_images)
+    >>> evaluator.compute_metrics()["bleu1"] > 0, len(evaluator.captioned_images)
     (True, 3)
 
     Args:

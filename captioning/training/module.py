@@ -239,7 +239,7 @@ class CaptioningModule(pl.LightningModule):
             for images, sums in results:
                 self.evaluator.images |= images
                 self.evaluator.sums |= sums
-        metrics = self.evaluator.finish()  # without METEOR, which takes seconds
+        metrics = self.evaluator.compute_metrics()  # without METEOR, which takes seconds
         # Monitored grounding metrics need a value (NaN) even if only references name objects.
         metrics = {name.removeprefix("reference_"): math.nan for name in metrics} | metrics
         self.log_dict({log_key("val", name): value for name, value in metrics.items()})

@@ -9,9 +9,9 @@ import numpy as np
 from captioning.comparison.conditions import condition_tables, ordered_curves
 from captioning.comparison.measures import (
     CountedFamily,
+    add_run_table,
+    add_variant_table,
     caption_families,
-    measure_runs,
-    measure_variants,
     noun_families,
 )
 from captioning.comparison.result import Comparison, Disagreement
@@ -55,9 +55,9 @@ def compare_runs(
     captions_by_run = {run.name: run.captions for run in runs if run.captions}
     common, image_notices = _common_images(captions_by_run)
     images_by_run = {name: [captions[i] for i in common] for name, captions in captions_by_run.items()}
-    caption_counts = caption_families(images_by_run, meteor=not any(run.conditions.get("tokenizer") for run in runs))
-    noun_counts = noun_families(images_by_run)
-    if caption_counts and not any(metric in family.metrics for family in caption_counts):
+    counted_captions = caption_families(images_by_run, meteor=not any(run.conditions.get("tokenizer") for run in runs))
+    counted_nouns = noun_families(images_by_run)
+    if counted_captions and not any(metric in family.metrics for family in counted_captions):
         raise InputError(f"metric: {TITLES[metric]} cannot be computed here; it needs Java and English captions")
     variants = group_variants([run for run in runs if run.captions])
     # If the variant of a run or of the first run has a single seed, the two runs are tested over images alone.
@@ -69,15 +69,17 @@ def compare_runs(
         metric,
         notices=[*_run_notices(runs), *image_notices],
         curves=ordered_curves(runs, metric),
-        disagreements=_disagreements(captions_by_run, caption_counts, common, metric)[:images] if common else [],
+        disagreements=_disagreements(captions_by_run, counted_captions, common, metric)[:images] if common else [],
         image_count=len(common),
     )
     if max(seed_counts.values(), default=0) > 1:
-        measure_variants(comparison, variants, [*caption_counts, *noun_counts], runs)
-    tables = {f"Captions of {len(common)} images": (note, caption_counts), "Grounding": (_GROUNDING_NOTE, noun_counts)}
-    for title, (table_note, families) in tables.items():
+        add_variant_table(comparison, variants, [*counted_captions, *counted_nouns], runs)
+    for title, table_note, families in (
+        (f"Captions of {len(common)} images", note, counted_captions),
+        ("Grounding", _GROUNDING_NOTE, counted_nouns),
+    ):
         if families:
-            measure_runs(comparison, title, table_note, families, tested_runs, resamples=resamples, seed=seed)
+            add_run_table(comparison, title, table_note, families, tested_runs, resamples=resamples, seed=seed)
     comparison.tables += condition_tables(runs, metric)
     return comparison
 

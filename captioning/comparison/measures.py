@@ -62,7 +62,7 @@ def noun_families(images_by_run: Mapping[str, Sequence[CaptionedImage]]) -> list
     return families
 
 
-def measure_runs(
+def add_run_table(
     comparison: Comparison,
     title: str,
     note: str,
@@ -113,7 +113,7 @@ def _run_cell(comparison: Comparison, family: CountedFamily, run: str, metric: s
     return TableCell.measured(interval.value, f"{interval.low:.1f} to {interval.high:.1f}{nouns}", test)
 
 
-def measure_variants(
+def add_variant_table(
     comparison: Comparison, variants: Sequence[Variant], families: Sequence[CountedFamily], runs: Sequence[Run]
 ) -> None:
     """Add the variants to the comparison, with a table of means and deviations over seeds.

@@ -1,12 +1,12 @@
-"""How runs were made: speed, size, decoding, settings, and curves."""
+"""Tables of the conditions of runs (speed, size, decoding and settings), and the order of their curves."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from captioning.comparison.result import Row, Table, TableCell
 from captioning.comparison.runs import Curve, Run
+from captioning.comparison.variants import compared_settings
 from captioning.metrics.table import TITLES
-from captioning.settings import STORAGE_SETTINGS, attention_kind, flatten
+from captioning.settings import attention_kind, flatten
 
 _CONDITIONS = {
     "Split of the test": "split",
@@ -15,8 +15,6 @@ _CONDITIONS = {
     "Tokenizer, if not English": "tokenizer",
     "Beam size in the test": "beam_size",
 }
-# Settings that may differ between the runs of a variant: storage, logging, and a leftover of version 0.2.
-_NOT_COMPARED = (*STORAGE_SETTINGS, "data.feature_shares")
 
 
 def ordered_curves(runs: Sequence[Run], metric: str) -> dict[str, dict[str, Curve]]:
@@ -53,11 +51,6 @@ def _attention_cell(run: Run) -> TableCell:
     settings = flatten(run.settings)
     names = [settings.get(f"model.decoder.{key}") for key in ("attention", "attention.score", "output")]
     return TableCell(attention_kind(run.settings), detail=", ".join(filter(None, names)))
-
-
-def compared_settings(run: Run) -> dict[str, Any]:
-    """Return a run's flat settings, without those that may differ between the runs of a variant."""
-    return flatten(run.settings, without=_NOT_COMPARED)
 
 
 def _settings_table(runs: Sequence[Run], names: list[str]) -> Table:

@@ -4,10 +4,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from captioning.comparison.conditions import compared_settings
 from captioning.comparison.result import Variant
 from captioning.comparison.runs import Run
-from captioning.settings import SEED_SETTINGS
+from captioning.settings import SEED_SETTINGS, STORAGE_SETTINGS, flatten
+
+# Settings that may differ between the runs of a variant: storage, logging, and a leftover of version 0.2.
+_NOT_COMPARED = (*STORAGE_SETTINGS, "data.feature_shares")
 
 
 def group_variants(runs: Sequence[Run]) -> list[Variant]:
@@ -38,6 +40,11 @@ def group_variants(runs: Sequence[Run]) -> list[Variant]:
         used_names.add(name)
         variants.append(Variant(name, names, seeds))
     return variants
+
+
+def compared_settings(run: Run) -> dict[str, Any]:
+    """Return a run's flat settings, without those that may differ between the runs of a variant."""
+    return flatten(run.settings, without=_NOT_COMPARED)
 
 
 def _seed_of(run: Run) -> str:

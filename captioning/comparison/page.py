@@ -37,7 +37,7 @@ def comparison_page(
         metric=METRICS[comparison.metric].title,
         charts=charts,
         explorer=explorer,
-        figure=reference and f"data:image/jpeg;base64,{base64.b64encode(reference._repr_jpeg_()).decode()}",
+        figure=reference and f"data:image/jpeg;base64,{base64.b64encode(reference.jpeg()).decode()}",
         footer=footer,
     )
 

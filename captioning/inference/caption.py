@@ -120,11 +120,11 @@ class Caption:
         with rc_context({"pdf.fonttype": 42}), replacing(Path(path)) as temporary:  # TrueType, not Type 3
             self.figure(style, details=details).savefig(temporary, format=Path(path).suffix[1:].lower())
 
-    def explorer_image(self, run: str) -> dict[str, Any]:
-        """Return the image with this caption and its alternatives for a page of the explorer."""
+    def explorer_image(self, model: str) -> dict[str, Any]:
+        """Return the image with this caption and its alternatives, as those of ``model``, for the explorer."""
         from captioning.views.explorer import explorer_image, explorer_run
 
-        return explorer_image(printable(Path(self.path or "").name), self.seen_photo(), [explorer_run(run, self)])
+        return explorer_image(printable(Path(self.path or "").name), self.seen_photo(), [explorer_run(model, self)])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the caption as plain data for JSON, with attention rounded to 6 digits, without pixels and heads.
@@ -153,11 +153,13 @@ class Caption:
     def __repr__(self) -> str:
         return f"Caption({self.text!r})"
 
-    def _repr_jpeg_(self) -> bytes:
-        """Return the figure as a notebook shows it."""
+    def jpeg(self) -> bytes:
+        """Return the content of a JPEG file of the figure, which a notebook shows."""
         buffer = io.BytesIO()
         self.figure().savefig(buffer, format="jpeg", dpi=80, pil_kwargs={"quality": 85})
         return buffer.getvalue()
+
+    _repr_jpeg_ = jpeg
 
 
 def _rounded(values: Float32) -> list[float]:

@@ -74,7 +74,7 @@ def extract(
         device=torch_device,
         batch_size=batch_size,
         num_workers=worker_count(num_workers, cached=False),
-        flipped=flipped,
+        mirrored=flipped,
     )
     options = " --data.augmentation.flip 0.5" if flipped else ""
     options += f" --init_from {shlex.quote(init_from)}" if init_from else ""

@@ -33,17 +33,17 @@ def extract_features(
     device: torch.device,
     batch_size: int,
     num_workers: int,
-    flipped: bool = False,
+    mirrored: bool = False,
 ) -> None:
     """Write the features of every image, from where an earlier call stopped, and print the progress.
 
-    The encoder is frozen, in evaluation mode and on the device. With ``flipped``, the training images are also written
-    mirrored. Raises InputError if an image cannot be read, the disk is too small, a value does not fit into fp16, or
-    the folder holds other features.
+    The encoder is frozen, in evaluation mode and on the device. With ``mirrored``, the training images are also written
+    as mirror images. Raises InputError if an image cannot be read, the disk is too small, a value does not fit into
+    fp16, or the folder holds other features.
     """
-    for split, mirrored in [*((split, False) for split in index_by_split), *([("train", True)] if flipped else [])]:
+    for split, is_mirrored in [*((split, False) for split in index_by_split), *([("train", True)] if mirrored else [])]:
         index = index_by_split[split]
-        name, identity = features_key(split, encoder.frozen_identity(), mirrored=mirrored)
+        name, identity = features_key(split, encoder.frozen_identity(), mirrored=is_mirrored)
         json_path, features, content = _open_or_create(encoder, index, output / name, identity)
         count, done = len(features), content["done"]
         print(f"{name}: {count:,} images, {features.nbytes / 1e9:.2f} GB; {done:,} images done already", flush=True)
@@ -51,7 +51,7 @@ def extract_features(
         if needed > free:  # a memory map on a full disk would end the process by SIGBUS
             raise InputError(f"--output {output}: needs {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free")
         batches = [list(range(first, min(first + batch_size, count))) for first in range(done, count, batch_size)]
-        augmentation = Augmentation(flip=float(mirrored))
+        augmentation = Augmentation(flip=float(is_mirrored))
         dataset = CaptionDataset(index, Vocabulary([]), encoder.preprocessing, augmentation=augmentation, by_image=True)
         loader = batch_loader(dataset, batches, num_workers=num_workers)
         with Progress(name, count, done) as progress, torch.inference_mode():

@@ -16,7 +16,7 @@ from captioning.metrics.table import NOUN_METRICS
 def noun_hits(words: Sequence[str], alphas: ArrayLike, regions: Sequence[Region], cells: CellGrid) -> list[NounHit]:
     """Judge the attention at every noun or phrase of a caption that names one of ``regions``, in their order.
 
-    A location is a hit if its cell touches the region: the mask dilated by half a cell contains the cell's center.
+    A location is a hit if its cell touches the region.
 
     Correctness is the attention correctness of Liu et al. ("Attention correctness in neural image captioning", AAAI
     2017): the sum of attention over the region that the word names. Differs from the paper: a location's weight is

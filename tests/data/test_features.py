@@ -120,7 +120,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_features_equal_the_encoders_output_for_images_and_mirror_images(index, tmp_path, capsys, workers):
-    extract(index, tmp_path, flipped=True, num_workers=workers)
+    extract(index, tmp_path, mirrored=True, num_workers=workers)
     encoder = Shrink()
     images = torch.stack([encoder.preprocessing(index.image(i, encoder.preprocessing)) for i in range(5)])
     for mirrored in (False, True):

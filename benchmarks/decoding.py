@@ -83,8 +83,6 @@ def decode(captioner: Captioner, annotations: Tensor, word_counts: Tensor, *, be
     memory = captioner.encode(annotations=annotations)
     step = FixedLengths(captioner.step_function(memory), word_counts)
     state = tuple(captioner.decoder.init_state(memory))
-    if beam_size == 1:
-        return [[best] for best in decoding.greedy(step, state, max_length=_MAX_LENGTH)]
     return decoding.beam_search(step, state, beam_size=beam_size, max_length=_MAX_LENGTH)
 
 

@@ -1,7 +1,7 @@
 """Small captioners with large weights, whose attention is far from even, and batches of annotations."""
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.encoders import ConvEncoder
 from captioning.model import Decoder
 from captioning.model.captioner import Captioner
+from captioning.vocabulary import END, PAD, START, UNK
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -37,3 +38,15 @@ def batch_of(captions: Sequence[Sequence[int]], annotations: Tensor, mask: Tenso
     images = torch.arange(len(captions))
     ids, lengths = pad_captions([list(words) for words in captions])
     return CaptionBatch(ids, lengths, images, images, images, annotations=annotations, annotation_mask=mask)
+
+
+def most_probable_words(captioner: Captioner, memory: Any, max_length: int) -> list[list[int]]:
+    """Return the caption of every image that has the most probable word at each step, without a search."""
+    step_function, state = captioner.step_function(memory), captioner.init_state(memory)
+    tokens, words = torch.full((len(state[0]),), START), []
+    for _ in range(max_length):
+        log_probs, state, _ = step_function(tokens, state)
+        tokens = log_probs.index_fill(1, torch.tensor([PAD, START, UNK]), float("-inf")).argmax(dim=1)
+        words.append(tokens)
+    captions = torch.stack(words, dim=1).tolist()
+    return [ids[: ids.index(END)] if END in ids else ids for ids in captions]

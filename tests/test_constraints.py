@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import quick_if
 
-from captioning.decoding import Constraints, Hypothesis, Step, beam_search, greedy, sample
+from captioning.decoding import Constraints, Hypothesis, Step, beam_search, sample
 from captioning.errors import InputError
 from captioning.trace import AttentionTrace
 from captioning.vocabulary import END, START
@@ -132,9 +132,10 @@ def test_captions_are_sampled_from_the_renormalized_distribution(constraints):
 
 
 @every_constraint
-def test_greedy_takes_the_best_word_that_is_allowed(constraints):
+def test_a_beam_of_one_takes_the_best_word_that_is_allowed(constraints):
     step = Histories([3, 4, 5])
-    for image, hypothesis in enumerate(greedy(step, step.start(), max_length=MAX_LENGTH, constraints=constraints)):
+    beams = beam_search(step, step.start(), beam_size=1, max_length=MAX_LENGTH, constraints=constraints)
+    for image, (hypothesis,) in enumerate(beams):
         words: list[int] = []
         while len(words) < MAX_LENGTH and END not in words:
             words.append(max(allowed(words, constraints), key=step.after(image, words).__getitem__))
@@ -170,4 +171,4 @@ def test_a_beam_equals_a_plain_loop_over_hypotheses(name, size):
 def test_a_prefix_of_max_length_words_is_refused():
     step = Histories([0])
     with pytest.raises(InputError, match="prefix: 2 words leave no room below max_length 2"):
-        greedy(step, step.start(), max_length=2, constraints=Constraints(prefix=(4, 5)))
+        beam_search(step, step.start(), beam_size=1, max_length=2, constraints=Constraints(prefix=(4, 5)))

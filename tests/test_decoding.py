@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 
-from captioning.decoding import Constraints, Step, beam_search, greedy, sample
+from captioning.decoding import Constraints, Step, beam_search, sample
 from captioning.errors import InputError
 from captioning.trace import AttentionTrace
 from captioning.vocabulary import END, PAD, START, UNK
@@ -130,7 +130,7 @@ class Tables:
 
 
 STRATEGIES = {
-    "greedy": lambda step, state, **options: greedy(step, state, max_length=30, **options),
+    "greedy": lambda step, state, **options: beam_search(step, state, beam_size=1, max_length=30, **options),
     "sample": lambda step, state, **options: sample(step, state, top_k=4, max_length=30, **options),
     "beam": lambda step, state, **options: beam_search(step, state, beam_size=3, max_length=30, **options),
 }
@@ -149,12 +149,12 @@ def test_images_are_searched_independently(strategy):
     tables = torch.stack([table(seed) for seed in range(5)])
     torch.manual_seed(3)
     together = content(STRATEGIES[strategy](Tables(tables, []), start(5)))
-    for image, hypotheses in enumerate(together if strategy == "beam" else [[caption] for caption in together]):
+    for image, hypotheses in enumerate([[caption] for caption in together] if strategy == "sample" else together):
         for ids, *_, alphas, _, locations in hypotheses:
             assert [a + 1 for a, _, _ in alphas] == locations and len(locations) == len(ids)
         if strategy != "sample":  # whose random numbers depend on the rows before
             alone = content(STRATEGIES[strategy](Tables(tables[image : image + 1], []), start(1)))
-            assert hypotheses == (alone[0] if strategy == "beam" else alone)
+            assert hypotheses == alone[0]
 
 
 def plain_sample(tables: torch.Tensor, captions_each: int, min_length: int) -> list[list[int]]:
@@ -208,8 +208,10 @@ def test_unknown_pad_and_start_are_never_produced():
     greedy_for_unknown = torch.full((V, V), -9.0)
     greedy_for_unknown[:, [PAD, START, UNK]] = -0.1
     step = markov(greedy_for_unknown, 2)
-    captions = [h for image in beam_search(step, start(2), beam_size=4, max_length=4) for h in image]
-    captions += greedy(step, start(2), max_length=4) + sample(step, start(20), max_length=4)
+    captions = [
+        h for size in (1, 4) for image in beam_search(step, start(2), beam_size=size, max_length=4) for h in image
+    ]
+    captions += sample(step, start(20), max_length=4)
     assert all(i in WORDS for h in captions for i in h.ids)
 
 
@@ -218,7 +220,7 @@ def test_unfinished_hypotheses_give_a_caption_with_its_last_word():
     never_ends[:, END] = -50.0
     never_ends[:, 5] = 1.0
     (image,) = beam_search(markov(never_ends.log_softmax(-1)), start(1), beam_size=2, max_length=4)
-    (row,) = greedy(markov(never_ends.log_softmax(-1)), start(1), max_length=4)
+    ((row,),) = beam_search(markov(never_ends.log_softmax(-1)), start(1), beam_size=1, max_length=4)
     for h in (*image, row):
         assert not h.finished and len(h.ids) == len(h.log_probs) == len(h.trace.alphas) == 4
     assert image[0].ids == row.ids == [5, 5, 5, 5]
@@ -234,9 +236,9 @@ def test_minimum_length_holds_for_every_strategy():
     ends_at_once = torch.full((V, V), -5.0)
     ends_at_once[:, END] = 0.0
     step = markov(ends_at_once.log_softmax(-1))
-    assert greedy(step, start(1), max_length=5)[0].ids == []
+    assert beam_search(step, start(1), beam_size=1, max_length=5)[0][0].ids == []
     for h in (
-        greedy(step, start(1), max_length=5, constraints=Constraints(3))[0],
+        beam_search(step, start(1), beam_size=1, max_length=5, constraints=Constraints(3))[0][0],
         sample(step, start(1), max_length=5, constraints=Constraints(3))[0],
         beam_search(step, start(1), beam_size=2, max_length=5, constraints=Constraints(3))[0][0],
     ):

@@ -82,6 +82,11 @@ class Attention(Component):
         self._context_mode = mode
 
     @property
+    def can_draw(self) -> bool:
+        """Whether locations can be drawn, in training or in evaluation."""
+        return "sample" in self.context_modes
+
+    @property
     def may_draw(self) -> bool:
         """Whether locations may be drawn in this training batch; the same on every process."""
         return False

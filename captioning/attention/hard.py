@@ -26,7 +26,7 @@ class StochasticAttention(Attention):
         normalizer: Turns the logits into alphas; None for ``Softmax()``.
         sample_probability: Probability that an image's contexts are drawn in training; with a ramp, its highest value.
             Contexts that are not drawn are expectations. The paper has 0.5 (Sec. 4.1).
-        ramp: Fractions of training, 0 to 1, between which that probability changes. With two, it rises linearly from
+        ramp: Fractions of training, 0 to 1, between which that probability changes: with two, it rises linearly from
             0 between them; with four, it also falls back to 0 between the last two. Empty for a constant probability,
             as in the paper. Early alphas are uninformative, and draws from them teach the decoder to ignore its
             context. Falling back at the end trains the decoder on the expectation that evaluation uses.
@@ -84,10 +84,10 @@ class StochasticAttention(Attention):
             return memory
         if self.needs_progress and self.progress is None:
             raise ValueError(f"{type(self).__name__}: set progress (0 to 1 of training) before each batch")
-        B, device, probability = len(annotations), annotations.device, self.current_sample_probability
-        decisions = 1 if self.per_batch else B  # with probability 1, no random numbers are taken
-        uniform = torch.zeros(decisions, device=device) if probability == 1 else torch.rand(decisions, device=device)
-        return replace(memory, drawn=uniform.expand(B) < probability)
+        probability = self.current_sample_probability
+        decisions = annotations.new_zeros(1 if self.per_batch else len(annotations), dtype=torch.float32)
+        uniform = decisions if probability == 1 else torch.rand_like(decisions)  # with 1, no random numbers are taken
+        return replace(memory, drawn=uniform.expand(len(annotations)) < probability)
 
     def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
         if self.training:

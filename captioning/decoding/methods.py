@@ -1,4 +1,4 @@
-"""Beam search, greedy decoding and sampling, and the one place where options choose between them."""
+"""Beam search and sampling, and the one place where options choose between them."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from torch import Tensor
 from captioning.decoding.constraints import Constraints
 from captioning.decoding.search import Slots, search
 from captioning.decoding.step import Hypothesis, StepFunction
-from captioning.decoding_options import BeamOptions, DecodingOptions
+from captioning.decoding_options import DecodingOptions
 from captioning.trace import State
 from captioning.vocabulary import Vocabulary
 
 
 def decode(
-    step: StepFunction, state: State, options: BeamOptions, vocabulary: Vocabulary | None = None
+    step_function: StepFunction, state: State, options: DecodingOptions, vocabulary: Vocabulary | None = None
 ) -> list[list[Hypothesis]]:
     """Return the captions of B images, best first or in the order of sampling. ``state`` has tensors (B, ..).
 
@@ -22,23 +22,23 @@ def decode(
     is too long, or if the model does not know a word of the prefix. ``CaptionModel.search``, not this function, applies
     ``seed`` and ``context_mode``.
     """
-    if not isinstance(options, DecodingOptions):
-        options = DecodingOptions(**vars(options))
-    constraints, count = Constraints.from_options(options, vocabulary), options.count or 1
+    constraints = Constraints.from_options(options, vocabulary)
+    count = options.count or 1
     shared: dict[str, Any] = {"max_length": options.max_length, "constraints": constraints}
+    if options.method == "sample":
+        state = tuple(tensor.repeat_interleave(count, dim=0) for tensor in state)
+        shared |= {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
+        sampled = sample(step_function, state, **shared)
+        return [sampled[first : first + count] for first in range(0, len(sampled), count)]
     if options.method == "greedy":
-        return [[hypothesis] for hypothesis in greedy(step, state, **shared)]
-    if options.method == "beam":
-        shared["length_normalization"] = options.length_normalization
-        beams = beam_search(step, state, beam_size=max(options.beam_size, count), **shared)
-        return [beam[: options.count] for beam in beams]
-    state = tuple(tensor.repeat_interleave(count, dim=0) for tensor in state)
-    sampled = sample(step, state, temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, **shared)
-    return [sampled[first : first + count] for first in range(0, len(sampled), count)]
+        return beam_search(step_function, state, beam_size=1, **shared)
+    shared["length_normalization"] = options.length_normalization
+    beams = beam_search(step_function, state, beam_size=max(options.beam_size, count), **shared)
+    return [beam[: options.count] for beam in beams]
 
 
 def beam_search(
-    step: StepFunction,
+    step_function: StepFunction,
     state: State,
     *,
     beam_size: int,
@@ -63,12 +63,12 @@ def beam_search(
     K = beam_size
     slot_index = torch.arange(K, device=state[0].device)
 
-    def fill_slots(log_probs: Tensor, parent_log_prob: Tensor, open_count: Tensor, images: Tensor) -> Slots:
+    def fill_slots(log_probs: Tensor, parent_log_prob: Tensor, slots_left: Tensor, images: Tensor) -> Slots:
         slots = _best_continuations(log_probs, parent_log_prob, K)
-        return slots._replace(log_prob=slots.log_prob.masked_fill(slot_index >= open_count, float("-inf")))
+        return slots._replace(log_prob=slots.log_prob.masked_fill(slot_index >= slots_left, float("-inf")))
 
     shared: dict[str, Any] = {"max_length": max_length, "constraints": constraints}
-    hypotheses = search(step, state, fill_slots, K=K, length_normalization=length_normalization, **shared)
+    hypotheses = search(step_function, state, fill_slots, K=K, length_normalization=length_normalization, **shared)
     return [sorted(image, key=lambda caption: (not caption.finished, -caption.log_prob)) for image in hypotheses]
 
 
@@ -85,20 +85,8 @@ def _best_continuations(log_probs: Tensor, parent_log_prob: Tensor, K: int) -> S
     return Slots(log_prob, index // words_per_parent, word.gather(1, index), word_log_prob.gather(1, index))
 
 
-def greedy(
-    step: StepFunction,
-    state: State,
-    *,
-    max_length: int = 30,
-    constraints: Constraints = Constraints(),  # noqa: B008 - frozen
-) -> list[Hypothesis]:
-    """Return the caption that takes the most probable word at every step, one per image of ``state``: a beam of one."""
-    beams = beam_search(step, state, beam_size=1, max_length=max_length, constraints=constraints)
-    return [hypothesis for (hypothesis,) in beams]
-
-
 def sample(
-    step: StepFunction,
+    step_function: StepFunction,
     state: State,
     *,
     temperature: float = 1.0,
@@ -116,17 +104,18 @@ def sample(
         temperature, top_k, top_p: As in ``DecodingOptions``.
         max_length, constraints: As in ``beam_search``, which raises the same InputError.
     """
-    device, B = state[0].device, step.image_count
+    device = state[0].device
+    B = step_function.image_count
     R = len(state[0]) // B
 
-    def fill_slots(log_probs: Tensor, parent_log_prob: Tensor, open_count: Tensor, images: Tensor) -> Slots:
+    def fill_slots(log_probs: Tensor, parent_log_prob: Tensor, slots_left: Tensor, images: Tensor) -> Slots:
         uniform = torch.rand(B, R, 1, dtype=torch.float64, device=device)[images]
         word = sample_words(_restrict(log_probs.flatten(0, 1) / temperature, top_k, top_p), uniform.flatten(0, 1))
         word_log_prob = log_probs.gather(2, word.view(-1, R, 1)).squeeze(2)
         parent = torch.arange(R, device=device).expand_as(parent_log_prob)
         return Slots(parent_log_prob + word_log_prob, parent, word.view_as(parent_log_prob), word_log_prob)
 
-    images = search(step, state, fill_slots, K=R, max_length=max_length, constraints=constraints)
+    images = search(step_function, state, fill_slots, K=R, max_length=max_length, constraints=constraints)
     return [hypothesis for image in images for hypothesis in image]
 
 

@@ -33,14 +33,25 @@ class Slots(NamedTuple):
 
 
 FillSlots = Callable[[Tensor, Tensor, Tensor, Tensor], Slots]
-"""``fill_slots(log_probs, parent_log_prob, open_count, images)`` fills the slots with continuations of R hypotheses.
+"""``fill_slots(log_probs, parent_log_prob, slots_left, images)`` fills the slots with continuations of R hypotheses.
 
 Arguments: log-probabilities of the next word (B, R, V) and of the hypotheses (B, R), -inf for none; number of
-hypotheses that have not ended (B, 1); indices of the images (B,)."""
+slots left (B, 1), K minus the hypotheses that have ended; indices of the images (B,)."""
+
+
+class EndedHypotheses(NamedTuple):
+    """The E hypotheses that ended in one step, (E, ..)."""
+
+    words: Tensor  # (E, max_length)
+    log_probs: Tensor  # (E, max_length), of the words
+    trace_index: Tensor  # (E, max_length), as in ``History``
+    image: Tensor
+    slot: Tensor
+    last_step: Tensor
 
 
 def search(
-    step: StepFunction,
+    step_function: StepFunction,
     state: State,
     fill_slots: FillSlots,
     *,
@@ -55,19 +66,21 @@ def search(
     batch. ``beam_search`` explains the arguments. Raises InputError if no word has a finite probability.
     """
     constraints.check(max_length)
-    image_count = B = step.image_count
+    image_count = B = step_function.image_count
     device = state[0].device
     R = len(state[0]) // B
     images = torch.arange(B, device=device)
-    open_count = torch.full((B, 1), K, device=device)
+    slots_left = torch.full((B, 1), K, device=device)
     log_prob = torch.zeros(B, R, device=device)
     tokens = torch.full((B * R,), START, device=device)
     history = History(*(torch.empty(B, R, 0, dtype=x, device=device) for x in (torch.long, torch.float, torch.long)))
-    traces, trace_count, ended = list[AttentionTrace](), 0, list[list[Tensor]]()
+    traces: list[AttentionTrace] = []
+    trace_count = 0
+    ended: list[EndedHypotheses] = []
     for t in range(max_length):
-        out = step(tokens, state)
+        out = step_function(tokens, state)
         log_probs = constraints.mask(out.log_probs, history.words.flatten(0, 1))
-        log_prob, parent, word, word_log_prob = fill_slots(log_probs.unflatten(0, (B, R)), log_prob, open_count, images)
+        log_prob, parent, word, word_log_prob = fill_slots(log_probs.unflatten(0, (B, R)), log_prob, slots_left, images)
         parent_rows = parent + torch.arange(0, B * R, R, device=device).unsqueeze(1)  # (B, K), rows of this step
         added = zip(history, (word, word_log_prob, trace_count + parent_rows), strict=True)
         history = History(*(torch.cat([x.flatten(0, 1)[parent_rows], new.unsqueeze(2)], dim=2) for x, new in added))
@@ -75,20 +88,23 @@ def search(
         trace_count += B * R
         exists = log_prob.isfinite()
         has_ended = exists & ((word == END) | (t == max_length - 1))
-        image, slot = has_ended.nonzero(as_tuple=True)
-        padded = (pad(x[image, slot], (0, max_length - t - 1)) for x in history)
-        ended.append([*padded, images[image], slot, torch.full_like(slot, t)])
+        row, slot = has_ended.nonzero(as_tuple=True)
+        words, log_probs, trace_index = (pad(x[row, slot], (0, max_length - t - 1)) for x in history)
+        last_step = torch.full_like(slot, t)
+        ended.append(EndedHypotheses(words, log_probs, trace_index, images[row], slot, last_step))
         is_open = exists & ~has_ended
         open_images = is_open.any(dim=1).nonzero().squeeze(1)
         if not len(open_images):
             break
-        open_count = open_count - has_ended.sum(dim=1, keepdim=True)
-        log_prob, tokens = log_prob.masked_fill(~is_open, float("-inf")), word.masked_fill(~is_open, END)
+        slots_left = slots_left - has_ended.sum(dim=1, keepdim=True)
+        log_prob = log_prob.masked_fill(~is_open, float("-inf"))
+        tokens = word.masked_fill(~is_open, END)
         if len(open_images) <= B // 2:
-            B, step = len(open_images), step.select_images(open_images)
+            B = len(open_images)
+            step_function = step_function.select_images(open_images)
             history = map_fields(history, itemgetter(open_images))
-            tensors = images, open_count, log_prob, tokens, parent_rows
-            images, open_count, log_prob, tokens, parent_rows = (x[open_images] for x in tensors)
+            tensors = images, slots_left, log_prob, tokens, parent_rows
+            images, slots_left, log_prob, tokens, parent_rows = (x[open_images] for x in tensors)
         tokens, R = tokens.flatten(), K  # from the second step on, R is K
         state = tuple(tensor.index_select(0, parent_rows.flatten()) for tensor in out.state)
     hypotheses = _make_hypotheses(ended, traces, length_normalization)
@@ -98,13 +114,15 @@ def search(
 
 
 def _make_hypotheses(
-    ended: list[list[Tensor]], traces: list[AttentionTrace], length_normalization: float
+    ended_by_step: list[EndedHypotheses], traces: list[AttentionTrace], length_normalization: float
 ) -> list[list[Hypothesis]]:
-    ids, log_probs, trace_index, image, slot, last = (torch.cat(fields) for fields in zip(*ended, strict=True))
-    log_prob = log_probs.cumsum(dim=1).gather(1, last.unsqueeze(1)).squeeze(1) / (last + 1.0) ** length_normalization
-    fields = (None if field[0] is None else torch.cat(field)[trace_index] for field in zip(*traces, strict=True))
+    ended = EndedHypotheses(*(torch.cat(field) for field in zip(*ended_by_step, strict=True)))
+    last = ended.last_step
+    sums = ended.log_probs.cumsum(dim=1).gather(1, last.unsqueeze(1)).squeeze(1)
+    log_prob = sums / (last + 1.0) ** length_normalization
+    fields = (None if field[0] is None else torch.cat(field)[ended.trace_index] for field in zip(*traces, strict=True))
     trace = map_fields(AttentionTrace(*fields), lambda x: (x.float() if x.is_floating_point() else x).cpu())
-    columns = [column.tolist() for column in (image, slot, last, log_prob, ids, log_probs)]
+    columns = [column.tolist() for column in (ended.image, ended.slot, last, log_prob, ended.words, ended.log_probs)]
     hypotheses: dict[int, list[Hypothesis]] = {}  # by image
     rows = sorted(enumerate(zip(*columns, strict=True)), key=lambda row: row[1][:3])  # by image, slot and last step
     for row, (i, _, t, caption_log_prob, words, word_log_probs) in rows:

@@ -113,7 +113,7 @@ class Evaluator:
         nll = float(step_nll(output.logits, output.targets).sum())
         sums = self.sums[int(batch.index_rows[0])] = {"words": len(output.targets), "nll": nll}
         model = self.model
-        if self.bound_draws and isinstance(model, Captioner) and "sample" in model.decoder.attention.context_modes:
+        if self.bound_draws and isinstance(model, Captioner) and model.decoder.attention.can_draw:
             sums["bound"], sums["iwae_bound"] = likelihood_bounds(model, batch, memory, self.bound_draws)
         rows, images, cells = batch.index_rows.tolist(), batch.image_index.tolist(), self.model.encoder.cells
         references = [reference.split() for row in rows for reference in self.index.references(row)]

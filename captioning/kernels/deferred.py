@@ -50,9 +50,9 @@ def defer_gradient(tensor: Tensor) -> Tensor:
 
 
 def deferred_uses(tensor: Tensor) -> dict[DeferredGradient, list[Use]] | None:
-    """Return the stored factors by the function that makes a gradient of them; None if ``tensor`` is not deferred.
+    """Return the factors that steps have stored for ``tensor``, by the function that computes its gradient from them.
 
-    A step that appends factors must return no gradient for ``tensor`` itself.
+    None if ``tensor`` is not deferred. A step that appends factors must return no gradient for ``tensor`` itself.
     """
     return getattr(tensor.grad_fn, "deferred_uses", None)
 
@@ -81,22 +81,23 @@ def pad_rows(x: Tensor, count: int) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """product(x, factor); gradients: x_gradient(gradient, factor) and, at the end, factor_gradient(factor, uses)."""
+    """product(x, shared); gradients: x_gradient(gradient, shared) and, at the end, shared_gradient(shared, uses)."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, factor: Tensor, product: Product, x_gradient: Product, factor_gradient: Any
+        ctx: Any, x: Tensor, shared: Tensor, product: Product, x_gradient: Product, shared_gradient: Any
     ) -> Tensor:
-        ctx.save_for_backward(x, factor)
-        ctx.deferred_uses, ctx.x_gradient, ctx.factor_gradient = deferred_uses(factor), x_gradient, factor_gradient
-        return product(x, factor)
+        ctx.save_for_backward(x, shared)
+        ctx.deferred_uses = deferred_uses(shared)
+        ctx.x_gradient, ctx.shared_gradient = x_gradient, shared_gradient
+        return product(x, shared)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None]:
-        x, factor = ctx.saved_tensors
-        ctx.deferred_uses[ctx.factor_gradient].append((x, gradient))
-        return ctx.x_gradient(gradient, factor) if ctx.needs_input_grad[0] else None, None, None, None, None
+        x, shared = ctx.saved_tensors
+        ctx.deferred_uses[ctx.shared_gradient].append((x, gradient))
+        return ctx.x_gradient(gradient, shared) if ctx.needs_input_grad[0] else None, None, None, None, None
 
 
 deferred_product: Callable[..., Tensor] = _Product.apply

@@ -43,10 +43,13 @@ def run_recurrence(
         image_count: Number of images.
         lengths: (N,) int64, the steps of each row, T at most.
     """
-    R, row_order, steps = len(inputs) // image_count, None, inputs.unbind(1)  # T of (N, ..)
+    R = len(inputs) // image_count
+    row_order = None
+    steps = inputs.unbind(1)  # T of (N, ..)
     if inputs.is_cpu and (leaving := _leaving_order(lengths, image_count, len(steps))) is not None:
         order, image_counts = leaving
-        row_order, memory = torch.arange(len(inputs)).view(-1, R)[order].flatten(), memory.select_images(order)  # (N,)
+        row_order = torch.arange(len(inputs)).view(-1, R)[order].flatten()  # (N,)
+        memory = memory.select_images(order)
         state = tuple(tensor[row_order] for tensor in state)
         steps = tuple(x[: count * R] for x, count in zip(inputs[row_order].unbind(1), image_counts, strict=True))
     outputs: list[Any] = []
@@ -54,7 +57,8 @@ def run_recurrence(
         step_memory = memory = memory.map(defer_gradient)
         for x in steps:
             if len(x) < len(state[0]):
-                state, B = tuple(tensor[: len(x)] for tensor in state), len(x) // R
+                B = len(x) // R
+                state = tuple(tensor[: len(x)] for tensor in state)
                 step_memory = memory.map(lambda field, B=B: take_first(field, len(field) // image_count * B))
             state, out = step(x, state, step_memory)
             outputs.append(out)

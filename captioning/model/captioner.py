@@ -17,7 +17,7 @@ from captioning.attention.memory import repeat_rows
 from captioning.component import Component, check_shape
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.transforms import Preprocessing
-from captioning.decoding import BeamOptions, Hypothesis, Step, StepFunction, decode
+from captioning.decoding import BeamOptions, DecodingOptions, Hypothesis, Step, StepFunction, decode
 from captioning.encoders import Encoder
 from captioning.errors import InputError
 from captioning.model.decoder import Decoder, DecoderOutput
@@ -107,19 +107,20 @@ class CaptionModel(nn.Module, metaclass=ABCMeta):
         return CaptionBatch(ids, lengths, image_index, images, images).to(next(self.parameters()).device)
 
     @contextmanager
-    def with_context_and_seed(self, options: BeamOptions) -> Iterator[None]:
-        """Use the context mode and the seed of ``DecodingOptions`` within a ``with`` block, where they are not None."""
-        mode, seed = (getattr(options, name, None) for name in ("context_mode", "seed"))
+    def with_context_and_seed(self, options: DecodingOptions) -> Iterator[None]:
+        """Use the context mode and the seed of the options within a ``with`` block, where they are not None."""
         device = next(self.parameters()).device
-        with torch.random.fork_rng([device] if device.type == "cuda" else [], seed is not None):
-            if seed is not None:
-                torch.manual_seed(seed)
-            with self.in_context_mode(mode):
+        with torch.random.fork_rng([device] if device.type == "cuda" else [], options.seed is not None):
+            if options.seed is not None:
+                torch.manual_seed(options.seed)
+            with self.in_context_mode(options.context_mode):
                 yield
 
     @torch.inference_mode()
     def search(self, memory: Any, options: BeamOptions, vocabulary: Vocabulary | None = None) -> list[list[Hypothesis]]:
         """Return the captions of every image in ``memory``, in the order of ``decoding.decode``."""
+        if not isinstance(options, DecodingOptions):
+            options = DecodingOptions(**vars(options))
         with self.with_context_and_seed(options):
             return decode(self.step_function(memory), self.init_state(memory), options, vocabulary)
 

@@ -151,7 +151,7 @@ class AttentionDecoder(Decoder):
     def _run_steps(
         self, captions: Tensor, lengths: Tensor, memory: Memory, samples: int = 1
     ) -> tuple[ExistingSteps, Tensor, LSTMSteps]:
-        """Run the LSTM over ``samples`` of every caption, as ``RunSteps``."""
+        """Run the LSTM over every caption, ``samples`` times; return what ``RunSteps`` returns."""
         existing = ExistingSteps(repeat_rows(captions, samples), repeat_rows(lengths, samples))
         embedded = self.embedding(captions[:, :-1])  # (N, T, E); words and Eq. 7 are computed for all steps at once
         # With equal contexts, all samples of a caption have equal states: compute them once.

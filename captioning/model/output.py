@@ -41,7 +41,8 @@ class LSTMSteps(NamedTuple):
 
 
 RunSteps: TypeAlias = Callable[[], tuple[ExistingSteps, Tensor, LSTMSteps]]
-"""Runs the LSTM over captions; returns which steps exist, the embedding (M, E) of their words, and (N, T, ..) steps."""
+"""Runs the LSTM over captions. Returns the existing steps, the embeddings (M, E) of the words before them, and the
+LSTM's steps (N, T, ..)."""
 
 
 class Output(Component):

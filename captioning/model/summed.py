@@ -34,9 +34,9 @@ class SummedOutput(Output):
     """
 
     def check(self, attention: Attention) -> None:
-        draws = attention.context_modes != ("expected",)
-        if draws or not attention.weighs_annotations:
-            fault = "chooses locations itself" if draws else "looks at several locations at once, or writes over them"
+        if attention.can_draw or not attention.weighs_annotations:
+            fault = "looks at several locations at once, or writes over them"
+            fault = "chooses locations itself" if attention.can_draw else fault
             raise InputError(f"output: {type(attention).__name__} {fault}; a sum over locations needs SoftAttention")
 
     def to_search_memory(self, memory: Memory) -> SearchMemory:
@@ -49,16 +49,19 @@ class SummedOutput(Output):
         return summed_log_probs(*self._summands(embedded, steps, memory), image_index)  # (M, V)
 
     def step(self, embedded: Tensor, steps: LSTMSteps, memory: Memory) -> Tensor:
-        memory, Q = self.to_search_memory(memory), self.L_o.forward_float32(self._hidden(embedded, steps))  # (N, V)
+        memory = self.to_search_memory(memory)
+        Q = self.L_o.forward_float32(self._hidden(embedded, steps))  # (N, V)
         return summed_step(Q, memory.C, self.L_o.weight, self._log_weights(steps), memory.exp_G)
 
     def evidence(self, words: Tensor, memory: Memory, run_steps: RunSteps) -> Tensor:
         """Return the posterior p(location | word, the step looks at the image), (N, T, L), each row summing to 1."""
         existing, embedded, steps = run_steps()
-        steps, image_index = map_fields(steps, existing.pack), existing.image_index(len(memory.annotations))
+        steps = map_fields(steps, existing.pack)
+        image_index = existing.image_index(len(memory.annotations))
         summands = self._summands(embedded, steps, memory)
         posterior = summed_posterior(*summands, image_index, existing.targets)[:, 1:]  # (M, L)
-        p_looks, tiny = posterior.sum(1, keepdim=True), torch.finfo(posterior.dtype).tiny  # (M, 1), p(looks | word)
+        p_looks = posterior.sum(1, keepdim=True)  # (M, 1), p(looks | word)
+        tiny = torch.finfo(posterior.dtype).tiny
         return existing.unpack(torch.where(p_looks > tiny, posterior / p_looks.clamp(min=tiny), steps.alphas))
 
     def _summands(self, embedded: Tensor, steps: LSTMSteps, memory: Memory) -> tuple[Tensor, Tensor, Tensor, Tensor]:

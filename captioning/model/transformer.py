@@ -62,7 +62,7 @@ class TransformerDecoder(Decoder):
         check_range(0, 0.99, dropout=dropout)
         if dim % heads or dim % 2:
             raise InputError(f"TransformerDecoder: dim {dim} must be even and a multiple of its {heads} heads")
-        if attention.context_modes != ("expected",):
+        if attention.can_draw:
             raise InputError(
                 f"TransformerDecoder: {type(attention).__name__} draws locations, and training computes all words at "
                 "once; use MultiHeadAttention"

@@ -102,9 +102,10 @@ class SelfCriticalTraining(Objective):
         finally:
             captioner.train(was_training)
         baseline = leave_one_out(rewards, self.samples)
-        advantages, is_sampled = rewards - baseline, torch.ones_like(rewards, dtype=torch.bool)  # (N,)
+        advantages = rewards - baseline  # (N,)
         counts = rewards.new_tensor([len(captions), sum(len(caption.ids) for caption in captions)])
         caption_count, word_count = sum_over_processes(counts)
+        is_sampled = torch.ones_like(rewards, dtype=torch.bool)
         logs = LearningSignal(rewards, baseline, advantages, is_sampled).means()
         logs |= {"loss": -logs["reward"], "caption_length": word_count / caption_count}
         loss = -(advantages * log_probs).sum() / caption_count * process_count()
@@ -123,10 +124,13 @@ class SelfCriticalTraining(Objective):
         The B images of ``memory`` have the rows ``index_rows`` in the index of the training split.
         """
         assert self.reward is not None
-        step, state = captioner.step_function(memory), captioner.decoder.init_state(memory)
+        state = captioner.decoder.init_state(memory)
         repeated_state = tuple(repeat_rows(tensor, self.samples) for tensor in state)
         constraints = Constraints(min_length=self.search.min_length)
-        captions = decoding.sample(step, repeated_state, max_length=self.search.max_length, constraints=constraints)
+        step_function = captioner.step_function(memory)
+        captions = decoding.sample(
+            step_function, repeated_state, max_length=self.search.max_length, constraints=constraints
+        )
         caption_rows = [row for row in index_rows for _ in range(self.samples)]
         return captions, self.reward(caption_rows, captions).to(state[0].device)
 

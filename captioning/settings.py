@@ -139,6 +139,18 @@ def command_line(args: Sequence[str] | None) -> list[str]:
     return [_expand_home(word) for word in (sys.argv[1:] if args is None else args)]
 
 
+def nest(settings: Mapping[str, Any], nested: dict[str, Any]) -> dict[str, Any]:
+    """Return ``nested`` with further settings. A dotted key becomes mappings, as which `captioning fit` reads it."""
+    for key, value in settings.items():
+        section, _, inner_key = str(key).partition(".")
+        inner = {inner_key: value} if inner_key else value
+        if isinstance(inner, Mapping):
+            earlier = nested.get(section)
+            inner = nest(inner, earlier if isinstance(earlier, dict) else {})
+        nested[section] = inner
+    return nested
+
+
 def flatten(settings: Mapping[str, Any], without: Iterable[str] = ()) -> dict[str, Any]:
     """Return settings by dotted key, {"model.decoder.dropout": 0.5}, without those in or beneath ``without``.
 

@@ -52,6 +52,11 @@ def test_limit_images_extracts_the_first_images_alone():
     assert extracted("--data.limit_images", 1) == {"train": 1, "val": 1}
 
 
+def test_a_dotted_key_of_a_configuration_is_read_as_in_fit():
+    Path("few.yaml").write_text("data.limit_images: 1\n")
+    assert extracted("--config", "few.yaml", "--split", "val") == {"val": 1}
+
+
 def test_the_value_of_an_option_of_the_configuration_may_have_spaces():
     Path("shapes").rename("my shapes")
     command("extract", "--config", "config.yaml", "--data.source.root=my shapes", "--output", "out", "--num_workers", 0)

@@ -113,6 +113,17 @@ def test_another_split_fewer_images_and_other_data_do_not_replace_the_test_of_a_
     assert sources == [str(workdir / "shapes"), str(workdir / "shapes"), "moved", str(workdir / "shapes")]
 
 
+def test_a_dotted_key_of_a_configuration_is_read_as_in_fit(workdir, capsys):
+    Path("one.yaml").write_text("data.limit_images: 1\ndata:\n  source.init_args: {root: coco}\n")
+    command("test", "--ckpt_path", CHECKPOINT, "--config", "pets.yaml", "--config", "one.yaml", *VAL)
+    assert "val split, 1 images" in capsys.readouterr().out
+    data = json.loads(read("runs/tiny/one/val/test_metrics.json"))["provenance"]["settings"]["data"]
+    assert data["limit_images"] == 1 and data["source"]["class_path"].endswith("CocoSource")
+    Path("one.yaml").write_text("data.limit_image: 1\n")
+    line = refusal(capsys, "test", "--ckpt_path", CHECKPOINT, "--config", "one.yaml")
+    assert "one.yaml: an option of data must be one of" in line and "did you mean limit_images" in line
+
+
 def test_results_that_are_a_file_are_refused_before_the_model_is_read(workdir, capsys):
     error = refusal(capsys, "predict", "--ckpt_path", "missing.ckpt", "--results", "tiny.yaml")
     assert error == "error: --results tiny.yaml: is a file; name a folder"

@@ -3,7 +3,7 @@
 import pytest
 
 from captioning.errors import InputError
-from captioning.settings import command_line, config_text, flatten, read_config
+from captioning.settings import command_line, config_text, flatten, nest, read_config
 
 
 def test_a_key_that_stands_twice_is_refused_with_both_lines(tmp_path):
@@ -58,6 +58,12 @@ def test_settings_are_read_as_they_were_written(tmp_path):
     settings = {"texts": texts, "numbers": [1e-5, 2e22, 3, 0.1, True, None], "parts": {"b": 1, "a": {}}}
     (tmp_path / "config.yaml").write_text(config_text(settings), encoding="utf-8")
     assert read_config(tmp_path / "config.yaml") == settings
+
+
+def test_dotted_keys_are_nested_beside_the_other_keys_of_their_sections():
+    settings = {"a.b.c": 1, "a": {"b": {"d.e": 2}, "f": None}, "a.b.d.g": [3], "h": None, "h.i": {"j.k": {}, 0: 4}}
+    nested = {"a": {"b": {"c": 1, "d": {"e": 2, "g": [3]}}, "f": None}, "h": {"i": {"j": {"k": {}}, "0": 4}}}
+    assert nest(settings, {}) == nested
 
 
 def test_settings_become_lines_with_short_names_of_known_classes():

@@ -10,7 +10,7 @@ from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namesp
 from captioning.cli import FIT_HELP, IMPORTED_MODULES
 from captioning.cli.parser import parser_error
 from captioning.errors import InputError
-from captioning.settings import install_yaml
+from captioning.settings import install_yaml, nest
 
 
 def restrict_imports() -> None:
@@ -46,7 +46,8 @@ def build(
         parser.add_argument(f"--{key}", type=value_type, required=type(None) not in get_args(value_type))
     arguments = []
     for config in configs:
-        values = {key: value for key in types if (value := _value_at(key, config)) is not None}
+        nested = nest(config, {})
+        values = {key: value for key in types if (value := _value_at(key, nested)) is not None}
         arguments += ["--config", json.dumps(values, default=str)]
     settings = parse_training(parser, [*arguments, *options])
     try:

@@ -14,7 +14,7 @@ from captioning.cli import model_name
 from captioning.errors import InputError, check_choice, check_whole
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder, checksum
-from captioning.settings import Split, read_config
+from captioning.settings import Split, nest, read_config
 from captioning.trace import ContextMode
 
 if TYPE_CHECKING:
@@ -146,13 +146,15 @@ def _read_settings(files: Sequence[Path]) -> list[dict[str, Any]]:
     """Return the settings in each file. Raises InputError if ``data`` is a file's name or has an unknown option."""
     from captioning.training.datamodule import CaptionDataModule
 
-    data_options, settings = inspect.signature(CaptionDataModule).parameters, []
+    data_options = inspect.signature(CaptionDataModule).parameters
+    settings = []
     for file in files:
-        settings.append(read_config(file, "--config"))
-        if isinstance(data := settings[-1].get("data") or {}, str):
+        content = read_config(file, "--config")
+        if isinstance(content.get("data"), str):
             raise InputError(f"--config {file}: data is a file; give its settings, as in a run's config.yaml")
-        for name in data:
-            check_choice(data_options, **{f"--config {file}: an option of data": name.partition(".")[0]})
+        settings.append(nest(content, {}))
+        for name in settings[-1].get("data") or {}:
+            check_choice(data_options, **{f"--config {file}: an option of data": name})
     return settings
 
 

@@ -34,9 +34,9 @@ class FolderSource(CaptionSource):
     and ``split`` (train, val or test), which may be empty or missing; others are ignored. Images are numbered in the
     order of first appearance.
 
-    Without a ``split`` column, an image in a folder ``validation`` (or ``val``) or ``test`` belongs to that split. A
-    split without such a folder gets one in ten of the other images, by a hash of the path, so that a new image changes
-    no other image's split. The rest is for training. With few images, a split may be empty.
+    An image without a ``split``, in a folder ``validation`` (or ``val``) or ``test``, belongs to that split. A split
+    that neither a folder nor a ``split`` names gets one in ten of the other images, by a hash of the path, so that a
+    new image changes no other image's split. The rest is for training. With few images, a split may be empty.
 
     Also read: Hugging Face's ``metadata.jsonl`` or ``.csv`` with ``file_name`` and ``text``.
 
@@ -73,9 +73,10 @@ class FolderSource(CaptionSource):
         folders = {image: image.split(os.sep)[0].lower() for image in entries}
         by_folder = {image: _SPLIT_OF[folder] for image, folder in folders.items() if folder in _SPLIT_OF}
         split_of = {image: name for image, name in by_folder.items() if name != "train"} | split_of
+        named_splits = set(split_of.values())
         for image in entries.keys() - split_of:
             split_by_hash = hashed_split(image)
-            split_of[image] = "train" if split_by_hash in by_folder.values() else split_by_hash
+            split_of[image] = "train" if split_by_hash in named_splits else split_by_hash
         split_entries = [entry for image, entry in entries.items() if split_of[image] == split]
         if not split_entries:
             count = f"none of {len(entries)} images is in the {split} split"
@@ -84,7 +85,7 @@ class FolderSource(CaptionSource):
 
 
 def hashed_split(image: str) -> str:
-    """Return the split of an image without a split column, from its path alone."""
+    """Return the split that is drawn for an image, from its path alone."""
     return {0: "val", 1: "test"}.get(zlib.crc32(image.encode()) % 10, "train")
 
 

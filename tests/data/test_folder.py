@@ -77,6 +77,16 @@ def test_one_caption_with_a_split_is_enough_for_its_image(tmp_path):
         assert len(jsonl(tmp_path, ordered).index("val").captions) == 2
 
 
+@pytest.mark.parametrize("named", ["val", "test"])
+def test_a_split_that_the_column_names_gets_no_drawn_images(tmp_path, named):
+    names = [f"{i}.jpg" for i in range(100)]
+    text = "".join(f"{name},a dog,{named if name < '15' else ''}\n" for name in names)
+    source = csv(tmp_path, f"image,caption,split\n{text}")
+    (drawn,) = {"val", "test"} - {named}
+    assert source.index(named).paths == [name for name in names if name < "15"]
+    assert source.index(drawn).paths == [name for name in names if name >= "15" and hashed_split(name) == drawn]
+
+
 def test_without_a_column_the_path_alone_decides_the_split(tmp_path):
     names = [f"{i:04d}.jpg" for i in range(1000)]
     source = jsonl(tmp_path, [{"image": name, "caption": "a"} for name in names])

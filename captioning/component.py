@@ -101,7 +101,8 @@ def public_path(cls: type) -> str:
 
 def known_class(path: str, base: type[T]) -> type[T]:
     """Return the subclass of ``base`` that a file names. Raises InputError if it is neither ours nor imported."""
-    module, remedy = path.rpartition(".")[0], "import the module that defines it first (--import)"
+    module = path.rpartition(".")[0]
+    remedy = "import the module that defines it first (--import)"
     if module.split(".")[0] == __package__:
         remedy = "this version of captioning has no such class"
         with contextlib.suppress(ModuleNotFoundError):

@@ -124,7 +124,8 @@ def exits_on_input_error(main: Callable[P, None]) -> Callable[P, None]:
             raise SystemExit(141) from None
         except Exception as error:
             # In an error of a data-loading process, the message is the last line; its traceback stands before.
-            kind, message = type(error).__name__, str(error).strip().rpartition("\n")[2][:200]
+            kind = type(error).__name__
+            message = str(error).strip().rpartition("\n")[2][:200]
             remedies = [remedy for pattern, remedy in _REMEDIES.items() if re.search(pattern, f"{kind}: {message}")]
             if isinstance(error, InputError):
                 line = str(error)

@@ -130,7 +130,7 @@ class AnnotationLSTM(AnnotationLayer):
         if mask is None:
             return self.lstm(annotations)[0]
         order = (~mask).to(torch.uint8).argsort(dim=1, stable=True).unsqueeze(-1)  # (B, L, 1), existing locations first
-        ordered, lengths = annotations.gather(1, order.expand_as(annotations)), mask.sum(dim=1).cpu()
-        packed = pack_padded_sequence(ordered, lengths, batch_first=True, enforce_sorted=False)
+        ordered = annotations.gather(1, order.expand_as(annotations))
+        packed = pack_padded_sequence(ordered, mask.sum(dim=1).cpu(), batch_first=True, enforce_sorted=False)
         h, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=mask.shape[1])
         return torch.zeros_like(h).scatter(1, order.expand_as(h), h)

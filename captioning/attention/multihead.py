@@ -66,7 +66,8 @@ class MultiHeadAttention(SoftAttention):
         return tuple(tensor.unflatten(0, (-1, self.heads)) for tensor in state)
 
     def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> tuple[AttentionOutput, State]:
-        B, heads = memory.annotations.shape[0], self.heads
+        B = len(memory.annotations)
+        heads = self.heads
         state = self._first_state(memory, len(query)) if state is None else state
 
         def to_heads(x: Tensor) -> Tensor:  # (N, heads, ..) -> (B * heads * R, ..)

@@ -114,8 +114,12 @@ class NTMAttention(SoftAttention):
 
     def init_state(self, memory: Memory) -> State:
         """Return M_0 and the states of both heads: tensors (B, ..)."""
-        exists, M = memory.exists, at_least_float32(memory.annotations)
-        return (M, *self.score.init_state(exists), *self.write_head.score.init_state(exists))
+        exists = memory.exists
+        return (
+            at_least_float32(memory.annotations),
+            *self.score.init_state(exists),
+            *self.write_head.score.init_state(exists),
+        )
 
     def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> tuple[AttentionOutput, State]:
         R = len(query) // len(memory.annotations)

@@ -76,7 +76,8 @@ class AdditiveScore(Score):
 
     def project_query(self, query: Tensor) -> Tensor:
         """Return W_h h + b (B, R, A). Adding b to the few queries saves a pass over all annotations."""
-        projected, bias = self.query_projection(query), self.annotation_projection.bias
+        projected = self.query_projection(query)
+        bias = self.annotation_projection.bias
         return projected if bias is None else projected + bias.to(projected.dtype)
 
     def forward(self, query: Tensor, projected: Tensor) -> Tensor:

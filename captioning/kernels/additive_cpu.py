@@ -55,7 +55,8 @@ def backward_projected(
 ) -> Tensor:
     """Return the gradient of P, given q and the gradient of e at all steps. A step may lack the last images."""
     (B, L, A), R, T = projected.shape, queries[0].shape[1], len(queries)
-    queries, dP = tuple(query.float() for query in queries), torch.empty_like(projected)
+    queries = tuple(query.float() for query in queries)
+    dP = torch.empty_like(projected)
     image_counts = torch.tensor([len(query) for query in queries], dtype=torch.int64)
     arguments = (_pointers(queries), weight, _pointers(gradients), image_counts, dP)
     _call("additive_backward_projected", T, R, projected, arguments, (T, B, R, L, A))

@@ -61,7 +61,8 @@ class _TakeFirst(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, count: int) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.deferred_uses, ctx.count = deferred_uses(tensor), len(tensor)
+        ctx.deferred_uses = deferred_uses(tensor)
+        ctx.count = len(tensor)
         return tensor[:count]
 
     @staticmethod

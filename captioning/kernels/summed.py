@@ -100,7 +100,8 @@ def summed_step(Q: Tensor, C: Tensor, W: Tensor, log_w: Tensor, exp_G: Tensor) -
 def _make_padding(image_index: Tensor, B: int) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
     """Return functions that pad M steps to (B, T, ..), T the most steps of an image, and flatten them again."""
     counts = image_index.bincount(minlength=B)
-    T, starts = int(counts.max()), counts.cumsum(0) - counts
+    T = int(counts.max())
+    starts = counts.cumsum(0) - counts
     positions = image_index * T + torch.arange(len(image_index), device=image_index.device) - starts[image_index]
 
     def pad(x: Tensor) -> Tensor:
@@ -132,7 +133,8 @@ def _sum_locations(
         five factors of the gradient: exp(Q), exp(G), Z and w / Z (b, T, L + 1), sum_i (w / Z)_i exp(G_i) (b, T, V).
     """
     log_p = torch.empty(Q.shape, dtype=at_least_float32(Q).dtype, device=Q.device)
-    unreliable, factors = torch.empty(Q.shape[:2], dtype=torch.bool, device=Q.device), list[Tensor]()
+    unreliable = torch.empty(Q.shape[:2], dtype=torch.bool, device=Q.device)
+    factors: list[Tensor] = []
     for chunk in _chunks(C, W):
         G = torch.softmax(C[chunk] @ W.t(), -1) if exp_G is None else exp_G[chunk]  # exp(G), (b, L, V)
         log_Q = torch.log_softmax(Q[chunk], -1, dtype=log_p.dtype)
@@ -174,7 +176,8 @@ class _Summed(torch.autograd.Function):
             dQ = g - exp(Q) * (c exp(G))         dG = exp(G) * ((w / Z)^T U - c^T exp(Q))
         """
         C, W, *factors = ctx.saved_tensors
-        dQ, dC, dlog_w, dW = [], [], [], torch.zeros_like(W, dtype=gradient.dtype)
+        dQ, dC, dlog_w = [], [], []
+        dW = torch.zeros_like(W, dtype=gradient.dtype)
         for chunk in _chunks(C, W):
             (exp_Q, G, Z, w_per_Z, location_sum), factors = factors[:5], factors[5:]
             g = gradient[chunk]

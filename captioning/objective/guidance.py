@@ -80,7 +80,8 @@ class EvidenceGuidance(Guidance):
 
     def forward(self, decoder: Decoder, batch: CaptionBatch, memory: Memory, output: DecoderOutput) -> Tensor:
         assert isinstance(decoder, AttentionDecoder)
-        words, S = batch.captions[:, 1:], len(output.mask) // len(batch.captions)
+        words = batch.captions[:, 1:]  # (N, T)
+        S = len(output.mask) // len(batch.captions)
         with torch.no_grad():
             evidence = torch.softmax(decoder.output.location_logits(words, memory), dim=-1)  # (N, T, L)
             teaches = output.mask & repeat_rows(~torch.isin(words, self.ignored_ids), S)  # (N * S, T)
@@ -106,7 +107,8 @@ class RegionGuidance(Guidance):
         super().__init__(weight)
 
     def forward(self, decoder: Decoder, batch: CaptionBatch, memory: Memory, output: DecoderOutput) -> Tensor:
-        alphas, S = output.trace.alphas, len(output.mask) // len(batch.captions)
+        alphas = output.trace.alphas
+        S = len(output.mask) // len(batch.captions)
         if batch.regions is None or batch.region_steps is None:
             return alphas.new_zeros(output.mask.shape)
         regions = repeat_rows(batch.regions, S)  # (P * S, L), P words of phrases

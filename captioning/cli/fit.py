@@ -172,7 +172,7 @@ class Fit(LightningCLI):
     def instantiate_classes(self) -> None:
         self.stop_on_request = StopOnRequest()
         refusals = _library_errors_as_input_errors(ValueError, TypeError, ImportError)
-        with contextlib.ExitStack() as stack, self._claiming(), refusals:
+        with contextlib.ExitStack() as stack, self._releasing_folder_on_failure(), refusals:
             # SIGTERM raises SystemExit, so that temporary files and the claimed folder are removed.
             handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
             stack.callback(signal.signal, signal.SIGTERM, handler)
@@ -188,7 +188,7 @@ class Fit(LightningCLI):
         return vars(self.parser.instantiate(Namespace({section: self.config[section]}))[section])
 
     @contextlib.contextmanager
-    def _claiming(self) -> Iterator[None]:
+    def _releasing_folder_on_failure(self) -> Iterator[None]:
         """Release the folder of a run that fails before it has saved a checkpoint."""
         try:
             yield
@@ -226,7 +226,7 @@ class Fit(LightningCLI):
 
     def train(self) -> None:
         """Train, and print the best checkpoint or how to resume a stopped run."""
-        with self._claiming():
+        with self._releasing_folder_on_failure():
             for callback in self.trainer.callbacks:
                 if hasattr(callback, "monitor") and hasattr(callback, "mode"):
                     monitor_mode(f"trainer.callbacks: {type(callback).__name__}", callback.monitor, callback.mode)

@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from captioning.encoders import Encoder
 
 
-def _ignore_signals(worker: int) -> None:
+def _init_worker(worker: int) -> None:
     """Ignore the signals that every process of a run gets from a terminal (Ctrl-C) or a scheduler (SIGTERM).
 
-    The main process needs batches until its step is finished. Then it saves, and ends its workers itself.
+    The main process needs batches until its step is finished. Then it saves, and ends its workers with SIGTERM. On
+    Linux, where SIGTERM is blocked, a thread ends the worker when the main process sends it or is killed.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # Linux
@@ -68,7 +69,7 @@ def batch_loader(
         # The worker puts its batch into shared memory itself, so that the main process raises its errors. In PyTorch's
         # default, a thread of the worker does so, and its errors are lost.
         options["collate_fn"] = functools.partial(map_fields, function=Tensor.share_memory_)
-    options |= {"num_workers": num_workers, "worker_init_fn": _ignore_signals}
+    options |= {"num_workers": num_workers, "worker_init_fn": _init_worker}
     return BatchLoader(dataset, None, sampler=batches, **options)
 
 

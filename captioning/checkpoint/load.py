@@ -61,7 +61,8 @@ def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.de
         InputError: The file is missing, damaged, of another project or of a newer version of this one; the device does
             not exist; or the hub has no such captioner or cannot be reached.
     """
-    device, path = check_device(device), os.path.expanduser(path)
+    device = usable_device(device)
+    path = os.path.expanduser(path)
     source = PRETRAINED_FOLDER if path == PRETRAINED else _download(path) if path.startswith("hf:") else Path(path)
     checkpoint = {} if is_export(source) else read_checkpoint(source)
     try:
@@ -92,7 +93,7 @@ def _download(name: str) -> Path:
         raise InputError(f"{name}: {one_line(error)}") from error
 
 
-def check_device(name: str | torch.device) -> torch.device:
+def usable_device(name: str | torch.device) -> torch.device:
     """Return a CPU or CUDA device of this machine (MPS lacks float64, which sampling needs). Raises InputError."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

@@ -44,7 +44,7 @@ def extract(
     check_whole(0, num_workers=num_workers)
     if flipped and "train" not in splits:
         raise InputError("--flipped: mirrors the training images; add train to --split")
-    from captioning.checkpoint.load import check_device
+    from captioning.checkpoint.load import usable_device
     from captioning.cli.build import build
     from captioning.data import CaptionSource
     from captioning.data.extraction import extract_features
@@ -66,7 +66,7 @@ def extract(
     else:
         encoder.load_published_weights()
     source.prepare()
-    torch_device = check_device(device)
+    torch_device = usable_device(device)
     extract_features(
         encoder.to(torch_device).eval(),
         {name: SplitData(source, name, limit_images=built["data.limit_images"]).index for name in splits},

@@ -69,7 +69,7 @@ def score(
     _check_options(task, option_names, split, results)
     check_whole(0, bound_draws=bound_draws)
     check_whole(0, 2**32 - 1, seed_everything=seed_everything)
-    from captioning.checkpoint.load import check_device
+    from captioning.checkpoint.load import usable_device
     from captioning.data.loading import worker_count
     from captioning.evaluation.caption_files import write_predictions
     from captioning.evaluation.evaluator import evaluate_model
@@ -78,7 +78,7 @@ def score(
 
     run = RunFolder.of_checkpoint(ckpt_path)
     run = run if run is not None and run.config.is_file() else None
-    torch_device = check_device(device)
+    torch_device = usable_device(device)
     captioner = load([ckpt_path, *(ensemble or ())], torch_device)
     settings = _read_settings(config) if config else [read_config(run.config)] if run else []
     built, data_settings = _build_data_and_search(ckpt_path, captioner.settings, settings, overrides)

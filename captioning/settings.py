@@ -36,7 +36,7 @@ def read_config(path: Path, option: str = "") -> dict[str, Any]:
     import yaml
 
     try:
-        settings = install_yaml()(path.read_text(encoding="utf-8-sig")) or {}
+        settings = yaml_loader()(path.read_text(encoding="utf-8-sig")) or {}
         problem = "" if isinstance(settings, dict) else "not a configuration, which is a mapping of settings"
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
@@ -50,10 +50,10 @@ def read_config(path: Path, option: str = "") -> dict[str, Any]:
 
 
 @functools.cache
-def install_yaml() -> Callable[[str], Any]:
-    """Make jsonargparse parse YAML settings with the returned function, and write them with ``config_text``.
+def yaml_loader() -> Callable[[str], Any]:
+    """Return the parser of YAML settings. The first call makes jsonargparse use it, and write with ``config_text``.
 
-    The function follows jsonargparse's rules, by which 1e-3 is a number, and expands ``~``. It raises InputError for a
+    The parser follows jsonargparse's rules, by which 1e-3 is a number, and expands ``~``. It raises InputError for a
     key that occurs twice, because PyYAML would silently take the last one.
     """
     import yaml

@@ -10,12 +10,12 @@ from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namesp
 from captioning.cli import FIT_HELP, IMPORTED_MODULES
 from captioning.cli.parser import parser_error
 from captioning.errors import InputError
-from captioning.settings import install_yaml, nest
+from captioning.settings import nest, yaml_loader
 
 
 def restrict_imports() -> None:
     """Let settings name classes only of this package, PyTorch, Lightning, and the modules of ``--import``."""
-    install_yaml()
+    yaml_loader()  # makes jsonargparse use it
     allowed = ["captioning", "torch.optim", "torch.nn", "pytorch_lightning", "lightning_fabric", *IMPORTED_MODULES]
     set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=allowed)
 

@@ -113,7 +113,7 @@ def check_tokenizer(checkpoint_tokenizer: Tokenizer, data_tokenizer: Tokenizer) 
 
 
 def check_vocabulary(subject: str, words: Sequence[str], vocabulary: Vocabulary, remedy: str = "") -> None:
-    """Raise InputError, from ``subject`` to ``remedy``, if a checkpoint's words are not the data's ``vocabulary``."""
+    """Raise InputError, which begins with ``subject`` and ends in ``remedy``, if the data has another vocabulary."""
     if tuple(words) != vocabulary.words:
         problem = f"vocabulary ({len(words)} words) is not the data's ({len(vocabulary.words)})"
         raise InputError(f"{subject} {problem}; use the data settings the checkpoint was trained with{remedy}")

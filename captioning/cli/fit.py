@@ -54,7 +54,7 @@ _LIBRARIES = ("pytorch_lightning", "lightning_fabric", "wandb", "yaml")  # error
 
 
 def fit(args: list[str]) -> Fit:
-    """Run ``captioning fit``, and return the command line with its trainer, module and data module.
+    """Run ``captioning fit``, and return the ``Fit``, which has the trainer, the module and the data module.
 
     Raises SystemExit if training was asked to stop; it can be resumed.
     """

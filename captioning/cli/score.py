@@ -50,8 +50,8 @@ def score(
         context_mode: Context of hard attention: the expectation over all locations, the most probable location, or a
             drawn location.
         ensemble: Further models; the word probabilities of all models are averaged.
-        results: Folder of the files; by default the run's folder, or runs/scored/NAME for a model without a run, and in
-            it a subfolder for another context mode, an ensemble, --config or another split. Required with --data.source
+        results: Folder of the files; by default the run's folder, or runs/scored/NAME for a model without a run.
+            Another context mode, an ensemble, --config or another split gets a subfolder. Required with --data.source
             and --data.limit_images.
         bound_draws: Draws per caption that estimate the bounds of stochastic attention; 0 for none.
         device: auto, cpu, cuda or cuda:N.

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 def _init_worker(worker: int) -> None:
     """Ignore the signals that every process of a run gets from a terminal (Ctrl-C) or a scheduler (SIGTERM).
 
-    The main process needs batches until its step is finished. Then it saves, and ends its workers with SIGTERM. On
-    Linux, where SIGTERM is blocked, a thread ends the worker when the main process sends it or is killed.
+    The main process needs batches until its step is finished. Then it saves, and ends its workers itself. On
+    Linux, where SIGTERM is blocked, a thread ends the worker when the main process sends SIGTERM or is killed.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # Linux

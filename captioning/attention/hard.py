@@ -26,10 +26,10 @@ class StochasticAttention(Attention):
         normalizer: Turns the logits into alphas; None for ``Softmax()``.
         sample_probability: Probability that an image's contexts are drawn in training; with a ramp, its highest value.
             Contexts that are not drawn are expectations. The paper has 0.5 (Sec. 4.1).
-        ramp: Fractions of training, 0 to 1, between which that probability changes: with two, it rises linearly from
-            0 between them; with four, it also falls back to 0 between the last two. Empty for a constant probability,
-            as in the paper. Early alphas are uninformative, and draws from them teach the decoder to ignore its
-            context. Falling back at the end trains the decoder on the expectation that evaluation uses.
+        ramp: Fractions of training, 0 to 1. With two, the probability rises linearly from 0 between them; with four,
+            it also falls back to 0 between the last two. Empty for a constant probability, as in the paper. Early
+            alphas are uninformative, and draws from them teach the decoder to ignore its context. Falling back at the
+            end trains the decoder on the expectation that evaluation uses.
         per_batch: Whether all images of a batch share one decision, as in the authors' code.
         dropout: Probability of dropping a weight of an expectation in training, as in ``SoftAttention``. The
             weight of a drawn location is never dropped: the context would be 0, although a location was drawn.

@@ -67,13 +67,14 @@ def rewind(checkpoint: dict[str, Any]) -> None:
         batches["is_last_batch"] = False
         for span in ("current", "total"):  # the batches of the epoch, and of the run
             batches[span] = dict.fromkeys(batches[span], batches[span]["ready"] - unfinished)
-    # Two corrections: an epoch that was saved between its last batch and its end (``ends_epoch``) counts as finished,
-    # and an epoch that max_steps or max_time cut short does not.
+    # An epoch that was saved between its last batch and its end (``ends_epoch``) is finished, but Lightning has not
+    # counted it. An epoch that max_steps or max_time cut short is not, but Lightning has counted it.
     ends_epoch = batches["is_last_batch"] and batches["current"]["completed"] < batches["current"]["ready"]
+    unfinished_epochs = 0 if batches["is_last_batch"] else 1
     for span, epochs in loop["epoch_progress"].items() if batches["current"]["ready"] else ():
         if ends_epoch or epochs["processed"] == epochs["started"]:
-            epochs["processed"] = epochs["completed"] = epochs["started"] - (not batches["is_last_batch"])
-        batches[span]["completed"] += ends_epoch
+            epochs["processed"] = epochs["completed"] = epochs["started"] - unfinished_epochs
+        batches[span]["completed"] += 1 if ends_epoch else 0
 
 
 def check_settings(checkpoint: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

@@ -7,13 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from captioning.comparison.conditions import condition_tables, ordered_curves
-from captioning.comparison.measures import (
-    CountedFamily,
-    add_run_table,
-    add_variant_table,
-    caption_families,
-    noun_families,
-)
+from captioning.comparison.measures import CountedFamily, add_run_table, add_variants, caption_families, noun_families
 from captioning.comparison.result import Comparison, Disagreement
 from captioning.comparison.runs import Run
 from captioning.comparison.variants import group_variants
@@ -73,7 +67,7 @@ def compare_runs(
         image_count=len(common),
     )
     if max(seed_counts.values(), default=0) > 1:
-        add_variant_table(comparison, variants, [*counted_captions, *counted_nouns], runs)
+        add_variants(comparison, variants, [*counted_captions, *counted_nouns], runs)
     for title, table_note, families in (
         (f"Captions of {len(common)} images", note, counted_captions),
         ("Grounding", _GROUNDING_NOTE, counted_nouns),

@@ -113,7 +113,7 @@ def _run_cell(comparison: Comparison, family: CountedFamily, run: str, metric: s
     return TableCell.measured(interval.value, f"{interval.low:.1f} to {interval.high:.1f}{nouns}", test)
 
 
-def add_variant_table(
+def add_variants(
     comparison: Comparison, variants: Sequence[Variant], families: Sequence[CountedFamily], runs: Sequence[Run]
 ) -> None:
     """Add the variants to the comparison, with a table of means and deviations over seeds.

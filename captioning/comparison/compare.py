@@ -95,7 +95,8 @@ def _shared_ids(first: ImagesById, second: ImagesById) -> set[int]:
 
 def _common_images(captions_by_run: Mapping[str, ImagesById]) -> tuple[list[int], list[str]]:
     """Return the ids of the images that all of these runs captioned, and sentences on images that differ."""
-    runs, notices = list(captions_by_run.values()), []
+    runs = list(captions_by_run.values())
+    notices = []
     common = sorted(set.intersection(*(_shared_ids(runs[0], run) for run in runs))) if runs else []
     if any(len(run) != len(common) for run in runs):
         sizes = ", ".join(f"{name} {len(run)}" for name, run in captions_by_run.items())
@@ -118,9 +119,8 @@ def _disagreements(
     (family,) = [family for family in FAMILIES if metric in family.metrics]
     column = list(family.metrics).index(metric)
     values = np.stack([family.image_statistic(counts[run])[:, column] for run in captions_by_run])  # (runs, images)
-    spread = np.round(np.ptp(values, axis=0), 9)
     disagreements = []
-    for i in np.argsort(-spread, kind="stable").tolist():
+    for i in np.argsort(-np.round(np.ptp(values, axis=0), 9), kind="stable").tolist():
         images = {name: run[common[i]] for name, run in captions_by_run.items()}
         captions = {name: image.caption for name, image in images.items()}
         if len(set(captions.values())) > 1:

@@ -27,14 +27,14 @@ def ordered_curves(runs: Sequence[Run], metric: str) -> dict[str, dict[str, Curv
 
 def condition_tables(runs: Sequence[Run], metric: str) -> list[Table]:
     """Return the table of speed, size and decoding, unless it is empty, and the table of settings that differ."""
-    modes, names = sorted({mode for run in runs for mode in run.metrics_by_context}), [run.name for run in runs]
+    names = [run.name for run in runs]
     cells = {
         "Training, captions per second": [TableCell.plain(run.captions_per_second, "{:,.0f}") for run in runs],
         "Parameters, decoder": [TableCell.plain(run.parameters.get("decoder"), "{:,.0f}") for run in runs],
         "Parameters, encoder": [TableCell.plain(run.parameters.get("encoder"), "{:,.0f}") for run in runs],
         "Attention": [_attention_cell(run) for run in runs],
     }
-    for mode in modes:
+    for mode in sorted({mode for run in runs for mode in run.metrics_by_context}):
         values = [run.metrics_by_context.get(mode, {}).get(metric) for run in runs]
         cells[f"{TITLES[metric]}, {mode} context"] = [TableCell.plain(value, "{:.2f}") for value in values]
     cells |= {title: [TableCell.plain(run.conditions.get(key)) for run in runs] for title, key in _CONDITIONS.items()}

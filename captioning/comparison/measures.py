@@ -107,8 +107,9 @@ def _run_cell(comparison: Comparison, family: CountedFamily, run: str, metric: s
         return TableCell()
     if family.is_baseline:
         return TableCell.plain(family.statistic(counts.sum(axis=0)).item(), "{:.1f}")
-    interval, count = comparison.intervals[run][metric], int(counts[:, 1].sum())
-    nouns = f", {count} noun{'s' * (count != 1)}" if metric in NOUN_METRICS else ""
+    interval = comparison.intervals[run][metric]
+    count = int(counts[:, 1].sum())
+    nouns = f", {count} {'noun' if count == 1 else 'nouns'}" if metric in NOUN_METRICS else ""
     test = comparison.tests.get(run, {}).get(metric)
     return TableCell.measured(interval.value, f"{interval.low:.1f} to {interval.high:.1f}{nouns}", test)
 

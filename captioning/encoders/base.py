@@ -24,7 +24,7 @@ from captioning.errors import InputError, one_line
 _IMAGES_IN_CACHE = 4  # the maps of more images exceed a CPU's cache and are read from memory at every layer
 
 _PROBES, _PROBES_OF_FROZEN = 64, 32  # probes that measure cells; frozen networks are large, so they get fewer
-_PROBES_AT_A_TIME = 8
+_PROBE_BATCH = 8
 _OFFSET_TOLERANCE = 1 / 16  # in strides: a measured offset this close to half a stride counts as half a stride
 
 WEIGHTS_OPTION = "model.encoder.init_args.weights"
@@ -166,16 +166,17 @@ class Encoder(Component):
         error of 64 probes is about 2 % of a stride. A probe without a gradient is left out.
         """
         regular = CellGrid.regular(self.grid_size, self.preprocessing.size)
-        random, offsets, batch = torch.Generator().manual_seed(0), [], _PROBES_AT_A_TIME
+        random = torch.Generator().manual_seed(0)
+        offsets = []
         stride = torch.tensor(regular.stride, dtype=torch.float64)
         y, x = (torch.arange(side, dtype=torch.float64) + 0.5 for side in regular.size)
-        for _ in range(0, _PROBES_OF_FROZEN if self.frozen else _PROBES, batch):
-            half = [torch.randint(n // 4, n - n // 4, (batch // 2,), generator=random) for n in self.grid_size]
+        for _ in range(0, _PROBES_OF_FROZEN if self.frozen else _PROBES, _PROBE_BATCH):
+            half = [torch.randint(n // 4, n - n // 4, (_PROBE_BATCH // 2,), generator=random) for n in self.grid_size]
             rows, columns = (torch.cat([i, n - 1 - i]) for i, n in zip(half, self.grid_size, strict=True))
-            images = torch.randn(batch, 3, *regular.size, generator=random).to(device).requires_grad_()
-            a = self._annotations(images)[torch.arange(batch), rows * self.grid_size[1] + columns]  # (batch, D)
-            weights = torch.randn(a.shape, generator=random).to(a)
-            (gradient,) = torch.autograd.grad((a * weights).sum(), images)
+            images = torch.randn(_PROBE_BATCH, 3, *regular.size, generator=random).to(device).requires_grad_()
+            a = self._annotations(images)[torch.arange(_PROBE_BATCH), rows * self.grid_size[1] + columns]  # (batch, D)
+            random_sum = (a * torch.randn(a.shape, generator=random).to(a)).sum()
+            (gradient,) = torch.autograd.grad(random_sum, images)
             mass = gradient.cpu().double().square().sum(dim=1)  # (batch, height, width)
             mass /= mass.sum(dim=(1, 2), keepdim=True)
             center = torch.stack([mass.sum(dim=2) @ y, mass.sum(dim=1) @ x], dim=1)
@@ -233,7 +234,7 @@ class Encoder(Component):
         A feature cache with the same identity may replace the encoder.
         """
         if self.trainable_from is not None:
-            freeze = "set trainable_from to null, or " * ("trainable_from" in self.to_config()["init_args"])
+            freeze = "set trainable_from to null, or " if "trainable_from" in self.to_config()["init_args"] else ""
             problem = f"is trained from {self.trainable_from!r} on, so its features cannot be cached"
             raise InputError(f"{type(self).__name__}: {problem}; {freeze}train from the images")
         return self.identity()

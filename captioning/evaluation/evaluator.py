@@ -88,8 +88,9 @@ class Evaluator:
         images = zip(batch.image_ids.tolist(), rows, objects, reference_hits, hypotheses, strict=True)
         for image_id, row, objects_in_view, image_reference_hits, (best,) in images:
             words = self.vocabulary.decode(best.ids)
-            alphas, evidence = best.trace.alphas, best.trace.evidence
-            caption, written = " ".join(words), self.vocabulary.tokenizer.join(words)
+            caption = " ".join(words)
+            written = self.vocabulary.tokenizer.join(words)
+            evidence = best.trace.evidence
             regions = named_regions(words, objects_in_view)
             self.images[row] = CaptionedImage(
                 image_id=image_id,
@@ -99,7 +100,7 @@ class Evaluator:
                 log_prob=best.log_prob,
                 finished=best.finished,
                 references=self.index.references(row),
-                hits=noun_hits(words, alphas.numpy(), regions, cells),
+                hits=noun_hits(words, best.trace.alphas.numpy(), regions, cells),
                 evidence_hits=[] if evidence is None else noun_hits(words, evidence.numpy(), regions, cells),
                 **image_reference_hits,
             )
@@ -115,13 +116,14 @@ class Evaluator:
         model = self.model
         if self.bound_draws and isinstance(model, Captioner) and model.decoder.attention.can_draw:
             sums["bound"], sums["iwae_bound"] = likelihood_bounds(model, batch, memory, self.bound_draws)
-        rows, images, cells = batch.index_rows.tolist(), batch.image_index.tolist(), self.model.encoder.cells
+        rows, images = batch.index_rows.tolist(), batch.image_index.tolist()
         references = [reference.split() for row in rows for reference in self.index.references(row)]
         regions = [caption_regions for row in rows for caption_regions in self.regions.caption_regions(row)]
         evidence = model.evidence(batch, memory) if any(regions) else None
         tensors = {"reference_hits": output.trace.alphas, "reference_evidence_hits": evidence}
         attention = {name: tensor.float().cpu().numpy() for name, tensor in tensors.items() if tensor is not None}
         hits: list[dict[str, list[NounHit]]] = [{name: [] for name in attention} for _ in rows]
+        cells = model.encoder.cells
         for n, (image, words, caption_regions) in enumerate(zip(images, references, regions, strict=True)):
             for name, weights in attention.items():
                 hits[image][name] += noun_hits(words, weights[n], caption_regions, cells)

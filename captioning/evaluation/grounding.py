@@ -31,7 +31,6 @@ def noun_hits(words: Sequence[str], alphas: ArrayLike, regions: Sequence[Region]
         cells: The grid of L locations.
     """
     alphas = np.asarray(alphas).reshape(-1, *cells.grid_size)
-    center = center_attention(cells)
     hits = []
     for region in regions:
         coverage, alpha = region.coverage, alphas[region.end - 1]
@@ -45,7 +44,7 @@ def noun_hits(words: Sequence[str], alphas: ArrayLike, regions: Sequence[Region]
                 center_hit=float(touched[_central_cells(cells)].mean()),
                 correctness=float((alpha * coverage).sum()),
                 uniform_correctness=float(coverage.mean()),
-                center_correctness=float((center * coverage).sum()),
+                center_correctness=float((center_attention(cells) * coverage).sum()),
                 location=location,
             )
         )

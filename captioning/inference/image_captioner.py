@@ -124,13 +124,13 @@ class ImageCaptioner(Generic[Model]):
         """
         check_whole(1, batch_size=batch_size)
         images = [images] if is_single(images) else images
-        sources, preprocessings = iter(images), self.model.preprocessings
+        sources = iter(images)
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes without the GIL
 
             def read() -> list[tuple[ImageSource, Future[_ViewsAndPhoto]]]:
                 batch = []
                 for source in itertools.islice(sources, batch_size):
-                    batch.append((source, pool.submit(open_views, source, preprocessings)))
+                    batch.append((source, pool.submit(open_views, source, self.model.preprocessings)))
                     if not isinstance(source, (str, os.PathLike, bytes)):
                         wait([batch[-1][1]])  # the caller may close or overwrite it
                 return batch
@@ -171,8 +171,8 @@ class ImageCaptioner(Generic[Model]):
             raise InputError(f"captions: give a list of words for each of {len(images)} images, got {captions!r:.80}")
         results: list[Caption] = []
         for batch_number, start in enumerate(range(0, len(images), _BATCH_SIZE)):
-            sources, word_lists = images[start:][:_BATCH_SIZE], captions[start:][:_BATCH_SIZE]
-            batch = [(source, open_views(source, self.model.preprocessings)) for source in sources]
+            batch = [(source, open_views(source, self.model.preprocessings)) for source in images[start:][:_BATCH_SIZE]]
+            word_lists = captions[start:][:_BATCH_SIZE]
             ids = [self.vocabulary.encode(words) for words in word_lists]
             for words, (caption,) in zip(word_lists, self._decode(batch, options, batch_number, ids), strict=True):
                 results.append(dataclasses.replace(caption, words=[*words], text=self.vocabulary.tokenizer.join(words)))

@@ -62,7 +62,8 @@ def bootstrap(counts: ArrayLike, statistic: Statistic, *, resamples: int = RESAM
     """
     counts = np.asarray(counts, dtype=np.float64)
     image_count = counts.shape[-2]
-    random, probabilities = np.random.default_rng(seed), np.full(image_count, 1 / image_count)
+    random = np.random.default_rng(seed)
+    probabilities = np.full(image_count, 1 / image_count)
     # The multinomial says how often each image is in the resample.
     return statistic(np.stack([random.multinomial(image_count, probabilities) @ counts for _ in range(resamples)]))
 

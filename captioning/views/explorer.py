@@ -108,10 +108,9 @@ def _attention_data(attention: NDArray[np.float32]) -> ExplorerData:
 
 def _page_data(images: Sequence[ExplorerData]) -> ExplorerData:
     runs = [run for image in images for run in image["runs"]]
-    colors = (maps.map_colors() * 255).round().astype(np.uint8)
     return {
         "map": {
-            "colors": _base64(colors.tobytes()),
+            "colors": _base64((maps.map_colors() * 255).round().astype(np.uint8).tobytes()),
             "sigmaOfSide": maps.SIGMA_OF_SIDE,
             "sigmaOfCell": maps.SIGMA_OF_CELL,
             "nearlyEven": maps.NEARLY_EVEN,

@@ -24,7 +24,7 @@ _PIXELS = 448  # the most pixels of a panel's longer side
 _GRAY = "0.35"
 # Lengths in inches:
 _PANEL_SIDE = 1.75  # a panel's longer side
-_WORD_WIDTH, _WORD_WIDTH_WITH_DETAILS = 0.75, 1.3  # least width for a word, whose panel may be narrower
+_WORD_WIDTH, _DETAILED_WORD_WIDTH = 0.75, 1.3  # least width for a word, whose panel may be narrower
 _FIGURE_WIDTH = 6.2  # least width of the figure
 _SCALE_WIDTH = 1.2  # without the text of the scale
 _GAP = 0.09  # between panels
@@ -70,15 +70,14 @@ def attention_figure(
         style, details: As in ``Caption.figure``.
     """
     check_choice(Style, style=style)
-    photo, first = photo.convert("RGB"), next(iter(attention_by_model.values()))
+    photo = photo.convert("RGB")
     strips = [strip for item in attention_by_model.items() for strip in _strips(*item, photo, details)]
     scale_maxima: dict[str, float] = {}  # of attention and evidence
     for strip in strips:
         maxima = [weights.max() for weights, cell in zip(strip.weights, strip.chosen, strict=True) if cell is None]
         scale_maxima[strip.kind] = float(max([scale_maxima.get(strip.kind, 0.0), *maxima]))
-    word_width = _WORD_WIDTH_WITH_DETAILS if details else _WORD_WIDTH
-    figure, photo_axes, panels = _empty_figure(text, words, strips, word_width)
-    _draw_photo(photo_axes, photo, first.view_box)
+    figure, photo_axes, panels = _empty_figure(text, words, strips, _DETAILED_WORD_WIDTH if details else _WORD_WIDTH)
+    _draw_photo(photo_axes, photo, next(iter(attention_by_model.values())).view_box)
     for step, column in enumerate(panels):
         starts_line = step == 0 or column[0].get_position().y0 < panels[step - 1][0].get_position().y0
         for strip, axes in zip(strips, column, strict=True):
@@ -103,18 +102,21 @@ def _empty_figure(
     from matplotlib.figure import Figure
 
     is_one_line = len(strips) == 1 and len(words) < _COLUMNS
-    photo_columns, photo_lines = 1 if is_one_line else 2, 1 if is_one_line or len(strips) > 1 else 2
+    photo_columns = 1 if is_one_line else 2
+    photo_lines = 1 if is_one_line or len(strips) > 1 else 2
     lines = max(photo_lines, -(-(len(words) + photo_columns * photo_lines) // _COLUMNS))
     columns = max(photo_columns, -(-(len(words) + photo_columns * photo_lines) // lines))
     aspect = strips[0].cells.size[1] / strips[0].cells.size[0]
     panel_width, panel_height = _PANEL_SIDE * min(1.0, aspect), _PANEL_SIDE / max(1.0, aspect)
-    note_lines = max((len(note.splitlines()) for strip in strips for note in strip.notes), default=0)
-    word_width, note_height = max(panel_width, word_width), _GAP + _NOTE_HEIGHT * note_lines
-    column_width, row_height = word_width + _GAP, panel_height + note_height
+    note_height = _GAP + _NOTE_HEIGHT * max((len(note.splitlines()) for s in strips for note in s.notes), default=0)
+    row_height = panel_height + note_height
     line_height = _WORD_HEIGHT + len(strips) * row_height
+    word_width = max(panel_width, word_width)
+    column_width = word_width + _GAP
     width = max(_FIGURE_WIDTH, 2 * _MARGIN + columns * column_width)
     caption = textwrap.fill(text, width=int((width - 2 * _MARGIN) / _LETTER_WIDTH))
-    left, top = (width - columns * column_width + _GAP) / 2, _MARGIN + _WORD_HEIGHT + _TEXT_LINE * caption.count("\n")
+    left = (width - columns * column_width + _GAP) / 2
+    top = _MARGIN + _WORD_HEIGHT + _TEXT_LINE * caption.count("\n")
     height = _MARGIN - _WORD_HEIGHT + top + lines * line_height
     figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
     figure.suptitle(caption, y=1 - 0.1 / height, fontsize=12, weight="bold", va="top", parse_math=False)
@@ -156,7 +158,8 @@ class _Strip(NamedTuple):
 
 def _strips(name: str, attention: ModelAttention, photo: Image.Image, details: bool) -> list[_Strip]:
     """Return the rows of panels of a model."""
-    trace, background = map_fields(attention.trace, np.asarray), _background(photo, attention.view_box)
+    trace = map_fields(attention.trace, np.asarray)
+    background = _background(photo, attention.view_box)
     cells = attention.cells.scaled(background.shape[:2])
     maps = {"attention": trace.alphas}
     if details and trace.evidence is not None:
@@ -174,8 +177,7 @@ def _strips(name: str, attention: ModelAttention, photo: Image.Image, details: b
 def _notes(weights: NDArray[np.float32], chosen: list[int | None], betas: Any, details: bool) -> list[str]:
     """Return the text beneath the panel of each word."""
     notes = []
-    for step, cell in enumerate(chosen):
-        alpha = weights[step]
+    for step, (alpha, cell) in enumerate(zip(weights, chosen, strict=True)):
         strongest = f"at most {alpha.max():#.2g}" if cell is None else f"{alpha[cell]:#.2g} there"
         beta = "" if betas is None else f"\N{GREEK SMALL LETTER BETA} {betas[step]:.2f} · "
         is_even = cell is None and alpha.max() * alpha.size < NEARLY_EVEN
@@ -210,8 +212,8 @@ def _draw_scale(figure: Figure, maxima: Mapping[str, float], style: Style) -> No
     """Draw the scale of all maps at the bottom; its text has the maximum of each kind of map."""
     width, height = figure.get_size_inches()
     axes = figure.add_axes((_MARGIN / width, 0.15 / height, _SCALE_WIDTH / width, 0.1 / height))
-    white, ramp = np.ones((1, 256, 3), dtype=np.float32), np.linspace(0, 1, 256, dtype=np.float32)[None]
-    axes.imshow(paint(white, ramp, 1.0, style), aspect="auto")
+    ramp = np.linspace(0, 1, 256, dtype=np.float32)[None]
+    axes.imshow(paint(np.ones((1, 256, 3), dtype=np.float32), ramp, 1.0, style), aspect="auto")
     axes.set_axis_off()
     text = "; ".join(f"{kind} per location, from 0 to {maximum or 1:#.2g}" for kind, maximum in maxima.items())
     figure.text((_SCALE_WIDTH + 1.5 * _MARGIN) / width, 0.2 / height, text, size=8, color=_GRAY, va="center")

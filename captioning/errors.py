@@ -51,7 +51,7 @@ def check_choice(choices: Any, **values: object) -> None:
     names = get_args(choices) or tuple(choices)
     for name, value in values.items():
         if value not in names:
-            problem = f"must be {'one of ' * (len(names) > 1)}{', '.join(names)}, got {value!r}"
+            problem = f"must be {'one of ' if len(names) > 1 else ''}{', '.join(names)}, got {value!r}"
             raise InputError(f"{name} {problem}{did_you_mean(str(value), names)}")
 
 

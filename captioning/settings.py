@@ -175,7 +175,7 @@ def _flatten(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
         names = [_class_name(item.get("class_path", number)) for number, item in enumerate(value)]
         for i, (name, item) in enumerate(zip(names, value, strict=True)):
             count = names[:i].count(name) + 1
-            yield from _flatten(f"{prefix}.{name}" + f"-{count}" * (count > 1), item)
+            yield from _flatten(f"{prefix}.{name}" if count == 1 else f"{prefix}.{name}-{count}", item)
     else:
         yield prefix, value
 

@@ -61,14 +61,14 @@ FIT_HELP = """usage: captioning fit --config CONFIG.yaml [--config OVERLAY.yaml 
 
   --config FILE.yaml            a configuration; a later one wins over an earlier one, an option over all
   --ckpt_path FILE.ckpt         checkpoint to resume
-  --name NAME                   name of the run (default: the config's); its folder is runs/NAME
+  --name NAME                   name of the run (default: the first config's file name); its folder is runs/NAME
   --init_from MODEL             start from the weights of this model, with a new optimizer
   --seed_everything N           seed of all random numbers
   --trainer.max_epochs N        largest number of epochs
   --trainer.accelerator NAME    auto, cpu or gpu; --trainer.devices N: processes, one per GPU
   --early_stopping.patience N   stop after N validations without a better metric
   --data.source CLASS           ShapesSource, CocoSource, KarpathySource, FolderSource
-  --data.source.root DIR        set an option of a class
+  --data.source.root DIR        the folder of the data; so for every option of a class
   --data.features DIR           features that `captioning extract` wrote, for a frozen encoder
   --data.batch_size N           captions in a training batch
   --data.limit_images N         use only the first images of every split, to try something out

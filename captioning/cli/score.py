@@ -46,7 +46,7 @@ def score(
     Args:
         ckpt_path: A FILE.ckpt, exported folder, hf:owner/name or pretrained.
         config: A configuration whose data and seed are used; by default the run's config.yaml.
-        split: Split to score.
+        split: Split to score; validate takes val alone.
         context_mode: Context of hard attention: the expectation over all locations, the most probable location, or a
             drawn location.
         ensemble: Further models; the word probabilities of all models are averaged.

@@ -144,10 +144,7 @@ def nest(settings: Mapping[str, Any], nested: dict[str, Any]) -> dict[str, Any]:
     for key, value in settings.items():
         section, _, inner_key = str(key).partition(".")
         inner = {inner_key: value} if inner_key else value
-        if isinstance(inner, Mapping):
-            earlier = nested.get(section)
-            inner = nest(inner, earlier if isinstance(earlier, dict) else {})
-        nested[section] = inner
+        nested[section] = nest(inner, nested.get(section) or {}) if isinstance(inner, Mapping) else inner
     return nested
 
 

@@ -92,8 +92,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     InputError if the file is missing, damaged, or another project's.
     """
     if path.is_dir() or str(path) == "pretrained" or str(path).startswith("hf:"):
-        best, exported = RunFolder(path).checkpoint("best"), "caption, test and fit --init_from take exported folders"
-        raise InputError(f"{path}: is a folder; give {best if best.is_file() else f'a .ckpt file ({exported}, too)'}")
+        best = RunFolder(path).checkpoint("best")
+        no_best = "a .ckpt file (caption, test and fit --init_from take exported folders, too)"
+        raise InputError(f"{path}: is a folder; give {best if best.is_file() else no_best}")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:

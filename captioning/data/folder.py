@@ -70,8 +70,7 @@ class FolderSource(CaptionSource):
             if row.split and (earlier_split := split_of.setdefault(image, row.split)) != row.split:
                 conflict = f"is in the {row.split} split here, in {earlier_split} above"
                 raise InputError(f"{self.file}: line {line}: {row.image} {conflict}")
-        folders = {image: image.split(os.sep)[0].lower() for image in entries}
-        by_folder = {image: _SPLIT_OF[folder] for image, folder in folders.items() if folder in _SPLIT_OF}
+        by_folder = {image: _SPLIT_OF.get(image.split(os.sep)[0].lower(), "train") for image in entries}
         split_of = {image: name for image, name in by_folder.items() if name != "train"} | split_of
         named_splits = set(split_of.values())
         for image in entries.keys() - split_of:
@@ -97,8 +96,10 @@ class _Row(msgspec.Struct):
 
 def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
     """Yield the rows of a file, one for each caption, with the number of the line on which a row begins."""
-    text, line_number = read_text(path), 1
-    lines, separator = io.StringIO(text, newline=""), max(",;\t", key=text.partition("\n")[0].count)
+    text = read_text(path)
+    lines = io.StringIO(text, newline="")
+    line_number = 1
+    separator = max(",;\t", key=text.partition("\n")[0].count)
     is_json = path.suffix.lower() == ".jsonl"
     try:
         if is_json:

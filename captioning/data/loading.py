@@ -98,6 +98,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
 
     def __getitem__(self, indices: list[int]) -> CaptionBatch:
         index = self.index
+        preprocessing = self.preprocessing
         epoch_and_batch = getattr(indices, "epoch_and_batch", (0, 0))
         if self.by_image:
             rows = np.array(indices, dtype=np.int64)
@@ -111,9 +112,10 @@ class CaptionDataset(Dataset[CaptionBatch]):
         images = annotations = None
         if self.features is None:
             pairs = [self._load_image(row, epoch_and_batch) for row in rows.tolist()]
-            images, view_functions = torch.stack([image for image, _ in pairs]), [function for _, function in pairs]
+            images = torch.stack([image for image, _ in pairs])
+            view_functions = [function for _, function in pairs]
         else:
-            annotations, preprocessing = self.features.gather(rows), self.preprocessing
+            annotations = self.features.gather(rows)
             is_mirrored = np.zeros(len(rows), dtype=bool)
             if self.mirrored_features is not None:
                 # The sampler seeds its order with (seed, epoch); the 1 keeps the two streams apart.

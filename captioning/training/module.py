@@ -132,8 +132,7 @@ class CaptioningModule(pl.LightningModule):
             self._random_state_at_step = self._generator_state()
         if self.trainer.world_size > 1:
             seeds = (self.data.seed, self.trainer.global_rank, self.trainer.fit_loop.total_batch_idx)
-            stream = np.random.SeedSequence(seeds)
-            torch.manual_seed(int(stream.generate_state(1, np.uint64)[0]))
+            torch.manual_seed(int(np.random.SeedSequence(seeds).generate_state(1, np.uint64)[0]))
 
     def training_step(self, batch: CaptionBatch, batch_idx: int) -> Tensor:
         if self._run_batches is not None:
@@ -201,7 +200,7 @@ class CaptioningModule(pl.LightningModule):
 
         Raises InputError if training has diverged, before a gradient that is not finite changes a weight.
         """
-        is_by_norm, is_fused = gradient_clip_algorithm in (None, "norm"), optimizer.defaults.get("fused")
+        is_fused = optimizer.defaults.get("fused")
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)  # it skips steps whose gradient overflows
         if scaler is not None and is_fused:
             scaler.unscale_(optimizer)  # the optimizer's step then does not unscale again
@@ -215,7 +214,7 @@ class CaptioningModule(pl.LightningModule):
             remedy = "try a lower learning rate, --trainer.gradient_clip_val 5, or --trainer.precision 32-true"
             step = self.trainer.global_step + 1
             raise InputError(f"training has diverged: the gradient is not finite at step {step}; {remedy}") from error
-        if gradient_clip_val and is_by_norm:
+        if gradient_clip_val and gradient_clip_algorithm in (None, "norm"):
             torch.nn.utils.clip_grads_with_norm_(parameters, gradient_clip_val, norm)
         elif gradient_clip_val:
             torch.nn.utils.clip_grad_value_(parameters, gradient_clip_val)
@@ -263,6 +262,5 @@ class CaptioningModule(pl.LightningModule):
         content = checkpoint.get("captioning", {})
         check_tokenizer(tokenizer_from(content.get("tokenizer")), self.data.vocabulary.tokenizer)
         check_vocabulary("the checkpoint's", content.get("vocabulary") or (), self.data.vocabulary)
-        settings = self.settings | {"processes": self.trainer.world_size}
-        resume.check_settings(checkpoint, settings)
+        resume.check_settings(checkpoint, self.settings | {"processes": self.trainer.world_size})
         self._random_state = checkpoint["random_state"]

@@ -90,12 +90,10 @@ def _answer(captioner: ImageCaptioner[Any], name: str, path: str | None) -> str:
 
     if path is None:
         return ""
-    file = Path(path).name
     try:
         caption = captioner.caption(path)
     except InputError as error:
-        line = printable(str(error).replace(path, file))
-        return f'<p role="alert">{html.escape(line)}</p>'
+        return f'<p role="alert">{html.escape(printable(str(error).replace(path, Path(path).name)))}</p>'
     page = explorer_page([caption.explorer_image(name)], caption.text)
     # A frame of its own keeps the explorer's style, keys and policy apart from the page around it.
     frame = '<iframe class="frame" title="Caption and attention" onload="{}" srcdoc="{}"></iframe>'

@@ -46,8 +46,7 @@ def build(
         parser.add_argument(f"--{key}", type=value_type, required=type(None) not in get_args(value_type))
     arguments = []
     for config in configs:
-        nested = nest(config, {})
-        values = {key: value for key in types if (value := _value_at(key, nested)) is not None}
+        values = {key: value for key in types if (value := _value_at(key, nest(config, {}))) is not None}
         arguments += ["--config", json.dumps(values, default=str)]
     settings = parse_training(parser, [*arguments, *options])
     try:

@@ -86,8 +86,7 @@ def caption(
             content = result.to_dict() if lines is not None else {}
             if overlay is not None:
                 content["overlay"] = str(overlays[str(result.path)])
-                picture = captioner.with_members(result, labels)
-                picture.save_figure(content["overlay"], style=style, details=details)
+                captioner.with_members(result, labels).save_figure(content["overlay"], style=style, details=details)
             if lines is not None:
                 print(json_text.dumps(content), file=lines, flush=True)  # ASCII: a path need not be UTF-8
             if lines is not sys.stdout:

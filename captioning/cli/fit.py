@@ -78,9 +78,8 @@ def _library_errors_as_input_errors(*error_types: type[Exception]) -> Iterator[N
         raise
     except Exception as error:
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        module = str(frame.f_globals.get("__name__"))
         is_theirs = type(error).__module__.startswith(_LIBRARIES)
-        if module.startswith(_LIBRARIES):
+        if str(frame.f_globals.get("__name__")).startswith(_LIBRARIES):
             error_types += (ValueError, TypeError, ImportError, RuntimeError)
         if not (is_theirs or isinstance(error, error_types) or str(error).startswith("Error(s) in loading state_dict")):
             raise

@@ -112,8 +112,7 @@ def _prepare_flickr(name: str, root: Path, form: str, archive: str) -> None:
     try:
         _check_images(source, *SPLITS)
     except InputError as error:
-        what_to_do = f"Fill in {form}, put {archive} into {root}, and run this again"
-        raise InputError(f"{error}. {what_to_do}") from error
+        raise InputError(f"{error}. Fill in {form}, put {archive} into {root}, and run this again") from error
 
 
 def shapes(

@@ -65,8 +65,7 @@ def score(
         captioning validate --ckpt_path runs/shapes_soft/checkpoints/last.ckpt
         captioning predict --ckpt_path runs/shapes_soft/checkpoints/best.ckpt --results submission
     """
-    option_names = [word.partition("=")[0] for word in overrides if word.startswith("--")]
-    _check_options(task, option_names, split, results)
+    _check_options(task, overrides, split, results)
     check_whole(0, bound_draws=bound_draws)
     check_whole(0, 2**32 - 1, seed_everything=seed_everything)
     from captioning.checkpoint.load import usable_device
@@ -127,13 +126,13 @@ def score(
     _report(folder, stage, evaluator, facts, logged_run)
 
 
-def _check_options(task: str, option_names: Sequence[str], split: Split | None, results: Path | None) -> None:
+def _check_options(task: str, overrides: Sequence[str], split: Split | None, results: Path | None) -> None:
     """Raise InputError for an option that the task cannot take."""
     if results is not None and results.is_file():
         raise InputError(f"--results {results}: is a file; name a folder")
-    for option in option_names if results is None else ():
+    for option in overrides if results is None else ():
         if option.startswith(("--data.source", "--data.limit_images")):
-            raise InputError(f"{option}: tests other data than the run's; name a folder for the files by --results")
+            raise InputError(f"{option.partition('=')[0]}: tests other data than the run's; name a folder by --results")
     if task == "validate" and split not in (None, "val"):
         raise InputError(f"--split {split}: captioning validate scores the validation split; use captioning test")
 

@@ -105,8 +105,7 @@ def instance_lookup(paths: Sequence[Path], remedy: str, synonyms: Callable[[str]
         objects = []
         for (noun, annotation), mask in zip(annotations, upright_masks(masks, path), strict=True):
             adjectives = frozenset(annotation.attributes)
-            attributes = adjectives.union(*map(synonyms, adjectives))
-            objects.append(GroundedObject(noun, synonyms(noun), attributes, mask))
+            objects.append(GroundedObject(noun, synonyms(noun), adjectives.union(*map(synonyms, adjectives)), mask))
         return objects
 
     return objects

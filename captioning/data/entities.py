@@ -34,8 +34,7 @@ class Entities:
         if not any(sentences):
             return [[] for _ in captions]
         masks = _masks(self.folder / "Annotations" / f"{_number(path)}.xml", path)
-        pairs = zip(sentences, captions, strict=True)
-        return [_phrases(sentence, caption.split(), masks) for sentence, caption in pairs]
+        return [_phrases(line, caption.split(), masks) for line, caption in zip(sentences, captions, strict=True)]
 
     def sentences(self, path: Path, captions: Sequence[str]) -> list[str]:
         """Return each caption's sentence with marked phrases, "" for a caption that Entities lacks."""

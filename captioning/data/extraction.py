@@ -53,10 +53,9 @@ def extract_features(
         batches = [list(range(first, min(first + batch_size, count))) for first in range(done, count, batch_size)]
         augmentation = Augmentation(flip=float(is_mirrored))
         dataset = CaptionDataset(index, Vocabulary([]), encoder.preprocessing, augmentation=augmentation, by_image=True)
-        loader = batch_loader(dataset, batches, num_workers=num_workers)
         with Progress(name, count, done) as progress, torch.inference_mode():
             try:
-                for number, batch in enumerate(loader, 1):
+                for number, batch in enumerate(batch_loader(dataset, batches, num_workers=num_workers), 1):
                     annotations = encoder(batch.images.to(device)).half().cpu()
                     if not annotations.isfinite().all():
                         where = f"in images {done} to {done + len(annotations) - 1} of {name}"

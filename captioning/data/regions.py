@@ -52,8 +52,7 @@ def object_regions(objects: Sequence[GroundedObject], cells: CellGrid) -> list[O
     regions = []
     for (noun, attributes), items in groups.items():
         coverage = cells.coverage(np.logical_or.reduce([item.mask for item in items]))
-        names = frozenset({noun}).union(*(item.synonyms for item in items))
-        regions.append(ObjectRegion(names, attributes, coverage))
+        regions.append(ObjectRegion(frozenset({noun}).union(*(item.synonyms for item in items)), attributes, coverage))
     return regions
 
 

@@ -89,8 +89,7 @@ class ShapesSource(CocoSource):
         images, captions, instances = [], [], []
         for number in range(1, self.images[split] + 1):
             # Each image has its own random stream, so that the image does not depend on the size of the split.
-            key = (SPLITS.index(split), number)
-            rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=key))
+            rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(SPLITS.index(split), number)))
             painted = None
             while painted is None:
                 shapes, order = sample_scene(rng)

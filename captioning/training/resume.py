@@ -70,10 +70,9 @@ def rewind(checkpoint: dict[str, Any]) -> None:
     # An epoch that was saved between its last batch and its end (``ends_epoch``) is finished, but Lightning has not
     # counted it. An epoch that max_steps or max_time cut short is not, but Lightning has counted it.
     ends_epoch = batches["is_last_batch"] and batches["current"]["completed"] < batches["current"]["ready"]
-    unfinished_epochs = 0 if batches["is_last_batch"] else 1
     for span, epochs in loop["epoch_progress"].items() if batches["current"]["ready"] else ():
         if ends_epoch or epochs["processed"] == epochs["started"]:
-            epochs["processed"] = epochs["completed"] = epochs["started"] - unfinished_epochs
+            epochs["processed"] = epochs["completed"] = epochs["started"] - (0 if batches["is_last_batch"] else 1)
         batches[span]["completed"] += 1 if ends_epoch else 0
 
 

@@ -105,9 +105,9 @@ def _pattern(shape: Shape, width: int, scale: float) -> Image.Image:
 
 def _clutter(image: Image.Image, rng: np.random.Generator, scale: float) -> None:
     """Paint thin lines, specks and letter-like strokes behind the objects. Captions never name them."""
-    size, oversampling = image.size[0], 2
+    oversampling = 2
     for _ in range(int(rng.integers(1, 4))):
-        layer = Image.new("L", (size * oversampling,) * 2)
+        layer = Image.new("L", (image.size[0] * oversampling,) * 2)
         draw = ImageDraw.Draw(layer)
         unit = scale * oversampling
         kind = rng.integers(3)
@@ -122,8 +122,7 @@ def _clutter(image: Image.Image, rng: np.random.Generator, scale: float) -> None
             for letter in range(int(rng.integers(2, 5))):
                 strokes = rng.integers(0, 3, (int(rng.integers(3, 6)), 2)) * (2.5, 3.5) + (x + 8 * letter, y)
                 draw.line((strokes * unit).ravel().tolist(), 255, width=max(1, round(0.8 * unit)))
-        color = _rgb(rng.random(), 0.45, rng.uniform(0.35, 0.75))
-        image.paste(color, (0, 0), layer.reduce(oversampling))
+        image.paste(_rgb(rng.random(), 0.45, rng.uniform(0.35, 0.75)), (0, 0), layer.reduce(oversampling))
 
 
 def _rgb(hue: float, saturation: float, value: float) -> tuple[int, ...]:

@@ -145,8 +145,7 @@ def describe(shapes: Sequence[Shape], style: int) -> list[str]:
         elif token in ("A", "B", "C", "D"):
             shape = shapes["ABCD".index(token)]
             size = [shape.size] if len(shapes) <= 2 else []
-            texture = [shape.texture] if shape.texture != "plain" else []
-            phrase = [*size, *texture, shape.color, shape.noun]
+            phrase = [*size, *([shape.texture] if shape.texture != "plain" else []), shape.color, shape.noun]
             words += ["an" if phrase[0][0] in "aeiou" else "a", *phrase]
         elif token.isupper():
             shape, other = (shapes["ABCD".index(letter)] for letter in token[:2])

@@ -140,7 +140,7 @@ def command_line(args: Sequence[str] | None) -> list[str]:
 
 
 def nest(settings: Mapping[str, Any], nested: dict[str, Any]) -> dict[str, Any]:
-    """Return ``nested`` with further settings. A dotted key becomes mappings, as which `captioning fit` reads it."""
+    """Return ``nested`` with further settings. A dotted key becomes nested mappings, as in `captioning fit`."""
     for key, value in settings.items():
         section, _, inner_key = str(key).partition(".")
         inner = {inner_key: value} if inner_key else value

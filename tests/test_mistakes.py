@@ -156,8 +156,8 @@ MISTAKES = {
     "caption photo.png --model runs/soft": "is a folder; give runs/soft/checkpoints/best.ckpt",
     "export --model foreign.ckpt --output out": "foreign.ckpt: not a checkpoint of this project",
     FIT + "--ckpt_path exported": "exported: is a folder; give a .ckpt file (caption, test and fit --init_from",
-    FIT + "--ckpt_path pretrained": "pretrained: is a folder; give a .ckpt file (caption --model and",
-    "average --model pretrained --output mean.ckpt": "pretrained: is a folder; give a .ckpt file (caption --model",
+    FIT + "--ckpt_path pretrained": "pretrained: is a folder; give a .ckpt file (caption, test and",
+    "average --model pretrained --output mean.ckpt": "pretrained: is a folder; give a .ckpt file (caption, test and",
     "export --model pretrained --output out --notes latin.md": "latin.md: is not in UTF-8 (",
     # the other commands
     "prepare coco --karpathy --year 2017 --root coco": "--year 2017: Karpathy's split is of the 2014 images; leave out",

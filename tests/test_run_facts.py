@@ -75,7 +75,7 @@ def test_an_epoch_of_few_batches_has_a_speed_too(shapes, tmp_path):
 
 
 def test_a_validation_inside_an_epoch_does_not_count_as_training(shapes, tmp_path):
-    seconds, speeds = 0.5, []
+    seconds, speeds = 1.5, []
 
     class Watch(Callback):
         def on_validation_epoch_start(self, trainer, pl_module) -> None:

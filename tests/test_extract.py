@@ -57,6 +57,12 @@ def test_a_dotted_key_of_a_configuration_is_read_as_in_fit():
     assert extracted("--config", "few.yaml", "--split", "val") == {"val": 1}
 
 
+def test_null_in_a_later_configuration_resets_a_setting():
+    Path("few.yaml").write_text("data: {limit_images: 1}\n")
+    Path("all.yaml").write_text("data: {limit_images: null, vocabulary: null}\n")
+    assert extracted("--config", "few.yaml", "--config", "all.yaml") == {"train": 4, "val": 2}
+
+
 def test_the_value_of_an_option_of_the_configuration_may_have_spaces():
     Path("shapes").rename("my shapes")
     command("extract", "--config", "config.yaml", "--data.source.root=my shapes", "--output", "out", "--num_workers", 0)

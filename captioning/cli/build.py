@@ -1,7 +1,10 @@
 """Building objects from keys of a training configuration."""
 
+import contextlib
+import functools
 import itertools
 import json
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -46,7 +49,11 @@ def build(
         parser.add_argument(f"--{key}", type=value_type, required=type(None) not in get_args(value_type))
     arguments = []
     for config in configs:
-        values = {key: value for key in types if (value := _value_at(key, nest(config, {}))) is not None}
+        nested: Any = nest(config, {})
+        values = {}
+        for key in types:
+            with contextlib.suppress(KeyError, TypeError):  # the key is missing, or a section above it is null
+                values[key] = functools.reduce(operator.getitem, key.split("."), nested)
         arguments += ["--config", json.dumps(values, default=str)]
     settings = parse_training(parser, [*arguments, *options])
     try:
@@ -54,10 +61,3 @@ def build(
     except (TypeError, ValueError) as error:  # an argument that its class refuses
         raise error if isinstance(error, InputError) else InputError(f"{', '.join(types)}: {error}") from error
     return {key: built[key] for key in types}, settings.as_dict()
-
-
-def _value_at(key: str, config: Any) -> Any:
-    """Return the value of a configuration at a dotted key; None if it is missing."""
-    for name in key.split("."):
-        config = config.get(name) if isinstance(config, Mapping) else None
-    return config

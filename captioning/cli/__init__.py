@@ -61,7 +61,7 @@ FIT_HELP = """usage: captioning fit --config CONFIG.yaml [--config OVERLAY.yaml 
 
   --config FILE.yaml            a configuration; a later one wins over an earlier one, an option over all
   --ckpt_path FILE.ckpt         checkpoint to resume
-  --name NAME                   name of the run and its folder in runs/; by default the config's file name
+  --name NAME                   name of the run (a folder in runs/); by default the config's file name
   --init_from MODEL             start from the weights of this model, with a new optimizer
   --seed_everything N           seed of all random numbers
   --trainer.max_epochs N        largest number of epochs

@@ -90,7 +90,10 @@ def test_references_of_karpathy_are_of_the_split_and_keep_their_tokens(tmp_path)
         ("[]", "no references, expected COCO's annotations or Karpathy's images"),
         ('{"annotations": [{"image_id": 1, "caption": " . "}]}', "holds no caption"),
         ('{"annotations": [{"image_id": 1, "category_id": 3}]}', "missing required field `caption`"),
-        ('{"images": [{"split": "val", "filename": "a.jpg", "sentences": []}]}', "holds no image with a caption"),
+        (
+            '{"images": [{"split": "val", "filename": "a.jpg", "sentences": []}]}',
+            "has no image of the test split; its splits are val",
+        ),
     ],
 )
 def test_a_file_without_references_is_refused_in_one_line(tmp_path, content, message):

@@ -17,6 +17,7 @@ from captioning.inference import load
 from captioning.metrics.table import caption_metrics
 from captioning.run_folder import checksum
 
+TEST = "20 images; beam_size 2, context_mode argmax"
 SETTINGS = {
     "seed_everything": 7,
     "trainer": {"max_epochs": 4, "precision": "32-true"},
@@ -53,7 +54,10 @@ def test_the_folder_captions_as_the_checkpoint_does(run, tmp_path, capsys):
     assert exported.settings == SETTINGS and exported.encoder.preprocessing == expected.encoder.preprocessing
     for caption, other in zip(exported(images, max_length=6), expected(images, max_length=6), strict=True):
         assert (caption.text, caption.log_probs) == (other.text, other.log_probs)
-    assert "README.md, config.json, model.safetensors, vocabulary.json" in capsys.readouterr().out
+    (folder / "note.txt").write_text("mine")
+    export(run)
+    assert capsys.readouterr().out.count(": README.md, config.json, model.safetensors, vocabulary.json\n") == 2
+    (folder / "note.txt").unlink()
     weights = expected.model.state_dict()
     with safe_open(folder / "model.safetensors", "pt") as file:
         assert set(file.keys()) == set(weights)
@@ -73,7 +77,10 @@ def test_the_card_has_the_model_its_data_and_its_metrics(run):
     assert "| attention | SoftAttention |" in text and "| vocabulary | 7 words; tokens: Penn Treebank" in text
     metrics = json.loads((run / "test_metrics.json").read_text())
     assert f"| bleu4 | {metrics['test/bleu4']:.2f} |" in text and "| nll | 1.25 |" in text
-    assert "Split test; beam_size 2, context_mode argmax." in text
+    assert f"Split test; {TEST}." in text
+    edit_checkpoint(run / "checkpoints/best.ckpt", lambda saved: saved["captioning"]["settings"].update(init_from="x"))
+    card = (export(run) / "README.md").read_text()
+    assert "ShapesSource. It began with the weights of `x`, whose license holds, too. All settings" in card
     metrics["conditions"]["checkpoint"] = "last.ckpt"  # those of another checkpoint are not this one's
     (run / "test_metrics.json").write_text(json.dumps(metrics))
     assert "It was not tested" in (export(run) / "README.md").read_text()
@@ -85,7 +92,7 @@ def test_the_card_has_the_conditions_of_a_test_of_0_2(run):
     content["search"] = {"beam_size": 2, "inference": "argmax", "checkpoint": "best.ckpt"}
     (run / "test_metrics.json").write_text(json.dumps(content))
     card = (export(run) / "README.md").read_text()
-    assert "Split test; beam_size 2, context_mode argmax." in card and "| nll | 1.25 |" in card
+    assert f"Split test; {TEST}." in card and "| nll | 1.25 |" in card
 
 
 def test_the_card_leaves_out_the_metrics_of_weights_that_were_trained_on_since(run):

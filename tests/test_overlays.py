@@ -251,3 +251,10 @@ def test_each_model_has_a_row_and_hard_attention_shows_the_chosen_cell_alone():
     assert [axes.get_ylabel() for axes in panels(figure)] == ["soft", "hard", "", "", "", ""]
     assert [bool(axes.patches) for axes in panels(figure)] == [False, True] * 3
     assert [axes.get_title() for axes in panels(figure)[::2]] == words
+    assert [axes.get_xlabel() for axes in panels(figure)] == ["", "0.067 there"] * 3  # the brightness does not say it
+    end = one_hot(7).max()
+    assert figure.texts[-1].get_text() == (
+        f"attention per location, from 0 to {end:#.2g}; outlined: the chosen location, painted alone"
+    )
+    alone = attention_figure(GRAY, words, {"hard": attention["hard"]}, text="")
+    assert alone.texts[-1].get_text() == "outlined: the chosen location, painted alone"

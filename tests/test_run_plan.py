@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytorch_lightning.loggers.logger import DummyLogger
 
 from captioning.errors import InputError
 from captioning.training.plan import RunPlan, plan_run
@@ -96,14 +97,21 @@ def test_every_run_logs_to_csv_and_wandb_goes_on_with_a_resumed_run():
     assert again == [trainer["logger"][0] | {"init_args": named | {"name": "other"}}, csv]
 
 
+class MyCSVLogger(DummyLogger):
+    """A logger of the user's that does not take a folder."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+
+
 def test_a_csv_logger_keeps_its_options_and_a_class_of_the_user_logs_beside_it():
     csv = {"class_path": CSV, "init_args": {"name": "logs", "version": 0, "flush_logs_every_n_steps": 1}}
     (changed,) = plan(trainer={"logger": csv}).changes["trainer.logger"]
     place = {"save_dir": "runs/soft", "name": "metrics", "version": None}
     assert changed["init_args"] == place | {"flush_logs_every_n_steps": 1}
-    mine = {"class_path": "mine.MyCSVLogger", "init_args": {}}
+    mine = {"class_path": f"{__name__}.MyCSVLogger", "init_args": {"file": "mine.csv"}}
     loggers = plan(trainer={"logger": [mine]}).changes["trainer.logger"]
-    assert [logger["class_path"] for logger in loggers] == ["mine.MyCSVLogger", CSV]
+    assert loggers == [mine, {"class_path": CSV, "init_args": place}]
 
 
 def test_options_for_folders_are_refused_on_the_command_line():

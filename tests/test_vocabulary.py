@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from captioning.attention import AdditiveScore, MultiHeadAttention, ScaledDotScore, SoftAttention
-from captioning.checkpoint.load import SavedModel
+from captioning.checkpoint.load import SavedModel, check_vocabulary
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
 from captioning.model import AttentionDecoder, Captioner, TransformerDecoder
@@ -106,3 +106,13 @@ def test_weights_of_a_model_are_copied_into_one_with_further_words():
         embedding = new.decoder.embedding.weight
         assert torch.equal(embedding[: len(words)], old.decoder.embedding.weight)
         assert all(torch.equal(row, embedding[UNK]) for row in embedding[len(words) :])
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [(["b", "a"], "has the data's words in another order"), (["a"], r"\(1 words\) is not the data's \(2\)")],
+)
+def test_a_checkpoint_with_other_words_or_another_order_is_refused(words, problem):
+    old, new = Vocabulary(words), Vocabulary(["a", "b"])
+    with pytest.raises(InputError, match=f"^x: its vocabulary {problem}; use the data settings .* was trained with$"):
+        check_vocabulary("x: its", old.words, new)

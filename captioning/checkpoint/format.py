@@ -103,7 +103,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, PermissionError) as error:
         raise InputError(f"{path}: the checkpoint cannot be read ({error.strerror})") from error
     except Exception as error:  # a damaged file makes PyTorch raise errors of many types
-        raise InputError(f"{path}: damaged, or not a checkpoint ({one_line(error, 120)}); copy it again") from error
+        raise InputError(
+            f"{path}: damaged, or not a checkpoint ({one_line(error, 120)}); give a .ckpt file, or copy it again"
+        ) from error
     if not isinstance(checkpoint, dict) or not {"captioning", "state_dict"} <= checkpoint.keys():
         raise InputError(f"{path}: not a checkpoint of this project; give one that `captioning fit` wrote")
     return checkpoint

@@ -34,7 +34,9 @@ class SavedModel(NamedTuple):
         those of <unk>. Raises InputError if the vocabulary or the model does not fit.
         """
         if vocabulary.words[: len(self.vocabulary.words)] != self.vocabulary.words:
-            check_vocabulary(f"{self.path}: its", self.vocabulary.words, vocabulary, ", or data.vocabulary.extend")
+            check_vocabulary(
+                f"{self.path}: its", self.vocabulary.words, vocabulary, f", or --data.vocabulary.extend {self.path}"
+            )
         weights = dict(self.captioner.state_dict())
         new_words = len(vocabulary) - len(self.vocabulary)
         for name, parameter in captioner.named_parameters(remove_duplicate=False):  # tied weights have two names
@@ -116,4 +118,6 @@ def check_vocabulary(subject: str, words: Sequence[str], vocabulary: Vocabulary,
     """Raise InputError, which begins with ``subject`` and ends in ``remedy``, if the data has another vocabulary."""
     if tuple(words) != vocabulary.words:
         problem = f"vocabulary ({len(words)} words) is not the data's ({len(vocabulary.words)})"
+        if set(words) == set(vocabulary.words):
+            problem = "vocabulary has the data's words in another order"
         raise InputError(f"{subject} {problem}; use the data settings the checkpoint was trained with{remedy}")

@@ -37,6 +37,7 @@ def model_card(
             the card has none. Text before the first section replaces the card's beginning.
     """
     encoder, decoder = captioner.encoder, captioner.decoder
+    start = settings.get("init_from")
     template = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
     text = template.format(
         name=name,
@@ -48,6 +49,7 @@ def model_card(
         words=len(vocabulary.words),
         tokens=vocabulary.tokenizer.description,
         data=flatten(settings).get("data.source", "unknown"),
+        start=f" It began with the weights of `{start}`, whose license holds, too." if start else "",
         metrics=_metrics(checkpoint),
         license=license or "Of the weights: not stated; ask whoever gave you this folder",
     )
@@ -75,6 +77,9 @@ def _metrics(checkpoint: Path | None) -> str:
         if content and conditions.pop("checkpoint", checkpoint.name) == checkpoint.name and is_current_test:
             split = conditions.pop("split", path.name.partition("_")[0])
             text = ", ".join(f"{name} {value}" for name, value in conditions.items())
+            images = path.with_name(path.name.replace("metrics", "captions"))
+            if images.is_file():
+                text = f"{len(read_json(images))} images; {text}"
             metrics = {key.partition("/")[2]: value for key, value in content.items() if isinstance(value, float)}
             rows = [f"| {name} | {value:.2f} |" for name, value in metrics.items()]
             tables.append("\n".join([f"Split {split}; {text}.\n", "| metric | value |", "| --- | --- |", *rows]))

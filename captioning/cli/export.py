@@ -34,6 +34,7 @@ def export(
     """
     check_output(output, "--output", inputs=[model])
     text = read_text(notes) if notes else ""
+    from captioning.checkpoint.export import CARD, CONFIG, VOCABULARY, WEIGHTS
     from captioning.checkpoint.model_card import model_card
     from captioning.inference import load
 
@@ -41,5 +42,6 @@ def export(
     content = (captioner.model, captioner.vocabulary, captioner.settings, model_name(model))
     card = model_card(*content, checkpoint=Path(model), license=license, notes=text)
     captioner.export(output, card, dtype=dtype)
-    size = sum(file.stat().st_size for file in output.iterdir() if file.is_file()) / 1e6
-    print(f"written to {output} ({size:.1f} MB): {', '.join(sorted(file.name for file in output.iterdir()))}")
+    files = [output / name for name in (CARD, CONFIG, WEIGHTS, VOCABULARY)]
+    size = sum(file.stat().st_size for file in files) / 1e6
+    print(f"written to {output} ({size:.1f} MB): {', '.join(file.name for file in files)}")

@@ -62,8 +62,9 @@ class FolderSource(CaptionSource):
         entries: dict[str, ImageEntry] = {}  # by normal path, because an image may have several spellings
         split_of: dict[str, str] = {}
         if not self.file.is_file():
-            remedy = "give the folder with captions.jsonl or .csv, or the file as captions"
-            raise InputError(f"{self.file}: missing; {remedy}")
+            missing = self.file if self.root.is_dir() else f"{self.root}: no such folder; {self.file}"
+            remedy = "give the folder with captions.jsonl or .csv as root, or another file in it as captions"
+            raise InputError(f"{missing}: missing; {remedy}")
         for line, row in _rows(self.file):
             image = os.path.normpath(row.image)
             entries.setdefault(image, ImageEntry(len(entries), image, [])).captions.append(row.caption)

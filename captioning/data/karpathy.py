@@ -56,6 +56,9 @@ class KarpathySource(CaptionSource):
             raise InputError(f"{missing[0]}: missing; {self.remedy()}")
         splits = ("train", "restval") if split == "train" else (split,)
         entries = [self._entry(image) for image in images if image.split in splits]
+        if not entries:
+            names = ", ".join(sorted({image.split for image in images}))
+            raise InputError(f"{self.json_path}: has no image of the {split} split; its splits are {names}")
         return CaptionIndex.build(self.image_dir, entries, self.tokenizer, origin=self.json_path)
 
     def objects(self, split: str) -> ObjectLookup | None:

@@ -1,6 +1,8 @@
 """The loggers of a run, from their settings to their end, and everything about wandb."""
 
+import inspect
 import os
+import pkgutil
 import secrets
 import shlex
 import sys
@@ -33,7 +35,8 @@ def logger_settings(settings: Mapping[str, Any], folder: Path) -> list[dict[str,
         arguments = logger.get("init_args", {})
         # A list of loggers with folders comes from another run's config.yaml; this run gets a wandb run of its own.
         is_of_another_run = isinstance(setting, list) and arguments.get("save_dir") not in (None, ".")
-        arguments = {**arguments, "save_dir": str(folder)}
+        takes_folder = "save_dir" in inspect.signature(pkgutil.resolve_name(logger["class_path"])).parameters
+        arguments = arguments | ({"save_dir": str(folder)} if takes_folder else {})
         if logger["class_path"].endswith("WandbLogger"):
             if settings["ckpt_path"] is None and is_of_another_run:
                 arguments |= {"id": None, "name": None}

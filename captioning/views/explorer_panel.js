@@ -99,7 +99,7 @@ class Panel {
           this.words,
           this.details,
           element("div", { class: "numbers" }, ...numbers),
-          element("h4", {}, "Captions, with log-probabilities"),
+          element("h4", {}, "Captions, with log-probabilities, length-normalized as in the search"),
           this.beam,
           element(
             "details",

@@ -58,9 +58,9 @@ def attention_figure(
 ) -> Figure:
     """Return the image and its caption, followed by a panel per word with the attention over the model's view.
 
-    If hard attention chose a cell, only this cell is painted and outlined. All other maps of attention have one scale,
-    up to the greatest attention among them; maps of evidence have another. The scales are drawn at the bottom. A map
-    that prefers no location is labeled "nearly even". pyplot does not know the figure.
+    If hard attention chose a cell, only this cell is painted and outlined, with its attention beneath. All other maps
+    of attention have one scale, up to the greatest attention among them; maps of evidence have another. The scales are
+    drawn at the bottom. A map that prefers no location is labeled "nearly even". pyplot does not know the figure.
 
     Args:
         photo: The whole image, on which the first model's view is outlined.
@@ -87,7 +87,7 @@ def attention_figure(
                 axes.set_ylabel(strip.label, fontsize=8, color=_GRAY)
             if (location := strip.chosen[step]) is not None:
                 _outline(axes, strip.cells.box(location))
-    _draw_scale(figure, scale_maxima, style)
+    _draw_scale(figure, scale_maxima, style, any(cell is not None for strip in strips for cell in strip.chosen))
     return figure
 
 
@@ -181,7 +181,8 @@ def _notes(weights: NDArray[np.float32], chosen: list[int | None], betas: Any, d
         strongest = f"at most {alpha.max():#.2g}" if cell is None else f"{alpha[cell]:#.2g} there"
         beta = "" if betas is None else f"\N{GREEK SMALL LETTER BETA} {betas[step]:.2f} · "
         is_even = cell is None and alpha.max() * alpha.size < NEARLY_EVEN
-        notes.append("\n".join(filter(None, (beta + strongest if details else "", "nearly even" if is_even else ""))))
+        numbers = beta + strongest if details else "" if cell is None else strongest
+        notes.append("\n".join(filter(None, (numbers, "nearly even" if is_even else ""))))
     return notes
 
 
@@ -208,15 +209,18 @@ def _draw_photo(axes: Axes, photo: Image.Image, view_box: Box) -> None:
     axes.set_anchor("N")
 
 
-def _draw_scale(figure: Figure, maxima: Mapping[str, float], style: Style) -> None:
+def _draw_scale(figure: Figure, maxima: Mapping[str, float], style: Style, has_chosen: bool) -> None:
     """Draw the scale of all maps at the bottom; its text has the maximum of each kind of map."""
     width, height = figure.get_size_inches()
     axes = figure.add_axes((_MARGIN / width, 0.15 / height, _SCALE_WIDTH / width, 0.1 / height))
     ramp = np.linspace(0, 1, 256, dtype=np.float32)[None]
     axes.imshow(paint(np.ones((1, 256, 3), dtype=np.float32), ramp, 1.0, style), aspect="auto")
     axes.set_axis_off()
-    text = "; ".join(f"{kind} per location, from 0 to {maximum or 1:#.2g}" for kind, maximum in maxima.items())
-    figure.text((_SCALE_WIDTH + 1.5 * _MARGIN) / width, 0.2 / height, text, size=8, color=_GRAY, va="center")
+    lines = [f"{kind} per location, from 0 to {m or 1:#.2g}" for kind, m in maxima.items() if m or not has_chosen]
+    lines += ["outlined: the chosen location, painted alone"] if has_chosen else []
+    figure.text(
+        (_SCALE_WIDTH + 1.5 * _MARGIN) / width, 0.2 / height, "; ".join(lines), size=8, color=_GRAY, va="center"
+    )
 
 
 def _outline(axes: Axes, box: Box) -> None:

@@ -170,7 +170,7 @@ def test_a_split_without_a_folder_takes_one_in_ten_of_the_training_images(tmp_pa
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, "captions.jsonl: missing; give the folder with captions.jsonl"),
+        ({}, "captions.jsonl: missing; give the folder with captions.jsonl or .csv as root, or another file in it"),
         ({"captions.jsonl": "", "captions.csv": ""}, "has captions.csv and captions.jsonl; give captions"),
         (
             {"captions.csv": "image,words\na,b\n"},
@@ -233,3 +233,8 @@ def test_photos_are_turned_as_their_cameras_marked_them(tmp_path):
     rows = source.index("train")
     (image,) = CaptionDataset(rows, Vocabulary(["two", "dogs"]), preprocessing, by_image=True)[[0]].images
     assert torch.equal(image, preprocessing(seen))
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"gone: no such folder; .*gone/captions\.jsonl: missing; give the folder"):
+        FolderSource(str(tmp_path / "gone")).index("train")

@@ -60,7 +60,7 @@ def test_restval_belongs_to_train_and_coco_images_keep_their_id_and_folder(tmp_p
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        ([image(1, "train", "a dog")], "holds no image with a caption"),
+        ([image(1, "train", "a dog")], "has no image of the val split; its splits are train"),
         ([{"split": "val", "imgid": 1}], "missing required field `filename`"),
         ([image(1, "val") | {"sentences": [{"raw": "a dog"}]}], "holds no image with a caption"),
         ([image(1, ["val"], "a dog")], "not a split file (Expected `str`, got `array`"),

@@ -113,11 +113,21 @@ def test_another_split_fewer_images_and_other_data_do_not_replace_the_test_of_a_
     assert sources == [str(workdir / "shapes"), str(workdir / "shapes"), "moved", str(workdir / "shapes")]
 
 
+def test_two_data_sets_with_one_overlay_have_folders_of_their_own(workdir):
+    Path("few.yaml").write_text("data: {limit_images: 1}\n")
+    for data in ("pets.yaml", "runs/other/config.yaml"):
+        command("test", "--ckpt_path", CHECKPOINT, "--config", data, "--config", "few.yaml")
+    folders = ("runs/tiny/pets_few", "runs/tiny/other_few")
+    written = [json.loads(read(f"{name}/test_metrics.json"))["provenance"]["settings"]["data"] for name in folders]
+    assert [data["source"]["class_path"].rpartition(".")[2] for data in written] == ["CocoSource", "ShapesSource"]
+    assert [data["limit_images"] for data in written] == [1, 1]
+
+
 def test_a_dotted_key_of_a_configuration_is_read_as_in_fit(workdir, capsys):
     Path("one.yaml").write_text("data.limit_images: 1\ndata:\n  source.init_args: {root: coco}\n")
     command("test", "--ckpt_path", CHECKPOINT, "--config", "pets.yaml", "--config", "one.yaml", *VAL)
     assert "val split, 1 images" in capsys.readouterr().out
-    data = json.loads(read("runs/tiny/one/val/test_metrics.json"))["provenance"]["settings"]["data"]
+    data = json.loads(read("runs/tiny/pets_one/val/test_metrics.json"))["provenance"]["settings"]["data"]
     assert data["limit_images"] == 1 and data["source"]["class_path"].endswith("CocoSource")
     Path("one.yaml").write_text("data.limit_image: 1\n")
     line = refusal(capsys, "test", "--ckpt_path", CHECKPOINT, "--config", "one.yaml")

@@ -89,7 +89,7 @@ def score(
     subfolders = (  # a name for each condition that differs from a run's own test, or ""
         context_mode if context_mode not in (None, default_mode) else "",
         "_".join(["ensemble", *map(model_name, ensemble)]) if ensemble else "",
-        _config_name(config[-1]) if config else "",
+        "_".join(map(_config_name, config or ())),
         split if split not in (None, stage) else "",
     )
     folder = results or (run.path if run else Path("runs/scored") / model_name(ckpt_path)).joinpath(*subfolders)

@@ -11,8 +11,8 @@ N, T = 4, 3
 MASK = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 1], [1, 0, 0]], dtype=torch.bool)
 REWARDS = -torch.tensor([[1.0, 2, 3], [4, 5, 0], [6, 7, 8], [9, 0, 0]])
 TOTALS = torch.tensor([-6.0, -9, -21, -9])
-ALL = torch.ones(N, dtype=torch.bool)
-SOME = torch.tensor([True, True, False, False])
+ALL = MASK
+SOME = MASK & torch.tensor([[True], [True], [False], [False]])
 
 PAPER = {"per_step": False, "to_go": False}
 
@@ -31,16 +31,15 @@ def test_advantages_are_detached_and_zero_where_nothing_was_drawn(estimator):
     rewards = REWARDS.clone().requires_grad_()
     signal = estimator(rewards, MASK, SOME)
     assert not signal.advantages.requires_grad
-    drawn = MASK & SOME.unsqueeze(1)
-    assert torch.equal(signal.drawn, drawn)
-    assert (signal.advantages[~drawn] == 0).all()
-    torch.testing.assert_close(signal.advantages[drawn], (signal.returns - signal.baseline)[drawn])
+    assert torch.equal(signal.drawn, SOME)
+    assert (signal.advantages[~SOME] == 0).all()
+    torch.testing.assert_close(signal.advantages[SOME], (signal.returns - signal.baseline)[SOME])
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: type(e).__name__)
 def test_a_batch_without_draws_gives_finite_zeros_and_moves_no_baseline(estimator):
     before = {name: value.clone() for name, value in estimator.state_dict().items()}
-    signal = estimator(REWARDS, MASK, torch.zeros(N, dtype=torch.bool))
+    signal = estimator(REWARDS, MASK, torch.zeros_like(MASK))
     assert (signal.advantages == 0).all()
     for name, value in estimator.state_dict().items():
         torch.testing.assert_close(value, before[name], equal_nan=True)
@@ -59,14 +58,14 @@ def test_the_papers_moving_average_starts_with_the_first_batch_and_keeps_nine_te
     assert float(estimator.averages) == pytest.approx(mean)
     second = estimator(2 * REWARDS, MASK, SOME)
     torch.testing.assert_close(second.baseline, torch.full((N, T), mean))  # b_{k-1}: it must not know the draws
-    assert float(estimator.averages) == pytest.approx(0.9 * mean + 0.1 * 2 * float(TOTALS[SOME].mean()))
+    assert float(estimator.averages) == pytest.approx(0.9 * mean + 0.1 * 2 * float(TOTALS[:2].mean()))
 
 
 def test_moving_average_of_the_authors_starts_at_zero_and_counts_the_mean_word_of_all_captions():
     estimator = ArcticMovingAverage()
     signal = estimator(REWARDS, MASK, SOME)
     means = TOTALS / MASK.sum(1)
-    torch.testing.assert_close(signal.advantages, means.unsqueeze(1) * MASK * SOME.unsqueeze(1))
+    torch.testing.assert_close(signal.advantages, means.unsqueeze(1) * SOME)
     assert float(estimator.averages) == pytest.approx(0.1 * float(means.mean()))
 
 
@@ -84,12 +83,14 @@ def test_every_step_has_its_average_and_steps_from_the_fiftieth_on_share_one():
     estimator = MovingAverage()
     estimator(REWARDS, MASK, ALL)
     torch.testing.assert_close(estimator.averages[:T], -torch.tensor([20 / 4, 14 / 3, 11 / 2]))
-    estimator(REWARDS, MASK & torch.tensor([True, False, False]), ALL)
+    first_steps = MASK & torch.tensor([True, False, False])
+    estimator(REWARDS, first_steps, first_steps)
     torch.testing.assert_close(estimator.averages[:T], -torch.tensor([20 / 4, 14 / 3, 11 / 2]))
     estimator(3 * REWARDS, MASK, SOME)
     kept = torch.tensor([20 / 4, 14 / 3, 11 / 2])
     torch.testing.assert_close(estimator.averages[:T], -(0.9 * kept + 0.1 * torch.tensor([7.5, 10.5, 9])))
-    estimator(-torch.arange(1.0, 53).unsqueeze(0), torch.ones(1, 52, dtype=torch.bool), ALL[:1])
+    exists = torch.ones(1, 52, dtype=torch.bool)
+    estimator(-torch.arange(1.0, 53).unsqueeze(0), exists, exists)
     assert float(estimator.averages[-1]) == pytest.approx(-(50 + 51 + 52) / 3)
 
 
@@ -115,11 +116,11 @@ def test_leave_one_out_needs_a_whole_number_of_two_draws_or_more(samples):
 def test_leave_one_out_compares_with_the_other_draws_of_the_same_caption():
     mask = torch.ones(6, 2, dtype=torch.bool)
     rewards = torch.tensor([[1.0, 2], [3, 4], [5, 9], [10, 20], [30, 40], [50, 60]])
-    signal = LeaveOneOut(3, to_go=False)(rewards, mask, torch.ones(6, dtype=torch.bool))
+    signal = LeaveOneOut(3, to_go=False)(rewards, mask, mask)
     totals = rewards.sum(1).tolist()
     others = [(sum(totals[k - k % 3 : k - k % 3 + 3]) - totals[k]) / 2 for k in range(6)]
     torch.testing.assert_close(signal.baseline[:, 0], torch.tensor(others))
-    to_go = LeaveOneOut(3)(rewards, mask, torch.ones(6, dtype=torch.bool))
+    to_go = LeaveOneOut(3)(rewards, mask, mask)
     torch.testing.assert_close(to_go.baseline[:, 1], torch.tensor([6.5, 5.5, 3.0, 50.0, 40.0, 30.0]))
 
 

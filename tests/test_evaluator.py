@@ -202,6 +202,8 @@ def test_draws_of_bounds_depend_on_batch_and_seed_and_leave_the_global_generator
     assert alone.sums[2] == both.sums[2] and alone.images[3] == both.images[3]
     scores = both.compute_metrics()
     assert -math.inf < scores["bound"] <= scores["iwae_bound"] < 0
+    unbounded = split.evaluator(second)  # its captions were searched with the same draws
+    assert unbounded.images[3] == both.images[3]
     assert split.evaluator(second, bound_draws=2, seed=1).sums[2]["bound"] != both.sums[2]["bound"]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers_models import draw_weights
+from helpers_models import batch_of, captioner_of, draw_weights
 
 from captioning.attention import (
     AdditiveScore,
@@ -13,9 +13,10 @@ from captioning.attention import (
     Sparsemax,
     StochasticAttention,
 )
-from captioning.attention.hard import draw
+from captioning.attention.hard import draw, select_at
 from captioning.data.batch import pad_captions
 from captioning.model import AttentionDecoder, DecoderOutput
+from captioning.objective import Likelihood
 from captioning.objective.reductions import step_entropy
 from captioning.trace import NO_LOCATION
 
@@ -232,3 +233,23 @@ def test_temperature_falls_to_half_over_training_and_relaxes_the_samples_of_its_
         gumbel = -torch.empty_like(log_alphas).exponential_().log()
         relaxed = ((log_alphas + gumbel) / temperature).softmax(dim=-1)
         torch.testing.assert_close(gradient, torch.autograd.grad((relaxed @ annotations).sum(), query)[0])
+
+
+class OwnHardAttention(Attention):
+    """A class of the user's that draws every context."""
+
+    needs_estimator = True
+    may_draw = True
+
+    def select(self, alphas, log_alphas, memory):
+        return select_at(alphas, log_alphas, draw(alphas), memory)
+
+
+def test_drawn_locations_of_a_class_of_ones_own_are_trained_by_reinforce():
+    attention = OwnHardAttention(AdditiveScore(A))
+    decoder = AttentionDecoder(attention, embedding_dim=E, hidden_dim=H)
+    captioner = captioner_of(decoder, D, V, 0.5, grid_size=(1, L)).train()
+    objective = Likelihood(attention_penalty=0.0, entropy_weight=0.0).bind(decoder)
+    loss = objective(captioner, batch_of([[5, 6, 7], [8, 4]], torch.randn(2, L, D)))
+    loss.loss.backward()
+    assert loss.logs["reward"] < 0 and attention.score.output.weight.grad.abs().max() > 0

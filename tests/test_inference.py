@@ -233,7 +233,9 @@ def test_sampling_with_a_seed_is_repeatable_and_leaves_the_global_generator_unch
     assert torch.equal(before, torch.get_rng_state())
     assert first == second and len(set(first)) > 2 and first[:4] != first[4:]
     top = captioner.caption(images[0], method="sample", top_k=1)
-    assert top.text == captioner.caption(images[0], method="greedy").text
+    greedy = captioner.caption(images[0], method="greedy", length_normalization=1.0)
+    assert top.text == greedy.text
+    assert greedy.log_prob == captioner.caption(images[0], beam_size=1, length_normalization=1.0).log_prob
 
 
 def test_a_search_of_the_model_uses_the_seed_and_the_context_mode_of_its_options(tmp_path, images):

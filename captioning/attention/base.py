@@ -47,6 +47,7 @@ class Attention(Component):
     """A score, a normalizer and a selection. Subclasses implement ``select``, which turns alphas into a context.
 
     Args:
+        score: Gives the logits.
         normalizer: Turns logits into alphas; None for ``Softmax()``.
 
     Attributes:
@@ -60,7 +61,6 @@ class Attention(Component):
             own must do the same.
     """
 
-    score: Score
     context_modes: tuple[str, ...] = ("expected",)
     weighs_annotations = True
     needs_estimator = False
@@ -68,8 +68,9 @@ class Attention(Component):
     progress: float | None = None
     _context_mode = "expected"
 
-    def __init__(self, normalizer: Normalizer | None = None) -> None:
+    def __init__(self, score: Score, *, normalizer: Normalizer | None = None) -> None:
         super().__init__()
+        self.score = score
         self.normalizer = Softmax() if normalizer is None else normalizer
 
     @property

@@ -49,14 +49,13 @@ class StochasticAttention(Attention):
         dropout: float = 0.0,
         context_mode: str = "expected",
     ) -> None:
-        super().__init__(normalizer)
+        super().__init__(score, normalizer=normalizer)
         check_range(0, 1, sample_probability=sample_probability)
         check_range(0, 0.99, dropout=dropout)
         self.ramp = ramp = tuple(ramp or ())  # null in a configuration takes back the ramp of another file
         if len(ramp) not in (0, 2, 4) or list(ramp) != sorted(ramp) or not all(0 <= fraction <= 1 for fraction in ramp):
             meaning = "0, 2 or 4 fractions of training (0 to 1, no numbers of batches) in ascending order"
             raise InputError(f"ramp must have {meaning}, got {list(ramp)}")
-        self.score = score
         self.sample_probability = sample_probability
         self.needs_progress = bool(ramp)
         self.per_batch = per_batch

@@ -21,9 +21,8 @@ class SoftAttention(Attention):
     """
 
     def __init__(self, score: Score, *, normalizer: Normalizer | None = None, dropout: float = 0.0) -> None:
-        super().__init__(normalizer)
+        super().__init__(score, normalizer=normalizer)
         check_range(0, 0.99, dropout=dropout)
-        self.score = score
         self.dropout = nn.Dropout(dropout)
 
     def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> AttentionOutput:

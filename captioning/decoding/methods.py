@@ -1,7 +1,5 @@
 """Beam search and sampling, and the one place where options choose between them."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -24,16 +22,25 @@ def decode(
     """
     constraints = Constraints.from_options(options, vocabulary)
     count = options.count or 1
-    shared: dict[str, Any] = {"max_length": options.max_length, "constraints": constraints}
     if options.method == "sample":
-        state = tuple(tensor.repeat_interleave(count, dim=0) for tensor in state)
-        shared |= {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
-        sampled = sample(step_function, state, **shared)
+        sampled = sample(
+            step_function,
+            tuple(tensor.repeat_interleave(count, dim=0) for tensor in state),
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            max_length=options.max_length,
+            constraints=constraints,
+        )
         return [sampled[first : first + count] for first in range(0, len(sampled), count)]
-    if options.method == "greedy":
-        return beam_search(step_function, state, beam_size=1, **shared)
-    shared["length_normalization"] = options.length_normalization
-    beams = beam_search(step_function, state, beam_size=max(options.beam_size, count), **shared)
+    beams = beam_search(
+        step_function,
+        state,
+        beam_size=1 if options.method == "greedy" else max(options.beam_size, count),
+        length_normalization=options.length_normalization,
+        max_length=options.max_length,
+        constraints=constraints,
+    )
     return [beam[: options.count] for beam in beams]
 
 
@@ -67,8 +74,7 @@ def beam_search(
         slots = _best_continuations(log_probs, parent_log_prob, K)
         return slots._replace(log_prob=slots.log_prob.masked_fill(slot_index >= slots_left, float("-inf")))
 
-    shared: dict[str, Any] = {"max_length": max_length, "constraints": constraints}
-    hypotheses = search(step_function, state, fill_slots, K=K, length_normalization=length_normalization, **shared)
+    hypotheses = search(step_function, state, fill_slots, K, max_length, constraints, length_normalization)
     return [sorted(image, key=lambda caption: (not caption.finished, -caption.log_prob)) for image in hypotheses]
 
 
@@ -115,7 +121,7 @@ def sample(
         parent = torch.arange(R, device=device).expand_as(parent_log_prob)
         return Slots(parent_log_prob + word_log_prob, parent, word.view_as(parent_log_prob), word_log_prob)
 
-    images = search(step_function, state, fill_slots, K=R, max_length=max_length, constraints=constraints)
+    images = search(step_function, state, fill_slots, R, max_length, constraints)
     return [hypothesis for image in images for hypothesis in image]
 
 

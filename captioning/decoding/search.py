@@ -54,7 +54,6 @@ def search(
     step_function: StepFunction,
     state: State,
     fill_slots: FillSlots,
-    *,
     K: int,
     max_length: int,
     constraints: Constraints,
@@ -88,10 +87,9 @@ def search(
         trace_count += B * R
         exists = log_prob.isfinite()
         has_ended = exists & ((word == END) | (t == max_length - 1))
-        row, slot = has_ended.nonzero(as_tuple=True)
-        words, log_probs, trace_index = (pad(x[row, slot], (0, max_length - t - 1)) for x in history)
-        last_step = torch.full_like(slot, t)
-        ended.append(EndedHypotheses(words, log_probs, trace_index, images[row], slot, last_step))
+        position, slot = has_ended.nonzero(as_tuple=True)
+        padded = History(*(pad(x[position, slot], (0, max_length - t - 1)) for x in history))
+        ended.append(EndedHypotheses(*padded, images[position], slot, torch.full_like(slot, t)))
         is_open = exists & ~has_ended
         open_images = is_open.any(dim=1).nonzero().squeeze(1)
         if not len(open_images):

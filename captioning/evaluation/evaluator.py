@@ -80,10 +80,11 @@ class Evaluator:
             torch.manual_seed(int(batch_seed))
             memory = self.model.encode_batch(batch)
             objects = [self.regions.object_regions(row) for row in rows]
-            reference_hits = self._teacher_force_references(batch, memory) if self.with_references else [{}] * len(rows)
+            # The search comes first, so that its draws do not depend on those of the bounds.
             hypotheses = [[best] for best, *_ in self.model.search(memory, self.search, self.vocabulary)]
             if any(objects) or any(row < self.figure_count for row in rows):
                 hypotheses = self.model.with_evidence(memory, hypotheses)
+            reference_hits = self._teacher_force_references(batch, memory) if self.with_references else [{}] * len(rows)
         cells = self.model.encoder.cells
         images = zip(batch.image_ids.tolist(), rows, objects, reference_hits, hypotheses, strict=True)
         for image_id, row, objects_in_view, image_reference_hits, (best,) in images:

@@ -64,9 +64,8 @@ class Estimator(Component):
         Args:
             rewards: (N, T), log p(y_t | s, a) of the true words in nats; 0 at steps that do not exist.
             mask: (N, T) bool, True where a step exists.
-            drawn: (N,) bool, True for captions whose locations are drawn, False where contexts are expectations.
+            drawn: (N, T) bool, as in ``LearningSignal``.
         """
-        drawn = mask & drawn.unsqueeze(1)  # (N, T)
         rewards = rewards.detach() * mask
         returns = self.returns(rewards, mask)
         baseline = self.baseline(returns, rewards, mask, drawn)

@@ -19,6 +19,7 @@ from captioning.model.captioner import memory_of_captions
 from captioning.objective.estimators import Estimator, MovingAverage
 from captioning.objective.guidance import Guidance
 from captioning.objective.reductions import Reduction, step_entropy, step_log_probs
+from captioning.trace import NO_LOCATION
 from captioning.vocabulary import Vocabulary
 
 
@@ -148,10 +149,9 @@ class Likelihood(Objective):
             logs[term.name] = reduction.reduce_steps(term(captioner.decoder, batch, caption_memory, output), mask)
             loss = loss + term.weight * logs[term.name]
         logs["loss"] = loss
-        drawn = memory.drawn if captioner.decoder.attention.may_draw else None  # (B,)
-        if self.estimator is not None and output.location_log_prob is not None and drawn is not None:
+        if self.estimator is not None and output.location_log_prob is not None and captioner.decoder.attention.may_draw:
             word_log_probs = step_log_probs(output.logits, output.targets, mask)  # (N, T)
-            signal = self.estimator(word_log_probs, mask, drawn[image_index])
+            signal = self.estimator(word_log_probs, mask, output.trace.locations != NO_LOCATION)
             credit = signal.advantages * output.location_log_prob  # (N, T), (log p(y | s, a) - b) log p(s | a)
             loss = loss - self.reward_weight * reduction.reduce_steps(credit, mask)  # Eq. 11-12, only for the gradient
             logs |= signal.means()

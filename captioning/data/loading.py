@@ -184,10 +184,10 @@ class SplitData:
         name, identity = features_key(self.split, encoder.frozen_identity(), mirrored=mirrored)
         return Features(self.features_folder, name, identity, self.index.paths)
 
-    def dataset(self, vocabulary: Vocabulary, encoder: Encoder, **options: Any) -> CaptionDataset:
-        """Return the split as a data set of batches for an encoder; ``options`` go to ``CaptionDataset``."""
+    def evaluation_dataset(self, vocabulary: Vocabulary, encoder: Encoder) -> CaptionDataset:
+        """Return the split as a data set of batches for an encoder: images, each with all its captions."""
         features = self.cached_features(encoder)
-        return CaptionDataset(self.index, vocabulary, encoder.preprocessing, features=features, **options)
+        return CaptionDataset(self.index, vocabulary, encoder.preprocessing, features=features, by_image=True)
 
 
 def load_images(index: CaptionIndex, rows: Tensor, preprocessing: Preprocessing) -> Tensor:

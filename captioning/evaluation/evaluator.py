@@ -179,7 +179,7 @@ def evaluate_model(
     evaluator = Evaluator(
         *fields, bound_draws=bound_draws, seed=seed, figure_count=figure_count, with_references=with_references
     )
-    dataset = data.dataset(vocabulary, encoder, by_image=True)
+    dataset = data.evaluation_dataset(vocabulary, encoder)
     with Progress(f"{split} split", len(data.index)) as bar:
         for batch in batch_loader(dataset, image_batches(len(data.index), batch_size), num_workers=workers):
             evaluator.update(batch.to(device))

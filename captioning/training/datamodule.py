@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from captioning.checkpoint.load import check_tokenizer, read_model
 from captioning.data.batch import CaptionBatch
-from captioning.data.loading import SplitData, batch_loader, worker_count
+from captioning.data.loading import CaptionDataset, SplitData, batch_loader, worker_count
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.sampler import CaptionBatches, Group, image_batches
 from captioning.data.transforms import Augmentation
@@ -142,9 +142,9 @@ class CaptionDataModule(pl.LightningDataModule):
         trainer = self.trainer
         return {} if trainer is None else {"rank": trainer.global_rank, "world_size": trainer.world_size}
 
-    def _loader(self, split: str, batches: Iterable[list[int]], **options: Any) -> DataLoader[CaptionBatch]:
+    def _loader(self, dataset: CaptionDataset, batches: Iterable[list[int]]) -> DataLoader[CaptionBatch]:
         return batch_loader(
-            self.split_data(split).dataset(self.vocabulary, self.encoder, **options),
+            dataset,
             batches,
             num_workers=self.workers,
             pin_memory=torch.cuda.is_available(),
@@ -160,24 +160,30 @@ class CaptionDataModule(pl.LightningDataModule):
         return CaptionBatches(lengths, images, self.batch_size, self.seed, **options, **self._rank_options)
 
     def train_dataloader(self) -> DataLoader[CaptionBatch]:
-        random_crop, flip = self.augmentation.random_crop, self.augmentation.flip
-        if random_crop and self.features is not None:
+        if self.augmentation.random_crop and self.features is not None:
             raise InputError("data.augmentation.random_crop: cached features have one view; unset it or data.features")
-        if random_crop and self.encoder.preprocessing.crop is None:
+        if self.augmentation.random_crop and self.encoder.preprocessing.crop is None:
             raise InputError("data.augmentation.random_crop: this encoder sees the whole image; leave it out")
-        options: dict[str, Any] = {"seed": self.seed, "augmentation": self.augmentation}
-        if self.features is not None and flip:
-            options["mirrored_features"] = self.split_data("train").cached_features(self.encoder, mirrored=True)
-        if self.needs_regions:
-            options["regions"] = regions = self.split_data("train").regions(self.encoder)
+        data = self.split_data("train")
+        regions = data.regions(self.encoder) if self.needs_regions else None
+        if regions is not None:
             if not regions.available:
                 raise InputError("objective.guidance: the data set has no regions; see data/README.md")
             # Training moves the encoder's cells, but loading processes keep a copy of the cells at the start. The main
             # process (num_workers 0) must use the same cells.
             regions.cells = self.encoder.cells
-        start = (0, 0) if self.trainer is None else next_batch(self.trainer)
-        return self._loader("train", self.sampler(start), **options)
+        dataset = CaptionDataset(
+            data.index,
+            self.vocabulary,
+            self.encoder.preprocessing,
+            augmentation=self.augmentation,
+            seed=self.seed,
+            features=data.cached_features(self.encoder),
+            mirrored_features=data.cached_features(self.encoder, mirrored=True) if self.augmentation.flip else None,
+            regions=regions,
+        )
+        return self._loader(dataset, self.sampler((0, 0) if self.trainer is None else next_batch(self.trainer)))
 
     def val_dataloader(self) -> DataLoader[CaptionBatch]:
         batches = image_batches(len(self.index("val")), self.eval_batch_size, **self._rank_options)
-        return self._loader("val", batches, by_image=True)
+        return self._loader(self.split_data("val").evaluation_dataset(self.vocabulary, self.encoder), batches)

@@ -222,9 +222,10 @@ class CaptioningModule(pl.LightningModule):
         self.log("train/learning_rate", float(optimizer.param_groups[0]["lr"]))  # the decoder's
 
     def on_validation_epoch_start(self) -> None:
-        data = self.data.vocabulary, self.data.index("val"), self.data.split_data("val").regions(self.encoder)
+        data = self.data
+        index, regions = data.index("val"), data.split_data("val").regions(self.encoder)
         self.evaluator = Evaluator(
-            self.captioner, *data, self.search, seed=self.data.seed, figure_count=self.figure_count
+            self.captioner, data.vocabulary, index, regions, self.search, seed=data.seed, figure_count=self.figure_count
         )
 
     def validation_step(self, batch: CaptionBatch, batch_idx: int) -> None:

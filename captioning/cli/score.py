@@ -89,7 +89,7 @@ def score(
     subfolders = (  # a name for each condition that differs from a run's own test, or ""
         context_mode if context_mode not in (None, default_mode) else "",
         "_".join(["ensemble", *map(model_name, ensemble)]) if ensemble else "",
-        "_".join(map(_config_name, config or ())),
+        "_".join(file.absolute().parent.name if file.name == "config.yaml" else file.stem for file in config or ()),
         split if split not in (None, stage) else "",
     )
     folder = results or (run.path if run else Path("runs/scored") / model_name(ckpt_path)).joinpath(*subfolders)
@@ -135,10 +135,6 @@ def _check_options(task: str, overrides: Sequence[str], split: Split | None, res
             raise InputError(f"{option.partition('=')[0]}: tests other data than the run's; name a folder by --results")
     if task == "validate" and split not in (None, "val"):
         raise InputError(f"--split {split}: captioning validate scores the validation split; use captioning test")
-
-
-def _config_name(file: Path) -> str:
-    return file.absolute().parent.name if file.name == "config.yaml" else file.stem
 
 
 def _read_settings(files: Sequence[Path]) -> list[dict[str, Any]]:

@@ -67,13 +67,15 @@ def rewind(checkpoint: dict[str, Any]) -> None:
         batches["is_last_batch"] = False
         for span in ("current", "total"):  # the batches of the epoch, and of the run
             batches[span] = dict.fromkeys(batches[span], batches[span]["ready"] - unfinished)
-    # An epoch that was saved between its last batch and its end (``ends_epoch``) is finished, but Lightning has not
-    # counted it. An epoch that max_steps or max_time cut short is not, but Lightning has counted it.
-    ends_epoch = batches["is_last_batch"] and batches["current"]["completed"] < batches["current"]["ready"]
-    for span, epochs in loop["epoch_progress"].items() if batches["current"]["ready"] else ():
-        if ends_epoch or epochs["processed"] == epochs["started"]:
-            epochs["processed"] = epochs["completed"] = epochs["started"] - (0 if batches["is_last_batch"] else 1)
-        batches[span]["completed"] += 1 if ends_epoch else 0
+    is_inside_epoch = batches["current"]["ready"] > 0 and not batches["is_last_batch"]
+    lacks_end = batches["is_last_batch"] and batches["current"]["completed"] < batches["current"]["ready"]
+    for span, epochs in loop["epoch_progress"].items():
+        if is_inside_epoch and epochs["processed"] == epochs["started"]:  # max_steps or max_time cut it short
+            epochs["processed"] -= 1
+        elif lacks_end:  # saved after the epoch's last batch, before Lightning counted the batch and the epoch
+            epochs["processed"] = epochs["started"]
+            batches[span]["completed"] += 1
+        epochs["completed"] = epochs["processed"]
 
 
 def check_settings(checkpoint: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

@@ -47,7 +47,7 @@ class Memory:
         return expected_context(weights.unsqueeze(1), self.annotations).squeeze(1)
 
     def select_images(self, images: Tensor) -> Self:
-        """Return the memory of the images at these indices, (B',)."""
+        """Return the memory of the images at these indices, (B',), with all heads of each image in ``inner``."""
         B = len(self.annotations)
         return self.map(lambda field: field.unflatten(0, (B, -1)).index_select(0, images).flatten(0, 1))
 

@@ -75,10 +75,11 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
         has imported. Raises InputError for another class, or arguments that do not fit.
         """
         component_class = known_class(config["class_path"], cls)
-        accepted = inspect.signature(component_class.__init__).parameters  # a file may have a removed option as null
+        accepted = inspect.signature(component_class.__init__).parameters
         # A user's class may call an argument by one of our earlier names.
         names = earlier_names.MODEL | {name: name for name in accepted}
         arguments = ((names.get(name) or name, value) for name, value in config["init_args"].items())
+        # A file may have a removed option as null.
         init_args = {name: _revive(value) for name, value in arguments if name in accepted or value is not None}
         try:
             return component_class(**init_args)

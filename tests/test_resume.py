@@ -19,7 +19,7 @@ from captioning.errors import InputError
 from captioning.inference import load
 from captioning.training import CaptioningModule, Unfreeze, WarmupCosine
 from captioning.training.callbacks import ResumableEarlyStopping, StopOnRequest
-from captioning.training.resume import check_settings
+from captioning.training.resume import compare_settings
 
 STEPS, EPOCHS = 7, 3  # steps of an epoch
 
@@ -323,11 +323,11 @@ def test_settings_that_decide_the_state_of_training_cannot_change(section, name,
     progress = {"current": {"ready": 0}, "is_last_batch": True}
     checkpoint = {"loops": {"fit_loop": {"epoch_loop.batch_progress": progress}}, "processes": 1}
     checkpoint["captioning"] = {"settings": settings("old")}
-    check_settings(checkpoint, settings("old"))
+    compare_settings(checkpoint, settings("old"))
     with pytest.raises(
         InputError, match=rf"^model\.{section}.* cannot change to {value} in a resumed run; keep old, or"
     ):
-        check_settings(checkpoint, settings(value))
+        compare_settings(checkpoint, settings(value))
 
 
 @pytest.mark.slow

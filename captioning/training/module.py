@@ -263,5 +263,5 @@ class CaptioningModule(pl.LightningModule):
         content = checkpoint.get("captioning", {})
         check_tokenizer(tokenizer_from(content.get("tokenizer")), self.data.vocabulary.tokenizer)
         check_vocabulary("the checkpoint's", content.get("vocabulary") or (), self.data.vocabulary)
-        resume.check_settings(checkpoint, self.settings | {"processes": self.trainer.world_size})
+        resume.compare_settings(checkpoint, self.settings | {"processes": self.trainer.world_size})
         self._random_state = checkpoint["random_state"]

@@ -78,7 +78,7 @@ def rewind(checkpoint: dict[str, Any]) -> None:
         epochs["completed"] = epochs["processed"]
 
 
-def check_settings(checkpoint: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+def compare_settings(checkpoint: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     """Print the settings that differ from the checkpoint's. Raises InputError if one does not fit its state."""
     ignored = (*STORAGE_SETTINGS, "init_from")
     saved, new = flatten(checkpoint.get("captioning", {}).get("settings") or {}, ignored), flatten(settings, ignored)

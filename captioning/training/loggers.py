@@ -1,4 +1,4 @@
-"""The loggers of a run, from their settings to their end, and everything about wandb."""
+"""The loggers of a run, from their settings to their end; everything about wandb; the files in ``figures/``."""
 
 import inspect
 import os

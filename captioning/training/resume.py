@@ -70,12 +70,12 @@ def rewind(checkpoint: dict[str, Any]) -> None:
     is_inside_epoch = batches["current"]["ready"] > 0 and not batches["is_last_batch"]
     lacks_end = batches["is_last_batch"] and batches["current"]["completed"] < batches["current"]["ready"]
     for span, epochs in loop["epoch_progress"].items():
-        if is_inside_epoch and epochs["processed"] == epochs["started"]:  # max_steps or max_time cut it short
-            epochs["processed"] -= 1
-        elif lacks_end:  # saved after the epoch's last batch, before Lightning counted the batch and the epoch
-            epochs["processed"] = epochs["started"]
-            batches[span]["completed"] += 1
-        epochs["completed"] = epochs["processed"]
+        is_counted = epochs["processed"] == epochs["started"]
+        if is_inside_epoch and is_counted:  # max_steps or max_time cut it short
+            epochs["processed"] = epochs["completed"] = epochs["started"] - 1
+        elif lacks_end or (batches["is_last_batch"] and is_counted):  # saved before Lightning completed the epoch
+            epochs["processed"] = epochs["completed"] = epochs["started"]
+        batches[span]["completed"] += 1 if lacks_end else 0
 
 
 def compare_settings(checkpoint: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

@@ -55,6 +55,7 @@ def test_results_are_written_as_the_toolkit_takes_them_and_read_back(folder):
         ("{}", "expected .* got `object`"),
         ("[]", "holds no caption"),
         ("[1", "cannot be read as JSON"),
+        ('{"image_id": 1}\n{"image_id": 2}\n', "cannot be read as JSON .*; give a list as in predict_results.json$"),
         ('[{"image_id": 1, "caption": "a"}, {"caption": "b"}]', r"missing required field `image_id` - at `\$\[1\]`"),
         ('[{"image_id": "1", "caption": "a"}]', "Expected `int`, got `str`"),
         ('[{"image_id": 1, "caption": "a"}, {"image_id": 1, "caption": "a"}]', "image_id 1 has two captions"),
@@ -87,6 +88,7 @@ def test_references_of_karpathy_are_of_the_split_and_keep_their_tokens(tmp_path)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
+        ("image,caption\n", "cannot be read as JSON .*; give COCO's or Karpathy's JSON file$"),
         ("[]", "no references, expected COCO's annotations or Karpathy's images"),
         ('{"annotations": [{"image_id": 1, "caption": " . "}]}', "holds no caption"),
         ('{"annotations": [{"image_id": 1, "category_id": 3}]}', "missing required field `caption`"),

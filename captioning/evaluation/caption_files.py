@@ -125,7 +125,8 @@ def write_results(path: Path, images: Sequence[CaptionedImage]) -> None:
 def read_results(path: Path) -> dict[int, str]:
     """Return the captions of a results file by image id. Raises InputError if an image has two captions."""
     captions: dict[int, str] = {}
-    for entry in convert(path, read_json(path), list[CaptionEntry], '[{"image_id": 17, "caption": "a dog"}, ..]'):
+    content = read_json(path, "give a list as in predict_results.json")
+    for entry in convert(path, content, list[CaptionEntry], '[{"image_id": 17, "caption": "a dog"}, ..]'):
         if entry.image_id in captions:
             raise InputError(f"{path}: image_id {entry.image_id} has two captions; only one is allowed")
         captions[entry.image_id] = entry.caption
@@ -140,7 +141,7 @@ def read_references(path: Path, *, split: str, tokenizer: Tokenizer) -> dict[int
     Karpathy's file (``dataset_coco.json``) is read as by ``KarpathySource``; COCO's (``captions_val2017.json``) holds
     one split. References without a word are left out. Raises InputError for another format, or without references.
     """
-    content = read_json(path)
+    content = read_json(path, "give COCO's or Karpathy's JSON file")
     references: dict[int, list[list[str]]] = {}
     if isinstance(content, dict) and "annotations" in content:
         for entry in convert(path, content["annotations"], list[CaptionEntry], "COCO's annotations"):

@@ -54,8 +54,7 @@ class EvidenceGuidance(Guidance):
     """KL(evidence || alphas): attention learns to look where the word will come from (``Output.location_logits``).
 
     The evidence is the target and gets no gradient; for a summed output, too, it is the softmax of the logits, not the
-    posterior. Function words are left out: the weak evidence for a word such as
-    "a" lies anywhere, often in a corner.
+    posterior. Function words are left out: the weak evidence for a word such as "a" lies anywhere, often in a corner.
 
     Args:
         weight: As in ``Guidance``.
